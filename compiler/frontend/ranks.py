@@ -33,6 +33,7 @@ def require_divisible(config: ModelConfig, num_ranks: int) -> None:
         "is an encoder": not config.is_causal,
         "hears speech": config.hearing is not None,
         "sees images": config.vision is not None,
+        "hears audio in conversations": config.listening is not None,
         "has a classification head": config.classes is not None,
         f"is of the family {config.family}, whose layers have no such division yet": family is not None and not family.divides,
     }

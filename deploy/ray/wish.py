@@ -21,8 +21,8 @@ BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
 KEY_BYTES = 8
 
-# The fields of a body that become its prompt, in the order in which templates write them.
-BEFORE = ("model", "system", "instructions", "tools", "functions")
+# The fields of a body that its pages depend on: those that become its prompt, in the order in which templates write them, and the salt.
+BEFORE = ("cache_salt", "model", "system", "instructions", "tools", "functions")
 TURNS = ("messages", "input", "prompt", "contents", "token_ids")
 SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 
@@ -133,7 +133,8 @@ def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
 
 
 def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
-    """Return the key chain of a request's prompt. Prompts of other tenants have other keys, as their pages have."""
+    """Return the key chain of a request's prompt. Prompts of other tenants, and with other cache salts, have other keys, as their pages
+    have."""
     turns = next((fields[name] for name in TURNS if name in fields), None)
     text = msgspec.json.encode([tenant, *(fields.get(name) for name in BEFORE)])
     text += msgspec.json.encode(turns)[: MOST_KEYS * BLOCK]

@@ -53,13 +53,15 @@ class JsonScan:
         self._is_inside = not outside.endswith(b'"')
         marks = outside.translate(None, NO_MARKS)
         self.num_commas += marks.count(b",")
-        self.num_parts += num_texts - began_inside + marks.count(b"[") + marks.count(b"{")
-        steps = np.frombuffer(marks.translate(KINDS, b","), np.int8)
-        if len(steps):
-            depths = np.cumsum(steps, dtype=np.int64) + self.depth
-            self.depth = int(depths[-1])
-            if depths.max() > MAX_DEPTH:
-                raise ApiError(INVALID_JSON, f"the JSON nests deeper than {MAX_DEPTH} levels")
+        num_opened = marks.count(b"[") + marks.count(b"{")
+        self.num_parts += num_texts - began_inside + num_opened
+        if self.depth + num_opened <= MAX_DEPTH:  # no level of the piece is too deep, in whatever order it opens and closes them
+            self.depth += num_opened - marks.count(b"]") - marks.count(b"}")
+            return
+        depths = np.cumsum(np.frombuffer(marks.translate(KINDS, b","), np.int8), dtype=np.int64) + self.depth
+        self.depth = int(depths[-1])
+        if depths.max() > MAX_DEPTH:
+            raise ApiError(INVALID_JSON, f"the JSON nests deeper than {MAX_DEPTH} levels")
 
     def _check(self) -> None:
         for num, limit, what in (

@@ -161,12 +161,14 @@ class OverHttp:
     """Sends streaming requests to `/v1/completions`. The arrival time of a token is that of its event; a token that completes no character
     has no event, unless it is the last."""
 
-    def __init__(self, url: str, model: str, *, temperature: float) -> None:
+    def __init__(self, url: str, model: str, *, temperature: float, cache_salt: str = "") -> None:
+        """With a `cache_salt`, prompts share no prefix cache with those of drivers that have another one."""
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None, url
         self._address = parts.hostname, parts.port
         self._body: dict[str, Any] = {"model": model, "temperature": temperature, "ignore_eos": True}
         self._body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}  # other servers ignore the second one
+        self._body |= {"cache_salt": cache_salt} if cache_salt else {}
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         return asyncio.run(self._run(prompts, late))

@@ -37,7 +37,7 @@ def test_the_first_difference_changes_all_later_keys() -> None:
     assert same.index(False) == same.count(True) == 1000 // BLOCK + 1  # the fields before the prompt fill up the fourth block
 
 
-@pytest.mark.parametrize("change", [{"model": "other"}, {"system": "other"}, {"tools": [{"name": "other"}]}])
+@pytest.mark.parametrize("change", [{"model": "other"}, {"system": "other"}, {"tools": [{"name": "other"}]}, {"cache_salt": "other"}])
 def test_what_comes_before_the_turns_is_part_of_all_keys(change: dict[str, Any]) -> None:
     plain = {"model": "demo", "messages": conversation("a" * 900)}
     assert keys_of(**plain)[0] != keys_of(**(plain | change))[0]

@@ -5,8 +5,9 @@
     N clients      tokens per second of the fleet, as a share of those of one server
 
 One server with all cores answers one client sooner than a replica with a part of them. That difference is printed separately. All three
-run in turns, and each figure is a median of the rounds. The whole fleet is on this machine: Ray's own processes, proxy, ingress and two
-replicas share the cores that the one server has for itself.
+run in turns, and each figure is a median of the rounds. They get the same prompts, each with a cache salt of its own, so that none finds
+what another has cached: the first token of some prompts has no text, and their first event arrives one token later. The whole fleet is on
+this machine: Ray's own processes, proxy, ingress and two replicas share the cores that the one server has for itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
+from deploy.bench.serving.drive import Driver, OverHttp, Prompt, Stream, served
 from server.models.state import ModelSpec
 from tests.deploy.ray.cluster import running_fleet
 
@@ -55,28 +56,27 @@ def prompts(seed: str, count: int, num_new: int) -> list[Prompt]:
     return [Prompt(tuple(random.Random(f"{seed} {at}").choices(range(3, VOCAB), k=PROMPT_TOKENS)), num_new) for at in range(count)]
 
 
-def run_round(server: OverHttp, replicas: Sequence[OverHttp], fleet: OverHttp, number: int, num_clients: int, num_new: int) -> Round:
+def run_round(server: Driver, replicas: Sequence[Driver], fleet: Driver, number: int, num_clients: int, num_new: int) -> Round:
     streams: list[list[Stream]] = [[], [], []]
     for at in range(NUM_ALONE):
         targets = server, replicas[at % len(replicas)], fleet
-        for place, (driver, found) in enumerate(zip(targets, streams, strict=True)):
-            found += driver.run(prompts(f"{number} alone {at} {place}", 1, num_new))
-    rates = [_rate(driver, prompts(f"{number} {place}", num_clients, num_new)) for place, driver in enumerate((server, fleet))]
+        prompt = prompts(f"{number} alone {at}", 1, num_new)
+        for driver, found in zip(targets, streams, strict=True):
+            found += driver.run(prompt)
+    together = prompts(f"{number} together", num_clients, num_new)
+    rates = [_rate(driver, together) for driver in (server, fleet)]
     return Round(_alone(streams[0]), _alone(streams[1]), _alone(streams[2]), server_rate=rates[0], fleet_rate=rates[1])
 
 
 def _alone(streams: Sequence[Stream]) -> Alone:
-    return Alone(statistics.median(one.ttft_s for one in streams) * 1e3, statistics.median(map(_per_token_s, streams)) * 1e3)
+    first_s, token_s = (statistics.median(found) for found in ([one.ttft_s for one in streams], [1 / one.decoding_rate for one in streams]))
+    return Alone(first_s * 1e3, token_s * 1e3)
 
 
-def _rate(driver: OverHttp, together: Sequence[Prompt]) -> float:
+def _rate(driver: Driver, together: Sequence[Prompt]) -> float:
     began_s = time.perf_counter()
     streams = driver.run(together)
     return sum(stream.num_tokens for stream in streams) / (time.perf_counter() - began_s)
-
-
-def _per_token_s(stream: Stream) -> float:
-    return (stream.times_s[-1] - stream.times_s[0]) / max(1, stream.num_tokens - 1)
 
 
 def figures_of(rounds: Sequence[Round], num_clients: int) -> list[Figure]:
@@ -117,6 +117,7 @@ def main(arguments: Sequence[str]) -> None:
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
     pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1}
     with served(ModelSpec(NAME, options.model)) as url, running_fleet(cache, {"replicas": pool}, 2, has_haproxy=options.haproxy) as cluster:
-        server, fleet, *replicas = (OverHttp(one, NAME, temperature=0.0) for one in (url, cluster.url, *cluster.servers().values()))
+        urls = url, cluster.url, *cluster.servers().values()
+        server, fleet, *replicas = (OverHttp(one, NAME, temperature=0.0, cache_salt=one) for one in urls)
         rounds = [run_round(server, replicas, fleet, number, options.clients, options.tokens) for number in range(options.rounds + 1)]
     report(figures_of(rounds[1:], options.clients), as_json=options.json)  # the first round warms up

@@ -58,12 +58,24 @@ def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
         pytest.param(b'"' + b"\\n" * (MAX_ESCAPES + 1) + b'"', BODY_TOO_COMPLEX, id="escapes"),
         pytest.param(b"[" * (MAX_DEPTH + 1), INVALID_JSON, id="depth"),
         pytest.param(b'{"a":' * (MAX_DEPTH + 1), INVALID_JSON, id="depth of objects"),
+        pytest.param(b"[" + b"[]," * MAX_DEPTH + b"[" * MAX_DEPTH, INVALID_JSON, id="depth behind shallow lists"),
     ],
 )
 def test_too_much_is_refused_before_it_is_parsed(data, kind):
     with pytest.raises(ApiError) as caught:
         JsonScan().feed(data)
     assert caught.value.kind is kind
+
+
+def test_levels_of_earlier_pieces_count():
+    found = JsonScan()
+    found.feed(b"[" * (MAX_DEPTH - 1))
+    found.feed(b"[]," * (MAX_DEPTH + 1))
+    assert found.depth == MAX_DEPTH - 1
+    found.feed(b"[")
+    with pytest.raises(ApiError) as caught:
+        found.feed(b"[")
+    assert caught.value.kind is INVALID_JSON
 
 
 def test_what_is_allowed_passes():

@@ -88,3 +88,8 @@ def test_tokens_before_the_first_text_are_counted_if_the_server_tells(in_each_ev
 
 def test_a_speed_counts_the_tokens_between_the_times_it_divides_by() -> None:
     assert Stream(0.0, 9, [1.0, 2.0, 4.0], num_at_first=3).decoding_rate == pytest.approx(2.0)
+
+
+def test_other_servers_get_no_salt() -> None:
+    bodies = [OverHttp("http://127.0.0.1:1", "m", temperature=0.0, cache_salt=salt)._body for salt in ("", "s")]
+    assert [body.get("cache_salt") for body in bodies] == [None, "s"]
