@@ -1,6 +1,10 @@
-"""Count the bytes of each part of the runtime, and hold the arena that the planned tensors of all functions share."""
+"""Count the bytes of each part of the runtime, and hold the memory of the planned tensors: an arena that all functions share, and a block
+for calls in parts."""
 
 from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from runtime.device.base import Device, Memory
 from runtime.errors import OutOfMemory
@@ -103,3 +107,30 @@ class Arena:
         """Grow the arena now, so that the first call need not."""
         self.enter(num_bytes)
         self.leave()
+
+
+class Aside:
+    """The block of memory that takes the place of the arena in a call in parts, since other calls use the arena between its parts. It grows
+    to the largest demand and never shrinks. One call at a time uses it."""
+
+    def __init__(self, account: MemoryAccount, device: Device) -> None:
+        self._account = account
+        self._device = device
+        self._block = device.allocate(0)
+        self._is_used = False
+
+    @contextmanager
+    def entered(self, num_bytes: int) -> Generator[Memory]:
+        """Lend the memory to a call. It is not initialised."""
+        assert not self._is_used, "two calls in parts at the same time"
+        if num_bytes > self._block.num_bytes:
+            self._account.check("calls in parts", num_bytes)
+            self._block = self._device.allocate(0)  # free the old block before the new one is allocated
+            self._account.resize("calls in parts", 0)
+            self._block = self._device.allocate(num_bytes)
+            self._account.resize("calls in parts", num_bytes)
+        self._is_used = True
+        try:
+            yield self._block
+        finally:
+            self._is_used = False

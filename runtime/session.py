@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from runtime.device.base import Device, Tensor
 from runtime.device.registry import open_device
 from runtime.executable import Executable
 from runtime.memory import MemoryAccount
+from runtime.parts import InParts
 from runtime.vm.builtins import BUILTINS
 from runtime.vm.machine import Machine
 from runtime.vm.profile import Profile
@@ -71,8 +72,7 @@ class Session:
         without `keep_last`. If the function changes a parameter in place, it changes the caller's array."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
-                self.device.use_thread()
-                self._pinned_thread = threading.get_ident()
+                self._use_thread()
             called, given = self._machine.function(function), args
             for arg in args:
                 if not isinstance(arg, self._tensor_type):
@@ -84,6 +84,29 @@ class Session:
                     if given[i] is not args[i]:
                         np.copyto(args[i], self.device.download(given[i]))
             return result if views or isinstance(result, np.ndarray) else self.download(result)
+
+    def in_parts(self, function: str, *args: Any) -> InParts[Any]:
+        """Call a function in parts: yield between two parts, and return arrays, which belong to the caller. Other calls may run meanwhile,
+        but no second one in parts. Closing the generator ends the call early. Arrays must not change meanwhile, and what the function
+        changes in place must be a tensor of the device."""
+        with self._lock:
+            called = self._machine.function(function)
+            given = [self._uploaded(arg) for arg in args]
+        assert all(given[i] is args[i] for i in called.written), f"{function} changes arrays that are not on the device"
+        with closing(called.in_parts(given)) as parts:
+            while True:
+                with self._lock:
+                    if self._pinned_thread != threading.get_ident():
+                        self._use_thread()
+                    try:
+                        next(parts)
+                    except StopIteration as end:
+                        return self.download(end.value)
+                yield
+
+    def _use_thread(self) -> None:
+        self.device.use_thread()
+        self._pinned_thread = threading.get_ident()
 
     def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the arguments with arrays as tensors of the device."""

@@ -1,5 +1,5 @@
-"""Encode excerpts of images or recordings before a step of the engine. The rows of an excerpt are the vectors that take the places of its
-tokens; those of the most recently used excerpts are kept.
+"""Encode excerpts of images or recordings in parts, between which the engine runs steps. The rows of an excerpt are the vectors that take
+the places of its tokens; those of the most recently used excerpts are kept.
 """
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from server.engine.step_model import Seen
+from runtime.parts import InParts, OneAtATime
+from server.engine.step_model import Excerpts, Seen
 from server.messages import Excerpt
 
 KEPT_BYTES = 64 << 20  # most bytes of rows kept for later chunks, resumed sequences and other requests that have the same excerpt
@@ -25,28 +27,49 @@ class ExcerptEncoder(ABC):
     def __init__(self, row_size: int) -> None:
         self._row_size = row_size
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # least recently used first
+        self._begun = OneAtATime[list[Rows]]()
 
     @abstractmethod
-    def rows_of(self, excerpts: Iterable[Any]) -> Iterable[Rows]:
-        """Return the rows of each excerpt, in the order of its tokens."""
+    def rows_of(self, excerpts: Sequence[Any]) -> InParts[list[Rows]]:
+        """Encode excerpts in parts: yield between two parts, and return the rows of each excerpt, in the order of its tokens."""
+
+    def is_encoded(self, key: bytes) -> bool:
+        """Return whether the rows of an excerpt are kept. Another thread may ask while this one encodes."""
+        return key in self._kept
+
+    def encode(self, excerpts: Excerpts) -> bool:
+        """Run the next part of encoding some excerpts. If others have begun, drop those. Return whether the rows are there."""
+        keys = tuple(excerpts)
+        found = self._begun.advance(keys, lambda: self.rows_of(tuple(excerpts.values())))
+        if found is None:
+            return False
+        self._kept |= zip(keys, found, strict=True)
+        self._trim(keys)
+        return True
 
     def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
         """Return, for a step, the indices of the tokens that belong to excerpts, [tokens], and the rows that take their places,
-        [tokens, row_size]."""
+        [tokens, row_size]. Rows that are not kept are computed now."""
         if not seen:
             return np.empty(0, np.int32), np.empty((0, self._row_size), np.float32)
-        found = {one.key: rows for one in seen if (rows := self._kept.get(one.key)) is not None}
-        unknown: dict[bytes, Excerpt] = {one.key: one.excerpt for one in seen if one.key not in found}
-        found |= zip(unknown, self.rows_of(unknown.values()), strict=True)
-        for key, rows in found.items():
-            self._kept[key] = rows
-            self._kept.move_to_end(key)
-        num_bytes = sum(rows.nbytes for rows in self._kept.values())
-        while num_bytes > KEPT_BYTES and len(self._kept) > 1:
-            _, rows = self._kept.popitem(last=False)
-            num_bytes -= rows.nbytes
+        unknown: dict[bytes, Excerpt] = {one.key: one.excerpt for one in seen if one.key not in self._kept}
+        found = {one.key: self._kept[one.key] for one in seen if one.key not in unknown}
+        while unknown and not self.encode(unknown):
+            pass
+        found |= {key: self._kept[key] for key in unknown}
+        self._trim(found)
         at = np.concatenate([np.arange(one.at, one.at + one.count, dtype=np.int32) for one in seen])
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
+
+    def _trim(self, used: Iterable[bytes]) -> None:
+        """Drop the rows of the least recently used excerpts, as long as there are too many bytes. `used` are the keys used now."""
+        spared = {key for key in used if key in self._kept}
+        for key in spared:
+            self._kept.move_to_end(key)
+        num_bytes = sum(rows.nbytes for rows in self._kept.values())
+        while num_bytes > KEPT_BYTES and len(self._kept) > len(spared):
+            _, rows = self._kept.popitem(last=False)
+            num_bytes -= rows.nbytes
 
 
 class BothEncoders(ExcerptEncoder):
@@ -56,10 +79,8 @@ class BothEncoders(ExcerptEncoder):
         super().__init__(row_size)
         self.encoders = encoders
 
-    def rows_of(self, excerpts: Iterable[Excerpt]) -> Iterable[Rows]:
-        wanted = list(excerpts)
-        by_kind = {
-            kind: iter(encoder.rows_of([excerpt for excerpt in wanted if isinstance(excerpt, kind)]))
-            for kind, encoder in self.encoders.items()
-        }
-        return [next(by_kind[type(excerpt)]) for excerpt in wanted]
+    def rows_of(self, excerpts: Sequence[Excerpt]) -> InParts[list[Rows]]:
+        found: list[Rows] = []
+        for kind, some in groupby(excerpts, type):
+            found += yield from self.encoders[kind].rows_of(tuple(some))
+        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from compiler.frontend.audio import Listening
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.listening import ENTRY, NEXT
 from deploy.model_loading.excerpts import ExcerptEncoder, Rows
+from runtime.parts import InParts
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from server.engine.step_model import ListeningLimits
@@ -35,16 +36,22 @@ class Listener(ExcerptEncoder):
         self._session = session
         self._listening = listening
 
-    def rows_of(self, excerpts: Iterable[Clip]) -> Iterable[Rows]:
-        return (self._encoded(clip) for clip in excerpts)
-
-    def _encoded(self, clip: Clip) -> Rows:
-        return heard(self._listening, clip, self._session.call, self._row_size)
+    def rows_of(self, excerpts: Sequence[Clip]) -> InParts[list[Rows]]:
+        found: list[Rows] = []
+        for clip in excerpts:
+            rows = yield from self._session.in_parts(ENTRY, *inputs_of(self._listening, clip))
+            found.append(rows_of_clip(clip, rows, self._row_size))
+        return found
 
 
 def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size: int = 0) -> Rows:
-    """Return the rows of a clip. `call` runs the program with this name. If rows of images are longer, zeros fill up those of audio."""
-    rows = call(ENTRY, *inputs_of(listening, clip))[: clip.num_tokens]
+    """Return the rows of a clip. `call` runs the program with this name."""
+    return rows_of_clip(clip, call(ENTRY, *inputs_of(listening, clip)), row_size)
+
+
+def rows_of_clip(clip: Clip, rows: Rows, row_size: int) -> Rows:
+    """Return the rows of a clip's tokens. If rows of images are longer, zeros fill up those of audio."""
+    rows = rows[: clip.num_tokens]
     found = np.zeros((len(rows), max(row_size, rows.shape[1])), np.float32)
     found[:, : rows.shape[1]] = rows
     return found

@@ -42,7 +42,11 @@ def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
 
 def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:
     """Return the rows of crops, each in the order of its tokens. `call` runs the program with this name."""
-    rows = call(ENTRY, *inputs_of(vision, crops))
+    return rows_by_crop(vision, crops, call(ENTRY, *inputs_of(vision, crops)))
+
+
+def rows_by_crop(vision: Vision, crops: Sequence[Crop], rows: Rows) -> list[Rows]:
+    """Return the rows of each crop, in the order of its tokens, if the program has returned `rows` for these crops."""
     parts = np.split(rows, np.cumsum([1 if vision.is_whole else crop.num_tokens for crop in crops])[:-1])
     if not vision.window:
         return [part.copy() for part in parts]

@@ -8,6 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from compiler.frontend.hearing import ENTRY as HEAR
+from compiler.frontend.listening import ENTRY as LISTEN
+from compiler.frontend.seeing import ENTRY as SEE
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.graphs import captured_launches
 from deploy.model_loading.known import carried
@@ -25,6 +28,7 @@ from server.messages import ErrorCode, Load
 
 WORKER_BYTES = 300 << 20  # memory of a worker without its model: interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30
+BESIDE = (HEAR, SEE, LISTEN)  # programs that a model may have beside the one of its mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,12 @@ def limit_of(load: Load, device: Limits) -> int:
 def wanted_plan(known: Compiled, device: Limits) -> Plan:
     """Plan the memory of a load, also if it exceeds what the load may take."""
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
-    step = executable.meta.functions[entry]
-    arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
-    weights_bytes = weights_of(step.weights) + sum(weights_of(f.weights) for f in _above(executable, entry))
+    step, others = executable.meta.functions[entry], _others(executable, entry)
+    # Functions after the step read its results in the arena, and steps run between the parts of an encoder.
+    arena_bytes = _arena_of(step) + sum(
+        max((_arena_of(f) for f in others if (f.name in BESIDE) is beside), default=0) for beside in (False, True)
+    )
+    weights_bytes = weights_of(step.weights) + sum(weights_of(f.weights) for f in others)
     graphs_bytes = device.launch_bytes * captured_launches(executable) if device.launch_bytes else 0
     room = limit_of(load, device) - weights_bytes - arena_bytes - graphs_bytes
     groups = tuple(
@@ -174,8 +181,8 @@ def _sum(counts: Sequence[int], each: Sequence[int]) -> int:
     return sum(count * num_bytes for count, num_bytes in zip(counts, each, strict=True))
 
 
-def _above(executable: Executable, entry: str) -> list[VMFunction]:
-    """Return the functions that run after the step and read its results in the arena."""
+def _others(executable: Executable, entry: str) -> list[VMFunction]:
+    """Return the functions beside the step that run while the model serves."""
     known = executable.meta.functions
     return [function for name, function in known.items() if name != entry and PREPARATION not in name]
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.layers.tower import COLOURS
+from compiler.frontend.seeing import ENTRY
 from compiler.frontend.vision import Vision
 from deploy.model_loading.excerpts import ExcerptEncoder, Rows
-from deploy.model_loading.patches import encoded, together
+from deploy.model_loading.patches import inputs_of, rows_by_crop, together
+from runtime.parts import InParts
 from runtime.session import Session
 from server.engine.step_model import SeeingLimits, Seen
 from server.messages import Crop
@@ -46,8 +48,14 @@ class Seer(ExcerptEncoder):
             return found
         return *found, np.repeat(np.array([one.last for one in seen], np.int32), [one.count for one in seen])
 
-    def rows_of(self, excerpts: Iterable[Crop]) -> Iterable[Rows]:
-        return (rows for crops in together(self._vision, excerpts) for rows in self._encoded(crops))
+    def rows_of(self, excerpts: Sequence[Crop]) -> InParts[list[Rows]]:
+        return encoded_in_parts(self._session, self._vision, excerpts)
 
-    def _encoded(self, crops: Sequence[Crop]) -> list[Rows]:
-        return encoded(self._vision, crops, self._session.call)
+
+def encoded_in_parts(session: Session, vision: Vision, crops: Iterable[Crop]) -> InParts[list[Rows]]:
+    """Run the program for some crops, in parts: yield between two parts, and return the rows of each crop."""
+    found: list[Rows] = []
+    for some in together(vision, crops):
+        rows = yield from session.in_parts(ENTRY, *inputs_of(vision, some))
+        found += rows_by_crop(vision, some, rows)
+    return found

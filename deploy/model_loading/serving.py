@@ -20,18 +20,30 @@ from deploy.model_loading.graphs import prepare
 from deploy.model_loading.known import carried
 from deploy.model_loading.listening import Listener, listening_limits
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode, Transcriber
-from deploy.model_loading.patches import encoded, together
-from deploy.model_loading.seeing import Seer, seeing_limits
+from deploy.model_loading.seeing import Seer, encoded_in_parts, seeing_limits
 from deploy.model_loading.weights import Bound
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, HeardGroup
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
+from runtime.parts import InParts, OneAtATime, whole
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.session import Session
 from runtime.spectrogram import AROUND, HOP
 from runtime.step_arguments import step_arguments
 from server.engine.axes import along_positions
-from server.engine.step_model import NO_ROWS, EmbedLimits, ExcerptLimits, GroupLimits, Heard, Logits, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import (
+    NO_ROWS,
+    EmbedLimits,
+    ExcerptLimits,
+    Excerpts,
+    GroupLimits,
+    Heard,
+    Logits,
+    Places,
+    Seen,
+    StepBatch,
+    StepLimits,
+)
 from server.interfaces import LoadError
 from server.messages import Clip, Crop, ErrorCode
 from server.stages.relay import Relay
@@ -110,14 +122,15 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
     """Run a step of one token; if `looks` is true, one with each medium that the model reads. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
-        seen = model.see([seeing.example]) if looks and seeing is not None else 0.0
+        seen = whole(model.see([seeing.example])) if looks and seeing is not None else 0.0
         return bool(np.isfinite(model.run([[0]], [None])).all() and np.isfinite(seen).all())
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     rows = (zero, NO_ROWS) if model.limits.generates else (NO_ROWS, zero)
     places = tuple(Places(zero, zero[None]) for _ in model.limits.groups)  # page 0, which no sequence owns
-    silence = np.zeros(HOP * model.limits.num_hops + AROUND, np.float32)
-    heard = (Heard(silence, 0.0, 0),) if model.limits.num_hops else ()
-    batch = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows, heard=heard)
+    silence = Heard(np.zeros(HOP * model.limits.num_hops + AROUND, np.float32), 0.0, 0)
+    while model.limits.num_hops and not model.encode(silence):
+        pass
+    batch = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows)
     examples = [limits.example for limits in model.limits.excerpts] if looks else []
     batches = [replace(batch, seen=(Seen(example, example.digest, 0, 0, 1),)) for example in examples] or [batch]
     return all(np.isfinite(model.download(model.run(one))).all() and np.isfinite(model.hidden()).all() for one in batches)
@@ -189,6 +202,12 @@ class _Stepping:
     def _call(self, entry: str, batch: StepBatch, *rows: NDArray[Any], stream: Vectors | None = None) -> Any:
         return self._session.call(entry, *arguments_of(batch, self._pool.groups, stream), *rows, *self._pool.arguments, views=True)
 
+    def is_encoded(self, key: bytes) -> bool:
+        return True  # a model that reads no excerpts
+
+    def encode(self, work: Excerpts | Heard) -> bool:
+        return True
+
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, keep_last=True))
 
@@ -206,15 +225,18 @@ class CompiledModel(_Stepping):
 
 
 class HearingModel(CompiledModel):
-    """A decoder that attends to audio. Before a step, it encodes the audio that begins in that step. Its hidden states are the attention of
-    tokens to the frames of their audio, [aligned heads * frames]."""
+    """A decoder that attends to audio, which it hears in parts. Its hidden states are the attention of tokens to the frames of their audio,
+    [aligned heads * frames]."""
 
-    def run(self, batch: StepBatch) -> Logits:
-        for heard in batch.heard:
-            self._hear(heard)
-        return super().run(batch)
+    def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
+        super().__init__(session, pool, limits)
+        self._begun = OneAtATime[bool]()
 
-    def _hear(self, heard: Heard) -> None:
+    def encode(self, work: Excerpts | Heard) -> bool:
+        assert isinstance(work, Heard), "a model that reads no excerpts"
+        return self._begun.advance(work, lambda: self._hear(work)) is not None
+
+    def _hear(self, heard: Heard) -> InParts[bool]:
         group, tensors = self._pool.groups[-1], self._pool.tensors[-1]
         assert isinstance(group, HeardGroup), group
         num_hops, size = self._limits.num_hops, len(heard.samples)
@@ -223,11 +245,13 @@ class HearingModel(CompiledModel):
         sounding = (np.arange(num_hops) < (size - AROUND) // HOP).astype(np.float32)[:, None]
         loudest = np.array([[heard.loudest]], np.float32)
         slots = np.arange(group.num_frames, dtype=np.int32) + heard.page * group.num_parts * PAGE_SIZE
-        self._session.call(HEAR, samples, loudest, sounding, slots, *tensors, views=True)
+        yield from self._session.in_parts(HEAR, samples, loudest, sounding, slots, *tensors)
+        return True
 
 
 class MultimodalModel(CompiledModel):
-    """A decoder that reads images or audio in conversations. Before a step, it encodes the excerpts that have tokens in that step."""
+    """A decoder that reads images or audio in conversations. Before a step, it encodes the excerpts that have tokens in that step, unless
+    they are encoded already."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits, encoder: ExcerptEncoder) -> None:
         super().__init__(session, pool, limits)
@@ -238,6 +262,13 @@ class MultimodalModel(CompiledModel):
         axes = (along_positions(batch.positions) if batch.axes is None else batch.axes,) if self._has_axes else ()
         logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows, *self._encoder.look(batch.seen), *axes)
         return Logits(logits)
+
+    def is_encoded(self, key: bytes) -> bool:
+        return self._encoder.is_encoded(key)
+
+    def encode(self, work: Excerpts | Heard) -> bool:
+        assert not isinstance(work, Heard), "a model that hears no windows of audio"
+        return self._encoder.encode(work)
 
 
 class StagedModel(CompiledModel):
@@ -294,10 +325,9 @@ class EncoderModel:
             segments.append((positions >= np.array(begins, np.int32)[text_ids]).astype(np.int32))
         return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)
 
-    def see(self, crops: Sequence[Crop]) -> Vectors:
+    def see(self, crops: Sequence[Crop]) -> InParts[Vectors]:
         assert self._vision is not None, "a model that embeds only texts"
-        rows = (encoded(self._vision, some, self._session.call) for some in together(self._vision, crops))
-        return np.concatenate([row for found in rows for row in found])
+        return np.concatenate((yield from encoded_in_parts(self._session, self._vision, crops)))
 
 
 Model = CompiledModel | HearingModel | EmbeddingModel | EncoderModel

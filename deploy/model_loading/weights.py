@@ -11,19 +11,13 @@ from pathlib import Path
 
 from compiler.bind import bind_ranks
 from compiler.frontend.errors import ModelError
-from compiler.frontend.hearing import ENTRY as HEAR
-from compiler.frontend.listening import ENTRY as LISTEN
-from compiler.frontend.seeing import ENTRY as SEE
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.known import carried
-from deploy.model_loading.plan import Planned
+from deploy.model_loading.plan import BESIDE, Planned
 from deploy.use import begin_use, remove_damaged
 from deploy.verification import damage_of
 
 log = logging.getLogger(__name__)
-
-
-BESIDE = (HEAR, SEE, LISTEN)  # programs that a model may have beside the one of its mode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ graph whose kernels read them. `runtime/device/registry.py` finds the device of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -132,6 +132,11 @@ class Region(Protocol):
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         """Run the launches. With `time_to`, run them one by one, and call `time_to` with each kernel's name and seconds."""
+        ...
+
+    def in_parts(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any]) -> Iterator[None]:
+        """Run the launches in parts, and yield between two parts. Other calls may run meanwhile, also of this region. A device on which all
+        launches take milliseconds may run them as one part."""
         ...
 
 

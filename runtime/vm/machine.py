@@ -6,7 +6,7 @@ instruction, or the index of the instruction to jump to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, assert_never
 
 from runtime.device.base import Code, Derive, Device, HeapHandle, Memory, Region, Tensor
@@ -27,7 +27,8 @@ from runtime.executable import (
     VMFunction,
 )
 from runtime.library import routine
-from runtime.memory import Arena, MemoryAccount
+from runtime.memory import Arena, Aside, MemoryAccount
+from runtime.parts import InParts
 from runtime.vm.matching import INT64, Item, Match, mentions_slots
 from runtime.vm.profile import Profile
 from runtime.vm.replay import Replay, result_of
@@ -67,6 +68,7 @@ class Function:
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
             raise InvalidProgram(f"{source.name}: the last instruction must return or jump to an instruction")
         self.regions: list[Region] = []
+        self.divided: dict[Step, Callable[[Frame], Iterator[None]]] = {}  # steps that a call in parts runs in parts
         # functions to call when weights are bound; regions store the addresses of weights
         self.on_bind: list[Callable[[list[Any]], None]] = []
         self._num_params = len(source.params)
@@ -140,10 +142,8 @@ class Function:
         registers = frame.registers
         registers[: self._num_inputs] = args
         self._match(registers, frame.heap, frame.heap_handle)
-        for i in self.written:
-            if not machine.device.is_writable(args[i]):
-                name = self.source.params[i].name
-                raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
+        if self.written:
+            self._check_written(args)
         frame.arena = machine.arena.enter(frame.heap[self._arena_slot], keep_last=keep_last)
         machine.depth += 1
         try:
@@ -158,6 +158,33 @@ class Function:
         if self._repeatable is None or machine.depth or keep_last or not self._prepare_replay(frame, args):
             self._frames.append(frame)
         return result
+
+    def in_parts(self, args: Sequence[Any]) -> InParts[Any]:
+        """Call with the bound weights in parts: yield between two parts, and return the result. Other calls may run meanwhile, but no
+        second one in parts."""
+        machine = self._machine
+        if len(args) != self._num_inputs or self._missing:
+            self._cannot_call(len(args))
+        frame = self._new_frame()
+        frame.registers[: self._num_inputs] = args
+        self._match(frame.registers, frame.heap, frame.heap_handle)
+        self._check_written(args)
+        with machine.aside.entered(frame.heap[self._arena_slot]) as frame.arena:
+            pc = 0
+            while pc != _RETURNED:
+                step, target = self._steps[pc], None
+                if step in self.divided:
+                    yield from self.divided[step](frame)
+                else:
+                    target = step(frame)
+                pc = pc + 1 if target is None else target
+            return _out_of(machine.device, frame.arena, frame.result)
+
+    def _check_written(self, args: Sequence[Any]) -> None:
+        for i in self.written:
+            if not self._machine.device.is_writable(args[i]):
+                name = self.source.params[i].name
+                raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
 
     def _prepare_replay(self, frame: Frame, args: Sequence[Any]) -> bool:
         """Let later calls repeat the call that used the frame, if its arguments have the layouts of the call before it. Return whether they
@@ -247,6 +274,7 @@ class Machine:
         self.device = device
         self.constants = [device.upload(constant) for constant in executable.constants]
         self.arena = Arena(account, device)
+        self.aside = Aside(account, device)
         self.no_arena = device.allocate(0)
         self.account = account
         self.depth = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -29,6 +30,10 @@ def region_step(loader: Loader, region: Region) -> Step:
         else:
             run(frame.heap_handle, frame.arena, frame.registers, machine.profile.add)
 
+    def in_parts(frame: Frame) -> Iterator[None]:
+        return captured.in_parts(frame.heap_handle, frame.arena, frame.registers)
+
+    loader.function.divided[step] = in_parts
     return step
 
 

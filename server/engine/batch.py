@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from server.engine.axes import along_positions, axes_of
 from server.engine.request import Sequence, among
 from server.engine.scheduling.scheduler import Item, Plan
-from server.engine.step_model import NO_ROWS, Heard, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, Places, Seen, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -37,7 +37,6 @@ class _Prepared:
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
-        self._hears = limits.num_hops > 0
         self._reads_excerpts = bool(limits.excerpts)
         self._has_axes = limits.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
@@ -95,7 +94,6 @@ class BatchBuilder:
             places=places,
             logit_rows=logit_rows,
             hidden_rows=hidden_rows,
-            heard=_heard(items, places) if self._hears else (),
             seen=_seen(items, query_starts) if self._reads_excerpts else (),
             axes=_axes(items, positions) if self._has_axes else None,
         )
@@ -137,16 +135,6 @@ class BatchBuilder:
             row[num_pages : num_shown[seq.slot]] = 0
             num_shown[seq.slot] = num_pages
         self._shown[seq.slot] = seq, seq.held.version
-
-
-def _heard(items: list[Item], places: tuple[Places, ...]) -> tuple[Heard, ...]:
-    """Return the audio of the sequences that begin in this step, and the pages to which the keys and values of its frames are written."""
-    pages = places[-1].page_tables[:, 0]
-    return tuple(
-        Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, int(page))
-        for item, page in zip(items, pages, strict=True)
-        if item.start == 0 and (audio := item.seq.request.submit.audio) is not None
-    )
 
 
 def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:

@@ -1,4 +1,5 @@
-"""The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images. API keys take turns as in generation.
+"""The engine of an encoder: embed whole texts in batches of a limited number of tokens, and images in parts, between which texts are
+embedded. API keys take turns as in generation.
 
 Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
 """
@@ -13,15 +14,16 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.parts import InParts
 from server.engine.scheduling.fair_queue import FairQueue
-from server.engine.scheduling.pace import UNKNOWN_S
+from server.engine.scheduling.pace import ALONE_S, UNKNOWN_S
 from server.engine.step_model import EmbedModel
 from server.messages import IDLE, Abort, Crop, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:
-    """A text, or an image, that waits to be embedded."""
+    """A text to embed, or an image."""
 
     embed: Embed
     rank: tuple[int, int, int]
@@ -37,19 +39,24 @@ class Text:
 
 
 class Embedder:
-    def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None]) -> None:
+    def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None], clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock` measures how long images are encoded."""
         assert model.limits.max_tokens >= model.limits.max_context, model.limits
         self._model = model
         self._publish = publish
+        self._clock = clock
         self._queue: FairQueue[Text] = FairQueue()
-        self._texts: dict[str, Text] = {}
+        self._images: FairQueue[Text] = FairQueue()
+        self._texts: dict[str, Text] = {}  # texts and images that wait, by request id
+        self._seen: list[Embed | None] = []  # images that are encoded together in `_parts`; None: it was aborted
+        self._parts: InParts[NDArray[np.float32]] | None = None
         self._num_arrived = 0
         self._paused = False
         self._has_announced = False
 
     @property
     def has_work(self) -> bool:
-        return bool(self._texts)
+        return bool(self._texts) or self._parts is not None
 
     def submit(self, submit: Submit) -> None:
         self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
@@ -74,65 +81,103 @@ class Embedder:
         text = Text(embed, (embed.priority, self._num_arrived, 0), num_tokens)
         self._num_arrived += 1
         self._texts[embed.request_id] = text
-        self._queue.push(text)
+        self._queue_of(text).push(text)
 
     def abort(self, abort: Abort) -> None:
         self._remove(abort.request_id)
+        self._seen = [None if embed is None or embed.request_id == abort.request_id else embed for embed in self._seen]
+        if self._parts is not None and not any(self._seen):
+            self._parts.close()
+            self._parts = None
 
     def pause(self, paused: bool) -> None:
         self._paused = paused
 
     def step(self) -> bool:
-        texts = [] if self._paused else self._take()
-        if not texts:
+        """Embed a batch of texts, and run parts of encoding images for at most ALONE_S, but at least one part. Texts of batch jobs wait for
+        images of other requests, and images of batch jobs for texts of other requests."""
+        if self._paused:
             return False
+        are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or _is_live(self._images)
+        texts = self._take(self._queue) if _is_live(self._queue) or not are_live else []
+        if texts:
+            self._announce()
+            self._answer(texts, self._model.run([embed.prompt_ids for embed in texts], [embed.second for embed in texts]))
+            if not are_live and texts[0].priority < IDLE:
+                return True
+        return self._see() or bool(texts)
+
+    def _see(self) -> bool:
+        """Go on with encoding images. Return whether a part has run."""
+        if self._parts is None:
+            images = self._take(self._images)
+            if not images:
+                return False
+            self._seen = [*images]
+            self._parts = self._model.see([embed.crop for embed in images if embed.crop is not None])
+        self._announce()
+        began = self._clock()
+        while self._parts is not None:
+            try:
+                next(self._parts)
+            except StopIteration as end:
+                self._answer(self._seen, end.value)
+                self._seen, self._parts = [], None
+            if self._clock() - began >= ALONE_S:
+                break
+        return True
+
+    def _announce(self) -> None:
         if not self._has_announced:  # the costs of steps are not measured
             self._has_announced = True
             self._publish(Step(UNKNOWN_S))
-        words = [text.embed for text in texts if text.embed.crop is None]
-        if words:
-            self._answer(words, self._model.run([embed.prompt_ids for embed in words], [embed.second for embed in words]))
-        images = [(text.embed, crop) for text in texts if (crop := text.embed.crop) is not None]
-        if images:
-            self._answer([embed for embed, _ in images], self._model.see([crop for _, crop in images]))
-        return True
 
     def close(self) -> None:
         """Do nothing: this engine holds no resources."""
 
-    def _answer(self, asked: Sequence[Embed], vectors: NDArray[np.float32]) -> None:
+    def _answer(self, asked: Sequence[Embed | None], vectors: NDArray[np.float32]) -> None:
         for embed, vector in zip(asked, vectors, strict=True):
-            self._publish(embedding_of(embed, [vector]))
+            if embed is not None:
+                self._publish(embedding_of(embed, [vector]))
 
     def _fault(self, crop: Crop) -> str:
         """Return why an image cannot be embedded, or ""."""
         seeing = self._model.limits.seeing
         return "this model embeds only texts" if seeing is None else seeing.fault(crop)
 
+    def _queue_of(self, text: Text) -> FairQueue[Text]:
+        return self._queue if text.embed.crop is None else self._images
+
     def _remove(self, request_id: str) -> None:
         text = self._texts.pop(request_id, None)
         if text is not None:
-            self._queue.remove(text)
+            self._queue_of(text).remove(text)
 
-    def _take(self) -> list[Text]:
+    def _take(self, queue: FairQueue[Text]) -> list[Embed]:
+        """Take the texts or images of a step out of their queue."""
         limits, now = self._model.limits, time.monotonic()
-        texts: list[Text] = []
+        taken: list[Embed] = []
         room = limits.max_tokens
-        while len(texts) < limits.max_seqs and (text := self._queue.head()) is not None:
+        while len(taken) < limits.max_seqs and (text := queue.head()) is not None:
             embed, num_tokens = text.embed, text.num_tokens
             expired = embed.deadline is not None and embed.deadline <= now
-            if not expired and num_tokens > room and texts:
+            if not expired and num_tokens > room and taken:
                 break
             self._remove(embed.request_id)
             if expired:
                 self._publish(Failed(embed.request_id, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text was embedded"))
                 continue
-            self._queue.charge(embed.fairness_key, num_tokens)
+            queue.charge(embed.fairness_key, num_tokens)
             room -= num_tokens
-            texts.append(text)
+            taken.append(embed)
             if embed.priority == IDLE:
                 break  # a text of a batch job runs alone or last, so that the next request waits for one text at most
-        return texts
+        return taken
+
+
+def _is_live(queue: FairQueue[Text]) -> bool:
+    """Return whether the next text or image in a queue belongs to a request that is not part of a batch job."""
+    return queue.first_priority is not None and queue.first_priority < IDLE
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:

@@ -1,7 +1,8 @@
-"""The engine: admit -> schedule -> run -> sample -> publish.
+"""The engine: admit -> schedule -> encode -> run -> sample -> publish.
 
-`Engine.step` runs these stages one after the other. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and
-schedules the next step while the device computes. `requests.Requests` holds the unfinished requests.
+`Engine.step` runs these stages one after the other. In the stage `encode`, a part of the images or audio is encoded for which sequences
+wait, for a limited time. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules the next step while
+the device computes. `requests.Requests` holds the unfinished requests.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step,
 from server.stages.relay import Relay
 
 LONG_S = 10.0  # if a step may take at least this long, the front is told so
+FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this factor with each briefer part
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Engine:
         the object that exchanges pages with other servers. `clock` measures the duration of steps, `deadline_clock` gives the time that
         deadlines are compared with."""
         self._cache_log = CacheLog(model.limits.groups) if logs_cache else None
-        self.scheduler = Scheduler(model.limits, pace, self._cache_log)
+        self.scheduler = Scheduler(model.limits, pace, self._cache_log, model.is_encoded)
         self.timing = Timing()
         self._model = model
         self._clock = clock
@@ -82,6 +84,7 @@ class Engine:
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
         self._has_announced = False
+        self._part_s = 0.0  # about the longest recent part of an encoding
 
     @property
     def has_work(self) -> bool:
@@ -106,21 +109,26 @@ class Engine:
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Run one step. Return False if no sequence could run and there was no page to exchange with another server."""
+        """Encode excerpts for a while, and run one step. Return False if there was nothing to encode, no sequence could run, and there was
+        no page to exchange with another server."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
         has_moved = self._move_pages(plan)
+        self._announce(plan)
+        encoding_s = self._encode(plan)
         if plan.items:
             launched = self._clock()
-            self._announce(plan)
             logits, kernel_s = self._run(self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
+        self.scheduler.observe_encoding(plan, encoding_s)
         self._publish()
-        return bool(plan.items) or has_moved
+        return bool(plan.items) or plan.encoding is not None or has_moved
 
     def _announce(self, plan: Plan) -> None:
         """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
+        if not plan.items and plan.encoding is None:
+            return
         limit_s = self.scheduler.limit_s(plan)
         if limit_s >= LONG_S or self._has_announced:
             self._has_announced = limit_s >= LONG_S
@@ -153,6 +161,20 @@ class Engine:
         for copy in plan.copies:
             self._model.copy_page(*copy)
         return self.exchange is not None and self.exchange.work()
+
+    def _encode(self, plan: Plan) -> float:
+        """Encode for as long as the pace allows before the step of a plan, but at least one part. Return the seconds that it took."""
+        if plan.encoding is None:
+            return 0.0
+        encoding, limit_s, began = plan.encoding, self.scheduler.encoding_s(plan), self._clock()
+        spent_s = 0.0
+        while True:
+            encoding.is_done = self._model.encode(encoding.work)
+            part_s = self._clock() - began - spent_s
+            spent_s += part_s
+            self._part_s = max(part_s, self._part_s * FADES)
+            if encoding.is_done or spent_s + self._part_s >= limit_s:
+                return spent_s
 
     def _run(self, batch: StepBatch) -> tuple[Logits, float]:
         started = self._clock()

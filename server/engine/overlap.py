@@ -25,19 +25,22 @@ class OverlappedEngine(Engine):
         self._requests.admit()
         plan = self._next_plan()
         has_moved = self._move_pages(plan)
+        self._announce(plan)
         if not plan.items:
             self._publish()
-            return has_moved
-        launched = self._clock()
-        self._announce(plan)
+            self.scheduler.observe_encoding(plan, self._encode(plan))
+            return plan.encoding is not None or has_moved
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:
+            encoding_s = self._encode(plan)
+            launched = self._clock()
             logits, kernel_s = self._run(batch)
         finally:
             outputs = self._helper.result()
         self._sample(plan, logits, outputs)
         self._record(plan, self._clock() - launched, kernel_s)
+        self.scheduler.observe_encoding(plan, encoding_s)
         return True
 
     def _next_plan(self) -> Plan:

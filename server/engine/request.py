@@ -118,6 +118,7 @@ class Sequence:
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
+    has_heard: bool = False  # its pages have the keys and values of its audio
     rank: tuple[int, int, int] = (0, 0, 0)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
     prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of the text's tokens so far; None: not requested for each token

@@ -7,7 +7,7 @@ keeps nothing between steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import ClassVar, NewType, Protocol
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.hops import tokens_of
+from runtime.parts import InParts
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from runtime.spectrogram import AROUND, HOP
 from server.messages import Clip, Crop, Excerpt
@@ -37,7 +38,10 @@ class Places:
     page_tables: NDArray[np.int32]  # [s, p] pages in order of position; entries before the window or beyond the context are 0
 
 
-@dataclass(frozen=True, slots=True)
+Excerpts = Mapping[bytes, Excerpt]  # excerpts by the keys of their rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Heard:
     """Audio that a model hears before the first step of a sequence."""
 
@@ -69,7 +73,6 @@ class StepBatch:
     places: tuple[Places, ...]  # one per cache group
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
-    heard: tuple[Heard, ...] = ()  # the audio of sequences that begin in this step
     seen: tuple[Seen, ...] = ()  # the excerpts that have tokens in this step, ascending
     # [t, 3] coordinates of each token, if the model reads three; None: each of the three is the token's position
     axes: NDArray[np.int32] | None = None
@@ -193,7 +196,7 @@ class StepLimits:
     embedding_size: int = 0  # elements of a hidden state; 0: the model gives none
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
-    hearing_cost: int = 0  # prompt tokens that take about as long as hearing a window of audio
+    hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
     excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
 
     @property
@@ -219,7 +222,16 @@ class StepModel(Protocol):
 
     def run(self, batch: StepBatch) -> Logits:
         """Append keys and values of all tokens, and return the logits [r, vocab] of the requested rows. A row depends only on its own
-        sequence."""
+        sequence. Excerpts that are not encoded yet are encoded first."""
+        ...
+
+    def is_encoded(self, key: bytes) -> bool:
+        """Return whether the rows of an excerpt are kept, so that `run` need not encode it. Another thread may ask meanwhile."""
+        ...
+
+    def encode(self, work: Excerpts | Heard) -> bool:
+        """Run the next part of encoding some excerpts, or of hearing audio. Other work that has begun is dropped. Return whether this was
+        the last part. Steps may run between two parts."""
         ...
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
@@ -273,6 +285,7 @@ class EmbedModel(Protocol):
         text. `seconds` says where the second text of a pair begins."""
         ...
 
-    def see(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
-        """Return one vector per image [n, embedding_size], not normalised. A row depends only on its own image."""
+    def see(self, crops: Sequence[Crop]) -> InParts[NDArray[np.float32]]:
+        """Return one vector per image [n, embedding_size], not normalised. A row depends only on its own image. `run` may be called between
+        two parts, but `see` may not."""
         ...

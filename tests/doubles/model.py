@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.sampling.meaning import sample, token_logprobs
+from runtime.parts import InParts
 from runtime.sampling import Logprobs, SampleBatch, Sampled
-from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
+from server.engine.step_model import EmbedLimits, Excerpts, GroupLimits, Heard, Logits, Places, StepBatch, StepLimits
 from server.messages import Crop
 
 History = NDArray[np.int32]  # the tokens of a sequence, up to the token whose logits are computed
@@ -62,6 +63,10 @@ class NullModel:
         self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # index of a group without a window
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
+        self.num_parts = 3  # parts of an encoding
+        self.encoded: set[bytes] = set()  # keys of the excerpts that are encoded
+        self._work: Excerpts | Heard | None = None  # what has begun
+        self._num_parts_left = 0
 
     @property
     def limits(self) -> StepLimits:
@@ -79,6 +84,19 @@ class NullModel:
 
     def hidden(self) -> NDArray[np.float32]:
         return self._hidden
+
+    def is_encoded(self, key: bytes) -> bool:
+        return key in self.encoded
+
+    def encode(self, work: Excerpts | Heard) -> bool:
+        if work is not self._work:
+            self._work, self._num_parts_left = work, self.num_parts
+        self._num_parts_left -= 1
+        if self._num_parts_left:
+            return False
+        self._work = None
+        self.encoded.update(() if isinstance(work, Heard) else work)
+        return True
 
     def _rows(self, batch: StepBatch, wanted: NDArray[np.int32], size: int, row_of: LogitsOf) -> NDArray[np.float32]:
         rows = np.empty((len(wanted), size), np.float32)
@@ -217,6 +235,7 @@ class NullEmbedModel:
     def __init__(self, limits: EmbedLimits, *, cost: StepTime | None = None) -> None:
         self._limits = limits
         self._cost = cost or StepTime()
+        self.num_parts = 2  # in which images are encoded
 
     @property
     def limits(self) -> EmbedLimits:
@@ -230,7 +249,9 @@ class NullEmbedModel:
         self._cost.spend(num_tokens)
         return np.stack([vector_of(np.asarray(tokens, np.int32)) for tokens in token_lists])
 
-    def see(self, crops: Sequence[Crop]) -> NDArray[np.float32]:
+    def see(self, crops: Sequence[Crop]) -> InParts[NDArray[np.float32]]:
+        for _ in range(self.num_parts - 1):
+            yield
         vector_of = hashed_logits(self._limits.embedding_size)
         return np.stack([vector_of(np.frombuffer(crop.pixels, np.uint8).astype(np.int32)) for crop in crops])
 

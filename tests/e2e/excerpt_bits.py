@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deploy.model_loading.excerpts import ExcerptEncoder
 from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel
 from server.messages import Clip, Crop, Load, SamplingParams, Submit
@@ -79,3 +80,30 @@ def check_excerpts_after_kills(rig: Callable[..., Rig], submits: Sequence[Submit
     submits = [msgspec.structs.replace(submit, params=msgspec.structs.replace(submit.params, prompt_logprobs=None)) for submit in submits]
     expected = {key: replace(outcome, prompt_logprobs=()) for key, outcome in alone.items()}
     check_after_kills(lambda _: rig(), submits, expected, most_steps=20, num_workers=3)
+
+
+def counted(encoder: ExcerptEncoder, monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """Return a list to which the encoder will add the excerpts that it encodes together."""
+    found, rows_of = list[list[Any]](), encoder.rows_of
+    monkeypatch.setattr(encoder, "rows_of", lambda excerpts: found.append([*excerpts]) or rows_of(excerpts))
+    return found
+
+
+def check_steps_between_parts(worker: Rig, submit: Submit, words: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    """Answer a request beside a stream that may not wait. A step of the stream runs between any two parts of encoding what the request
+    has. Return its outcomes."""
+    did, model, scheduler = list[str](), worker.engine._model, worker.engine.scheduler
+    for name in ("run", "encode"):
+        call = getattr(model, name)
+        monkeypatch.setattr(model, name, lambda given, call=call, name=name: did.append(name) or call(given), raising=False)
+    monkeypatch.setattr(scheduler.pace, "_max_gap_s", 0.0)
+    text = Submit("stream", tuple(words[:3]), SamplingParams(max_tokens=40, ignore_eos=True), audio=submit.audio)
+    if submit.audio is not None:
+        worker.engine.submit(text)
+        while not worker.outcomes:
+            worker.engine.step()
+        did.clear()
+    outcomes = worker.run([submit] if submit.audio is not None else [text, submit], per_step=1)
+    first, last = did.index("encode"), did.index("encode") + 2 * 20
+    assert did[first:last] == ["encode", "run"] * 20, did
+    return {key: outcome for key, outcome in outcomes.items() if key[0] == submit.request_id}

@@ -16,7 +16,7 @@ from deploy.model_loading.costs import step_of
 from server.engine.axes import along_positions
 from server.engine.worker import LoadedModel
 from server.messages import Crop, Embed, ErrorCode, Failed, SamplingParams, Submit
-from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, loaded_subject
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, check_steps_between_parts, counted, drawn_submits, loaded_subject
 from tests.e2e.excerpt_bits import model as model
 from tests.e2e.excerpt_bits import rig as rig
 from tests.e2e.excerpt_bits import subject as subject
@@ -86,16 +86,13 @@ def test_after_kills(rig, submits, alone) -> None:
 
 def test_images_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     """A crop is encoded once for all requests of one salt, and once more for another salt."""
-    encoded: list[int] = []
-    seer = model.step_model._encoder
-    encode = seer._encoded
-    monkeypatch.setattr(seer, "_encoded", lambda crops: encoded.append(len(crops)) or encode(crops))
+    encoded = counted(model.step_model._encoder, monkeypatch)
     worker, params = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     first = Submit("a", (1, *tokens_of(subject, crop(subject, 0)), 2), params, excerpts=(crop(subject, 0),))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
-    assert encoded == [1]
+    assert [len(crops) for crops in encoded] == [1]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
-    assert encoded == [1, 1]
+    assert [len(crops) for crops in encoded] == [1, 1]
 
 
 def test_equal_tokens_with_other_images_share_no_prefix(rig, subject) -> None:
@@ -123,22 +120,21 @@ def test_a_step_of_text_needs_no_coordinates(model) -> None:
     np.testing.assert_array_equal(*logits)
 
 
-def test_a_step_encodes_at_most_one_crop_if_crops_are_expensive(rig, submits, alone, model, monkeypatch) -> None:
-    (seeing,), counts = model.step_model.limits.excerpts, []
+def test_expensive_crops_are_encoded_one_after_another(rig, submits, alone, model, monkeypatch) -> None:
+    (seeing,) = model.step_model.limits.excerpts
     # Even a crop with a single token costs as much as a step's budget of prompt tokens.
     worker = rig(excerpts=(replace(seeing, cost=512 * seeing.example.num_tokens),))
-    seer = model.step_model._encoder
-    look = seer.look
-
-    def counted(seen):
-        counts.append(len({one.key for one in seen} - seer._kept.keys()))
-        return look(seen)
-
-    monkeypatch.setattr(seer, "look", counted)
+    encoded = counted(model.step_model._encoder, monkeypatch)
     given = [submit for submit in submits if submit.excerpts][:8]
     names = {submit.request_id for submit in given}
     same(worker.run(given), {key: outcome for key, outcome in alone.items() if key[0] in names})
-    assert max(counts) == 1
+    assert {len(crops) for crops in encoded} == {1}
+
+
+def test_a_stream_gets_tokens_between_the_parts_of_an_image(rig, submits, alone, monkeypatch) -> None:
+    submit = next(submit for submit in submits if submit.excerpts and submit.params.prompt_logprobs is None)
+    found = check_steps_between_parts(rig(), submit, range(5), monkeypatch)
+    same(found, {key: outcome for key, outcome in alone.items() if key[0] == submit.request_id})
 
 
 @pytest.mark.covering(together=1)

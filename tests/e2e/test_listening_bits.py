@@ -15,7 +15,7 @@ from runtime.spectrogram import HOP
 from server.audio.clips import clips_of
 from server.engine.worker import LoadedModel
 from server.messages import Clip, Crop, Embed, ErrorCode, Failed, Listening, SamplingParams, Submit
-from tests.e2e.excerpt_bits import check_excerpts_after_kills, drawn_submits, loaded_subject
+from tests.e2e.excerpt_bits import check_excerpts_after_kills, counted, drawn_submits, loaded_subject
 from tests.e2e.excerpt_bits import model as model
 from tests.e2e.excerpt_bits import rig as rig
 from tests.e2e.excerpt_bits import subject as subject
@@ -77,16 +77,13 @@ def test_after_kills(rig, submits, alone) -> None:
 
 def test_recordings_are_not_encoded_again(rig, subject, model, monkeypatch) -> None:
     """A clip is encoded once for all requests of one salt, and once more for another salt."""
-    encoded: list[int] = []
-    encoder = model.step_model._encoder
-    encode = encoder._encoded
-    monkeypatch.setattr(encoder, "_encoded", lambda one: encoded.append(one.num_tokens) or encode(one))
+    encoded = counted(model.step_model._encoder, monkeypatch)
     worker, params, one = rig(), SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), clip(model, 0)
     first = Submit("a", (1, *[subject.audio] * one.num_tokens, 2), params, excerpts=(one,))
     worker.run([first, msgspec.structs.replace(first, request_id="b", prompt_ids=(3, *first.prompt_ids))])
-    assert encoded == [one.num_tokens]
+    assert encoded == [[one]]
     worker.run([msgspec.structs.replace(first, request_id="c", cache_salt="other")])
-    assert encoded == [one.num_tokens] * 2
+    assert encoded == [[one]] * 2
 
 
 def test_equal_tokens_with_other_recordings_share_no_prefix(rig, subject, model) -> None:

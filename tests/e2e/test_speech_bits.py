@@ -14,6 +14,7 @@ from deploy.model_loading.load import load_model
 from runtime.spectrogram import AROUND, HOP
 from server.engine.worker import LoadedModel
 from server.messages import Audio, ErrorCode, Failed, Load, SamplingParams, Stamps, Submit
+from tests.e2e.excerpt_bits import check_steps_between_parts
 from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, outcomes_alone, same, shuffled
 from tests.e2e.test_group_bits import check_after_kills
 
@@ -77,13 +78,9 @@ def test_after_kills(rig, submits, alone) -> None:
     check_after_kills(lambda _: rig(), submits, alone, most_steps=20, num_workers=3)
 
 
-def test_a_step_hears_at_most_one_window(rig, submits, monkeypatch) -> None:
-    worker, counts = rig(hearing_cost=512), []  # as much as a step's budget of prompt tokens
-    run = worker.engine._model._model.run
-    monkeypatch.setattr(worker.engine._model, "run", lambda batch: counts.append(len(batch.heard)) or run(batch), raising=False)
-    worker.run(submits[:8])
-    assert max(counts) == 1
-    assert sum(counts) == 8
+def test_a_stream_gets_tokens_between_the_parts_of_a_window(rig, submits, alone, monkeypatch) -> None:
+    found = check_steps_between_parts(rig(), submits[0], (51, 52, 53), monkeypatch)
+    same(found, {key: outcome for key, outcome in alone.items() if key[0] == submits[0].request_id})
 
 
 @pytest.mark.parametrize(

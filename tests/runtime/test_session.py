@@ -39,6 +39,7 @@ from runtime.executable import (
     VMFunction,
 )
 from runtime.memory import MemoryAccount
+from runtime.parts import OneAtATime, whole
 from runtime.session import Session
 
 HOST = f"{ARCH}:"
@@ -243,6 +244,65 @@ def test_a_program_that_was_tampered_with_is_refused_or_loads(executable: Execut
         return
     with contextlib.suppress(RuntimeFault):
         Session(Executable(meta, executable.object_code, executable.constants), device_threads=1)
+
+
+# --- calls in parts ----------------------------------------------------------------------------------------------------
+
+
+def test_other_calls_run_between_the_parts_of_a_call(session: Session) -> None:
+    """Also calls of the same function, and of functions that use the same places of the arena."""
+    x, num_parts, begun = vector(50), 1, OneAtATime[np.ndarray]()
+    while (found := begun.advance("x", lambda: session.in_parts("plus_three", x))) is None:
+        num_parts += 1
+        assert np.array_equal(session.call("plus_three", x + num_parts), x + num_parts + 1 + 1 + 1)
+        assert np.array_equal(session.call("scaled", vector(900), 2.0), vector(900) * 2)
+    assert num_parts == 3, "one for each launch"
+    assert np.array_equal(found, x + 1 + 1 + 1)
+    session.call("plus_three", x + 7)
+    assert np.array_equal(found, x + 1 + 1 + 1), "the result is the caller's to keep"
+
+
+def test_what_a_step_left_in_the_arena_survives_the_parts_of_a_call(session: Session) -> None:
+    last = session.call("plus_three", vector(50), views=True)
+    whole(session.in_parts("plus_three", vector(1000)))
+    assert np.array_equal(session.download(last), vector(50) + 1 + 1 + 1)
+
+
+def test_a_call_in_parts_may_be_given_up(session: Session) -> None:
+    parts = session.in_parts("plus_three", vector(50))
+    next(parts)
+    parts.close()
+    assert np.array_equal(whole(session.in_parts("plus_three", vector(9))), vector(9) + 1 + 1 + 1)
+
+
+def test_a_call_in_parts_checks_its_arguments(session: Session) -> None:
+    with pytest.raises(BoundExceeded, match="n = 1001 is outside"):
+        whole(session.in_parts("plus_three", vector(1001)))
+    with pytest.raises(ArgumentMismatch, match=r"plus_three: expected 1 arguments \(x\), got 0"):
+        whole(session.in_parts("plus_three"))
+    with pytest.raises(ArgumentMismatch, match="bind its weights"):
+        whole(session.in_parts("weighted", vector(2)))
+    with pytest.raises(UnknownName, match="unknown function 'minus'"):
+        whole(session.in_parts("minus"))
+    assert whole(session.in_parts("plus_three", vector(1))) == [2]
+
+
+def test_functions_that_call_others_and_read_constants_run_in_parts(session: Session) -> None:
+    once, twice = whole(session.in_parts("twice", vector(9)))
+    assert np.array_equal(once, vector(9) + 1 + 1 + 1) and np.array_equal(twice, once + 1 + 1 + 1)
+    assert whole(session.in_parts("constant", vector(1))).tolist() == [2, 3, 4]
+
+
+def test_calls_in_parts_have_memory_beside_the_arena(executable: Executable) -> None:
+    account = MemoryAccount()
+    session = Session(executable, device_threads=1, memory=account)
+    session.call("plus_three", vector(100))
+    whole(session.in_parts("plus_three", vector(50)))
+    assert 0 < account.parts["calls in parts"] < account.parts["arena"]
+    account.limit = account.used
+    with pytest.raises(OutOfMemory, match="calls in parts"):
+        whole(session.in_parts("plus_three", vector(100)))
+    assert np.array_equal(whole(session.in_parts("plus_three", vector(3))), vector(3) + 1 + 1 + 1)
 
 
 # --- weights -----------------------------------------------------------------------------------------------------------

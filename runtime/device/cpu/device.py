@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,10 @@ class CpuRegion:
 
         return again
 
-    def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
+    def run(
+        self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None, launches: LaunchList | None = None
+    ) -> None:
+        """Run all launches, or `launches`, a part of them."""
         words = self._words
         for base, register in self._registers:
             tensor = registers[register]
@@ -95,14 +98,24 @@ class CpuRegion:
             words[base] = address_of(tensor)
         if self._arena is not None:
             words[self._arena] = arena.address
-        self._launches.heap[0] = heap
+        launches = launches or self._launches
+        launches.heap[0] = heap
         if time_to is None:
-            self._run(self._launches)
+            self._run(launches)
             return
-        for kernel, single in zip(self._kernels, self._launches.singles(), strict=True):
+        for number, kernel in enumerate(self._kernels):
+            single = self._launches.single(number)
+            single.heap[0] = heap
             start = time.perf_counter()
             self._run(single)
             time_to(kernel, time.perf_counter() - start)
+
+    def in_parts(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[None]:
+        """Run one launch at a time."""
+        for number in range(len(self._kernels)):
+            if number:
+                yield
+            self.run(heap, arena, registers, launches=self._launches.single(number))
 
 
 def open_device(

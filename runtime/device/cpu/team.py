@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
@@ -161,12 +161,11 @@ class LaunchList:
         self.bases[base] = address
         self._ahead.place(base, address)
 
-    def singles(self) -> Iterator[LaunchList]:
-        """Yield one launch list per record. All of them use the bases and the heap of `self`."""
-        for record in self._records:
-            single = LaunchList([record], 0)
-            single._fields[2:4] = self._fields[2:4]
-            yield single
+    def single(self, number: int) -> LaunchList:
+        """Return a launch list of one of the records, which uses the bases of `self`."""
+        single = LaunchList([self._records[number]], 0)
+        single._fields[2] = self._fields[2]
+        return single
 
 
 class Team:

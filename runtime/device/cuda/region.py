@@ -14,7 +14,7 @@ reads memory of other cards, each card waits until all cards have reached it; af
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -85,6 +85,10 @@ class CudaRegion:
             self.place(self._arena, arena)
         with self._card:
             self._run(heap.words, time_to)
+
+    def in_parts(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[None]:
+        self.run(heap, arena, registers)
+        yield from ()
 
     def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
         self._write(heap)

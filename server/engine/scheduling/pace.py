@@ -25,6 +25,7 @@ UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 IDLE_SHARE = 0.01  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone
 IDLE_STEP_SHARE = 0.1  # share of the time since the last step of other sequences that a step of idle sequences alone may take
+ALONE_S = 0.05  # longest encoding of excerpts between two looks at new requests, if nothing decodes
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -129,11 +130,15 @@ class Pace:
     def charge_idle(self, num_live: int, step_s: float) -> None:
         """Charge idle sequences for a step that they lengthened beside `num_live` tokens of others. The measured time is charged, because a
         prediction that is 10 % too low would slow down each step."""
+        self.charge_idle_further(num_live, max(step_s - self._costs(num_live), 0.0) if num_live else step_s)
+
+    def charge_idle_further(self, num_live: int, further_s: float) -> None:
+        """Charge idle sequences for time by which they lengthened a step of `num_live` tokens of others."""
         if num_live:
-            self._owed_s -= max(step_s - self._costs(num_live), 0.0)
+            self._owed_s -= further_s
             self._alone_s = 0.0
         else:
-            self._alone_s += step_s
+            self._alone_s += further_s
 
     def limit_s(self, num_tokens: int) -> float:
         return self._costs.limit_s(num_tokens)
@@ -143,13 +148,15 @@ class Pace:
         num_steps = num_tokens / min(self._chunk, num_tokens)
         return num_steps * self._costs(min(self._chunk, num_tokens))
 
-    def prefill_budget(self, num_decode: int) -> int:
-        """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences."""
+    def prefill_budget(self, num_decode: int, *, is_halved: bool = False) -> int:
+        """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences. With `is_halved`, leave half of
+        the longest gap for encoding excerpts."""
         most = self._max_tokens - num_decode
         chunk = min(self._chunk, most)
         if num_decode == 0 or chunk <= SMALLEST:
             return chunk
-        return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
+        gap_s = self._max_gap_s / 2 if is_halved else self._max_gap_s
+        return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, gap_s) - num_decode
 
     def idle_budget(self, num_live: int) -> int:
         """Return how many tokens of idle sequences a step may take. In a step with `num_live` tokens of other sequences, they may take the
@@ -164,6 +171,15 @@ class Pace:
         shortest_s = self._costs(1)
         longest_s = max(IDLE_STEP_S, 2 * shortest_s)
         return self._costs.most_tokens(1, most, min(max(IDLE_STEP_SHARE * self._alone_s, shortest_s), longest_s))
+
+    def encoding_s(self, num_tokens: int, num_decode: int) -> float:
+        """Return for how long excerpts may be encoded before a step of `num_tokens` tokens, so that its `num_decode` decoding sequences
+        wait for both at most `max_gap_s`, and no longer than is efficient: the step is a small share of both. If nothing decodes, return
+        the time of the step, so that prompts and excerpts share the machine, or the longest time after which new requests are looked at."""
+        step_s = self._costs(num_tokens) if num_tokens else 0.0
+        if num_decode == 0:
+            return max(ALONE_S, step_s)
+        return max(0.0, min(self._max_gap_s - step_s, step_s / (EFFICIENT - 1)))
 
     def context_tokens(self, context: int) -> int:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""

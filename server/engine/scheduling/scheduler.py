@@ -17,15 +17,15 @@ known. If a sequence ends or is parked before that, it is taken out of the open 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import ceil
 
 from msgspec import Struct
 
 from server.engine.request import Request, Sequence, Stage, among
 from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.cache_pool import CachePool, Copy
+from server.engine.scheduling.encoding import Encoding, EncodingQueue
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import StepLimits
@@ -43,8 +43,7 @@ class Item(Struct, eq=False):
     num_rows: int
     draws: bool  # a token is drawn from the last row
     is_prefill: bool
-    num_context: int  # cost of reading the context before this chunk, in prompt tokens, plus `num_encoding`
-    num_encoding: int = 0  # cost of encoding audio or images before the step, in prompt tokens
+    num_context: int  # cost of reading the context before this chunk, in prompt tokens
 
     @property
     def stop(self) -> int:
@@ -60,6 +59,7 @@ class Plan:
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
+    encoding: Encoding | None = None  # what to encode before the step, for as long as the pace allows
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
@@ -95,12 +95,20 @@ class Plan:
 
 
 class Scheduler:
-    def __init__(self, limits: StepLimits, pace: Pace | None = None, log: CacheLog | None = None) -> None:
+    def __init__(
+        self,
+        limits: StepLimits,
+        pace: Pace | None = None,
+        log: CacheLog | None = None,
+        is_encoded: Callable[[bytes], bool] = lambda _key: True,
+    ) -> None:
+        """`is_encoded` tells whether the rows of an excerpt, which have this key, are there."""
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
         self.pool = CachePool.of(limits, log)
         self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
         self.queue: FairQueue[Sequence] = FairQueue()  # sequences that wait, and running ones whose prompt is not computed yet
+        self.encoding = EncodingQueue(limits, self.pace, is_encoded)  # running sequences that wait for their images or audio
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
         self.paused = False
@@ -127,9 +135,8 @@ class Scheduler:
         """End a sequence at any stage. Its pages are free at once."""
         request = seq.request
         self._unplan(seq)
-        if seq in self.queue:
-            self.queue.remove(seq)
-        elif seq in request.followers:
+        self._dequeue(seq)
+        if seq in request.followers:
             request.followers.remove(seq)
         self._vacate(seq)
         seq.stage = Stage.FINISHED
@@ -140,8 +147,7 @@ class Scheduler:
     def park(self, seq: Sequence) -> None:
         """Take a sequence out of the batch until `resume`. If one of its rows is in flight, no token is drawn from that row."""
         self._unplan(seq)
-        if seq in self.queue:
-            self.queue.remove(seq)
+        self._dequeue(seq)
         self._vacate(seq)
         seq.stage = Stage.PARKED
 
@@ -181,9 +187,11 @@ class Scheduler:
         plan = self._open
         if self.paused:
             return plan
+        for seq in self.encoding.take_done():
+            self.queue.push(seq)
         if plan.num_idle and self._live_prompt_waits:
             self._withdraw_idle()
-        most = self.pace.prefill_budget(plan.num_decode)
+        most = self.pace.prefill_budget(plan.num_decode, is_halved=_is_live(self.encoding.first_priority))
         while (budget := self._left_of(most)) > 0 and (seq := self.queue.head(self._fresh_first)) is not None and seq not in plan.items:
             if seq.is_idle and self._left_for_idle() < 1:
                 break
@@ -191,6 +199,8 @@ class Scheduler:
                 self._plan_admitted(most)
                 break
             self._plan_prompt(seq, budget)
+            if seq in self.encoding:
+                continue  # other prompts run meanwhile
             if seq not in plan.items or not plan.items[seq].draws:
                 break  # this step has no budget, pages or rows for the rest of the prompt
         return plan
@@ -209,8 +219,7 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
-        first = self.queue.first_priority
-        return first is not None and first < IDLE
+        return _is_live(self.queue.first_priority) or _is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
@@ -221,6 +230,8 @@ class Scheduler:
     def settle(self, plan: Plan) -> Plan:
         """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""
         assert plan is self._open
+        if len(self.encoding) and not self.paused:
+            plan.encoding = self._next_encoding()
         for item in plan.items.values():
             if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so no token is drawn from it
                 assert item.num_rows == 1
@@ -238,15 +249,29 @@ class Scheduler:
         for item in plan.items.values():
             item.seq.num_awaited -= item.draws
 
+    def _next_encoding(self) -> Encoding | None:
+        """Return what to encode before the step of the open plan. Idle sequences take only what others leave."""
+        encoding = self.encoding.next()
+        return None if encoding is None or (encoding.seq.is_idle and self._left_for_idle() < 1) else encoding
+
     def observe(self, plan: Plan, step_s: float) -> None:
-        if not _encoding_cost(plan):  # otherwise most of the time went to audio or images, not to the step's tokens
-            self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
-        elif any(item.num_encoding and item.seq.is_idle for item in plan.items.values()):
-            self.pace.charge_idle(plan.num_tokens - plan.num_idle, step_s)
+        self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
+
+    def observe_encoding(self, plan: Plan, encoding_s: float) -> None:
+        """Learn how long excerpts were encoded before the step of a plan."""
+        if plan.encoding is not None and plan.encoding.seq.is_idle:
+            self.pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
+
+    def encoding_s(self, plan: Plan) -> float:
+        """Return for how long excerpts may be encoded before the step of a plan. One part always runs."""
+        if plan.encoding is not None and plan.encoding.seq.is_idle and plan.num_tokens > plan.num_idle:
+            return 0.0
+        return self.pace.encoding_s(plan.num_tokens, plan.num_decode)
 
     def limit_s(self, plan: Plan) -> float:
-        """Return how long the step of a plan may take before it counts as stalled."""
-        return self.pace.limit_s(plan.num_tokens + _encoding_cost(plan))
+        """Return how long the step of a plan, and the encoding before it, may take before it counts as stalled."""
+        cost = 0 if plan.encoding is None else plan.encoding.cost
+        return self.pace.limit_s(max(1, plan.num_tokens + cost))
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
@@ -263,10 +288,11 @@ class Scheduler:
     def _plan_decodes(self) -> None:
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
+        encoding = self.encoding if len(self.encoding) else ()
         left_for_idle: int | None = None  # found after the last sequence that is not idle
         for seq in list(self.running):
             num_tokens = len(seq.token_ids) + seq.num_awaited
-            if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue):
+            if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue) or seq in encoding:
                 continue  # its last token is awaited, or it was preempted just now, or its prompt is not computed
             count = self._whole(seq, min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens))
             if seq.is_idle:
@@ -281,8 +307,10 @@ class Scheduler:
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
-        count = self._affordable(seq, count, budget)
+        count = self.encoding.affordable(seq, count, budget)
         count = self._whole(seq, count)
+        if count > 0 and self._must_encode(seq, count):
+            return
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
             # A step has max_seqs rows at most. Rows that were computed before a preemption do not count.
@@ -303,35 +331,40 @@ class Scheduler:
                 self._plan_prompt(seq, budget)
 
     def _place(self, seq: Sequence, count: int, *, num_rows: int, is_prefill: bool = True) -> bool:
-        """Add the next `count` tokens of `seq` to the plan. Preempt worse-ranked sequences if pages are short. Return False if `seq` itself
-        was preempted."""
+        """Add the next `count` tokens of `seq` to the plan. Return False if `seq` was preempted, because pages are short."""
+        start = seq.num_computed
+        if not self._make_writable(seq, count):
+            return False
+        draws = start + count == len(seq.token_ids) + seq.num_awaited
+        wanted = num_rows if draws or seq.num_rows_known is not None else 0
+        assert draws <= wanted <= count, (seq, wanted)
+        # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
+        num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
+        self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context))
+        seq.num_computed += count
+        seq.num_awaited += draws
+        return True
+
+    def _make_writable(self, seq: Sequence, count: int) -> bool:
+        """Give `seq` pages for its next `count` tokens. Preempt worse-ranked sequences if pages are short. Return False if `seq` itself was
+        preempted."""
         start = seq.num_computed
         if start + count > seq.held.num_writable:
             while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
                 if not self._preempt_worst(seq):
                     return False
             self._open.copies += copies
-        draws = start + count == len(seq.token_ids) + seq.num_awaited
-        wanted = num_rows if draws or seq.num_rows_known is not None else 0
-        assert draws <= wanted <= count, (seq, wanted)
-        # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
-        num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
-        # a sequence that transcribes hears its window of audio before its first step
-        num_encoding = self.limits.hearing_cost * (start == 0) + self._excerpts_cost(seq, start, start + count)
-        self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context + num_encoding, num_encoding))
-        seq.num_computed += count
-        seq.num_awaited += draws
         return True
 
-    def _affordable(self, seq: Sequence, count: int, budget: int) -> int:
-        """Return how many of the next `count` prompt tokens to plan, so that they and the encoding of their images or audio take at most as
-        long as `budget` tokens. A chunk that begins with an excerpt may always have this one excerpt."""
-        start = seq.num_computed
-        for placed in among(seq.request.excerpts, start, start + count):
-            cut = placed.start - start
-            if cut > 0 and cut + self._excerpts_cost(seq, start, placed.stop) > budget:
-                return cut
-        return count
+    def _must_encode(self, seq: Sequence, count: int) -> bool:
+        """Let `seq` wait if its next `count` tokens read excerpts that are not encoded yet, or audio that is not heard yet. Return whether
+        it waits, or was preempted because there are no pages for its audio."""
+        if not self.encoding.must_wait(seq, count):
+            return False
+        if not self.encoding.hears(seq) or self._make_writable(seq, count):
+            self.queue.remove(seq)
+            self.encoding.push(seq, count)
+        return True
 
     def _whole(self, seq: Sequence, count: int) -> int:
         """Return how many of the next `count` tokens to plan, so that no excerpt is divided whose tokens attend to each other in
@@ -348,20 +381,6 @@ class Scheduler:
                 whole = placed.stop - start
                 return whole if whole <= self.limits.max_tokens - self._open.num_tokens else 0
         return count
-
-    def _excerpts_cost(self, seq: Sequence, start: int, stop: int) -> int:
-        """Return the cost, in prompt tokens, of encoding the excerpts of images or audio that begin in the tokens start .. stop - 1. If the
-        sequence begins within an excerpt, after tokens from the prefix cache, that excerpt is included."""
-        excerpts = seq.request.excerpts
-        if not excerpts or start >= excerpts[-1].stop:
-            return 0
-        begins = start == seq.num_reused
-        read = [placed.excerpt for placed in among(excerpts, start, stop) if placed.start >= start or begins]
-        cost = 0
-        for limits in self.limits.excerpts:
-            num_tokens = sum(excerpt.num_tokens for excerpt in read if isinstance(excerpt, limits.kind))
-            cost += ceil(self.pace.excerpt_tokens(limits.medium, limits.cost) * limits.share(num_tokens))
-        return cost
 
     # --- admission and preemption ----------------------------------------------------------------------------------------
 
@@ -466,8 +485,14 @@ class Scheduler:
         seq.stage = Stage.WAITING
         self._preempted.add(seq)
         self.num_preemptions += 1
-        if seq not in self.queue:
-            self.queue.push(seq)
+        self._dequeue(seq)
+        self.queue.push(seq)
+
+    def _dequeue(self, seq: Sequence) -> None:
+        if seq in self.queue:
+            self.queue.remove(seq)
+        elif seq in self.encoding:
+            self.encoding.remove(seq)
 
     def _vacate(self, seq: Sequence) -> None:
         """Give back the slot and the pages of a sequence. Its full pages stay in the prefix cache."""
@@ -478,6 +503,7 @@ class Scheduler:
             seq.slot = -1
         self.pool.release(seq.held)
         seq.num_reused = seq.num_computed = 0
+        seq.has_heard = False
 
     def _publish(self, seq: Sequence) -> None:
         self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
@@ -491,5 +517,6 @@ class Scheduler:
         seq.num_awaited -= item.draws
 
 
-def _encoding_cost(plan: Plan) -> int:
-    return sum(item.num_encoding for item in plan.items.values())
+def _is_live(priority: int | None) -> bool:
+    """Return whether something waits with this priority (None: nothing waits) that belongs to no batch job."""
+    return priority is not None and priority < IDLE

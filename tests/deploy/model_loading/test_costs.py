@@ -104,8 +104,8 @@ def test_costs_without_that_of_a_crop_are_measured_again(tmp_path: Path) -> None
 
 def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
-    looks, encoded = list[int](), Seer._encoded
-    monkeypatch.setattr(Seer, "_encoded", lambda seer, crops: looks.append(len(crops)) or encoded(seer, crops))
+    looks, rows_of = list[int](), Seer.rows_of
+    monkeypatch.setattr(Seer, "rows_of", lambda seer, crops: looks.append(len(crops)) or rows_of(seer, crops))
     load = Load("m", str(SUBJECTS["idefics3"].folder), "f32")
     load_model(load, lambda _part, _done: None)
     assert looks

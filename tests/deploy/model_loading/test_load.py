@@ -37,11 +37,13 @@ from deploy.cache import Kept, Part
 from deploy.generate import require_generator
 from deploy.inspection import compiled, inspect_model, plan_load
 from deploy.model_loading import modes, program
+from deploy.model_loading.costs import largest_step, step_of
 from deploy.model_loading.files import open_files
 from deploy.model_loading.known import Progress, begin, silent
 from deploy.model_loading.load import load_model
 from deploy.model_loading.locate import locate, weigh
 from deploy.model_loading.modes import mode_of
+from deploy.model_loading.serving import CompiledModel
 from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
@@ -54,6 +56,7 @@ from server.messages import LOCAL, ClassScores, Embed, Embedding, Failed, FromWo
 from server.models.state import ModelSpec
 from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
+from tests.golden.vision import SUBJECTS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
@@ -652,6 +655,19 @@ def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], P
     assert plan.num_pages == (0 if case == "bert" else 1 + ready.max_context // PAGE_SIZE + 2 * (512 // PAGE_SIZE + 8))
     with pytest.raises(LoadError, match="the model takes"):
         load(folder_of(case), memory_limit_bytes=plan.total_bytes - max(1, plan.kv_cache_bytes))
+
+
+def test_the_plan_has_memory_for_an_image_that_is_encoded_between_steps() -> None:
+    asked = Load("m", str(SUBJECTS["idefics3"].folder), "f32", max_batch=8)
+    plan = plan_load(asked)
+    limited = msgspec.structs.replace(asked, memory_limit_bytes=plan.total_bytes, kv_cache_bytes=plan.kv_cache_bytes)
+    model = load_model(limited, lambda _stage, _fraction: None).step_model
+    assert isinstance(model, CompiledModel)
+    size = largest_step(model.limits)
+    while not model.encode({b"image": model.limits.excerpts[0].example}):
+        model.run(step_of(model.limits, num_seqs=1, num_each=size, context=size))
+    parts = model._session.memory.parts
+    assert parts["calls in parts"] > 0 and parts["arena"] + parts["calls in parts"] <= plan.arena_bytes
 
 
 def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Path]) -> None:

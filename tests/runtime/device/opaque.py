@@ -24,6 +24,7 @@ from runtime.sections import align
 
 Array = NDArray[Any]
 SPOILED = 0xA5
+DONE = object()
 
 
 class Block:
@@ -123,6 +124,22 @@ class OpaqueRegion:
         return None
 
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
+        with self._at_work(heap, arena, registers) as (address, memory, staged):
+            self._region.run(address, memory, staged, time_to)
+
+    def in_parts(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[None]:
+        parts: Iterator[None] | None = None
+        is_done = False
+        while not is_done:
+            if parts is not None:
+                yield
+            with self._at_work(heap, arena, registers) as (address, memory, staged):
+                parts = parts or self._region.in_parts(address, memory, staged)
+                is_done = next(parts, DONE) is DONE
+
+    @contextmanager
+    def _at_work(self, heap: Any, arena: Any, registers: Sequence[Any]) -> Iterator[tuple[Any, HostMemory, list[Any]]]:
+        """Yield what the CPU's region gets in the places of the heap, the arena and the registers, while their content is staged."""
         tensors = {register: registers[register] for register in self._registers}
         assert all(isinstance(tensor, OpaqueTensor) for tensor in tensors.values()), tensors
         blocks = {x.block for x in (*tensors.values(), *self._placed.values())} | {arena.block}
@@ -133,7 +150,7 @@ class OpaqueRegion:
             self._region.place(base, tensor.of(tensor.block.staged))
         memory = HostMemory(arena.block.staged[arena.begin : arena.begin + arena.num_bytes])
         with _all_at_work(list(blocks)), heap.at_work() as address:
-            self._region.run(address, memory, staged, time_to)
+            yield address, memory, staged
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class Rig:
         pace: Pace | None = None,
         clock: Callable[[], float] = time.perf_counter,
         exchange: ExchangeOf | None = None,
+        model_class: type[NullModel] = NullModel,
     ) -> None:
         self.limits = limits or StepLimits(VOCAB, max_context=512, max_tokens=128, max_seqs=32, groups=(GroupLimits(600),))
         self.outcomes: dict[tuple[str, int], Outcome] = {}
@@ -72,7 +73,7 @@ class Rig:
         self.announced_s: list[float] = []  # limits of long steps
         self.num_cached: dict[str, int] = {}
         self.given: list[PagesGiven] = []
-        self.model = NullModel(self.limits, logits_of=logits_of, cost=cost)
+        self.model = model_class(self.limits, logits_of=logits_of, cost=cost)
         self.engine = engine(
             self.model,
             self.hear,

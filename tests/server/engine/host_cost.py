@@ -37,6 +37,9 @@ class SleepingModel:
         nothing = np.zeros(len(batch.rows), np.int32)
         return Sampled(nothing, Logprobs(nothing, nothing, nothing, nothing, nothing))
 
+    def is_encoded(self, key: bytes) -> bool:
+        raise AssertionError("the benchmark has no images")
+
     def copy_page(self, group: int, source: int, target: int) -> None:
         raise AssertionError("the benchmark shares no pages")
 

@@ -6,17 +6,19 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from itertools import count
 
 import msgspec
 import numpy as np
 import pytest
 
+from runtime.parts import whole
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.scheduling.pace import UNKNOWN_S
+from server.engine.scheduling.pace import ALONE_S, UNKNOWN_S
 from server.engine.step_model import EmbedLimits, GroupLimits, SeeingLimits, StepLimits
-from server.messages import Abort, Crop, Embed, Embedding, Failed, SamplingParams, Step, Submit
+from server.messages import IDLE, Abort, Crop, Embed, Embedding, Failed, SamplingParams, Step, Submit
 from tests.doubles.model import NullEmbedModel, hashed_logits
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
@@ -122,17 +124,68 @@ def test_images_are_embedded_beside_texts(sent) -> None:
         assert embedder.step()
     assert model.images == [1, 1, 1]
     for number, crop in enumerate(crops):
-        np.testing.assert_array_equal(vector(sent[f"image {number}"]), model.see([crop])[0])
+        np.testing.assert_array_equal(vector(sent[f"image {number}"]), whole(model.see([crop]))[0])
         np.testing.assert_array_equal(vector(sent[f"text {number}"]), model.run([(number, 2)], [None])[0])
 
 
-def test_an_image_that_costs_more_than_a_step_runs_alone(sent) -> None:
+def test_an_image_that_costs_more_than_a_step_delays_no_text(sent) -> None:
     model = CountedModel(replace(LIMITS, seeing=replace(SEEING, cost=1000)))
     embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)))
     embedder.embed(Embed("image", (), crop=Crop.of(bytes(12), 1, 1)))
     embedder.embed(Embed("text", (1, 2)))
-    assert embedder.step() and list(sent) == ["image"]
-    assert embedder.step() and list(sent) == ["image", "text"]
+    while embedder.has_work:
+        embedder.step()
+    assert list(sent) == ["text", "image"] and model.images == [1]
+
+
+def test_texts_are_embedded_between_the_parts_of_an_image(sent) -> None:
+    """Each part takes longer than a step of texts waits for images."""
+    clock = count(0.0, 2 * ALONE_S)
+    model = CountedModel(replace(LIMITS, seeing=SEEING))
+    model.num_parts = 5
+    embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)), lambda: next(clock))
+    embedder.embed(Embed("image", (), crop=Crop.of(bytes(12), 1, 1)))
+    for number in range(8):
+        assert (embedder.step() and "image" not in sent) or number >= model.num_parts - 1
+        embedder.embed(Embed(f"text {number}", (number, 2)))
+    while embedder.has_work:
+        embedder.step()
+    assert list(sent).index("text 3") < list(sent).index("image") < list(sent).index("text 7")
+
+
+def test_an_image_whose_request_is_aborted_is_not_encoded_further(sent) -> None:
+    clock = count(0.0, 2 * ALONE_S)
+    model = CountedModel(replace(LIMITS, seeing=replace(SEEING, cost=10)))
+    model.num_parts = 5
+    embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)), lambda: next(clock))
+    for name in ("a", "b"):
+        embedder.embed(Embed(name, (), crop=Crop.of(bytes(12), 1, 1)))
+    embedder.step()
+    embedder.abort(Abort("a"))
+    while embedder.has_work:
+        embedder.step()
+    assert list(sent) == ["b"] and model.images == [2]
+    embedder.embed(Embed("c", (), crop=Crop.of(bytes(12), 1, 1)))
+    embedder.step()
+    embedder.abort(Abort("c"))
+    assert not embedder.has_work and not embedder.step() and list(sent) == ["b"]
+
+
+def test_batch_jobs_wait_for_texts_and_images_of_others(sent) -> None:
+    clock = count(0.0, 2 * ALONE_S)
+    model = CountedModel(replace(LIMITS, seeing=SEEING))
+    model.num_parts = 5
+    embedder = Embedder(model, answers_to(lambda message: sent.setdefault(message.request_id, message)), lambda: next(clock))
+    crop = Crop.of(bytes(12), 1, 1)
+    embedder.embed(Embed("idle image", (), crop=crop, priority=IDLE))
+    embedder.embed(Embed("text", (1, 2)))
+    embedder.step()
+    assert list(sent) == ["text"] and not model.images
+    embedder.embed(Embed("image", (), crop=crop))
+    embedder.embed(Embed("idle text", (1, 2), priority=IDLE))
+    while embedder.has_work:
+        embedder.step()
+    assert list(sent).index("image") < list(sent).index("idle text") and list(sent).index("image") < list(sent).index("idle image")
 
 
 def test_images_that_no_model_sees_are_refused(embedder, sent) -> None:

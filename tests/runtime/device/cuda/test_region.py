@@ -92,6 +92,16 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
 
 
 @pytest.mark.gpu
+def test_a_call_in_parts_has_one_part(session: Session) -> None:
+    """Its results stay when other calls follow."""
+    with pytest.raises(StopIteration) as end:
+        next(session.in_parts("main", X))
+    session.call("main", X[:7] + 1)
+    for found, expected in zip(end.value.value, session.call("main", X), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.gpu
 def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
     """After `prepare`, calls capture no further graphs. A call uses the smallest prepared graph that is large enough, or the largest graph
     if none is large enough."""

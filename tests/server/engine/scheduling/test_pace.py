@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from server.engine.overlap import OverlappedEngine
-from server.engine.scheduling.pace import IDLE_STEP_S, RECENT, SMALLEST, Measured, Pace, StepCosts
+from server.engine.scheduling.pace import ALONE_S, EFFICIENT, IDLE_STEP_S, RECENT, SMALLEST, Measured, Pace, StepCosts
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import IDLE, SamplingParams, Submit
 
@@ -48,7 +48,7 @@ class Fixed(Pace):
         super().__init__(LIMITS.max_tokens, Measured(), UNBOUNDED_S)
         self._num_tokens = num_tokens
 
-    def prefill_budget(self, num_decode: int) -> int:
+    def prefill_budget(self, num_decode: int, *, is_halved: bool = False) -> int:
         return min(self._num_tokens, LIMITS.max_tokens - num_decode)
 
 
@@ -405,3 +405,19 @@ def test_a_batch_gives_up_its_places(rig) -> None:
     one.until(lambda: all((f"other {i}", 0) in one.outcomes for i in range(4)), max_steps=8)
     found = one.run()
     assert [found[line.request_id, 0].token_ids for line in lines] == [alone[line.request_id, 0].token_ids for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_decode", "max_gap_s", "limit_s"),
+    [
+        (0, 0, 1.0, ALONE_S),  # only new requests wait
+        (128, 0, 1.0, 0.3),  # half of the time, beside prompts
+        (1, 1, 1.0, 0.01 / (EFFICIENT - 1)),  # a step is a small share of the time
+        (1, 1, 0.2, 0.19),  # the stream waits for the step, too
+        (128, 1, 1.0, 0.7),
+        (1, 1, 0.005, 0.0),  # the step alone takes longer than the gap
+    ],
+)
+def test_excerpts_are_encoded_for_as_long_as_streams_may_wait(num_tokens: int, num_decode: int, max_gap_s: float, limit_s: float) -> None:
+    pace = Pace(LIMITS.max_tokens, Measured({1: 0.01, 128: 0.3}), max_gap_s)
+    assert pace.encoding_s(num_tokens, num_decode) == pytest.approx(limit_s)

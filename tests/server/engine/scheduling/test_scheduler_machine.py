@@ -266,9 +266,14 @@ class GroupsMachine(OverlappedMachine):
 
 
 class WholeCrops(NullModel):
-    """Refuses steps that end within an image."""
+    """Refuses steps that end within an image, or read an image that was never encoded."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.forgotten: set[bytes] = set()
 
     def run(self, batch):
+        assert all(seen.key in self.encoded | self.forgotten for seen in batch.seen), batch.seen
         assert all(seen.row + seen.count == seen.excerpt.num_tokens for seen in batch.seen), batch.seen
         return super().run(batch)
 
@@ -290,6 +295,12 @@ class ImagesMachine(OverlappedMachine):
             else:
                 found += self.without_images((token_id,))
         return tuple(found), tuple(crops)
+
+    @rule()
+    def forget(self) -> None:
+        """Forget the rows of all images. Those of a step that is planned already are encoded with the step."""
+        model = self.engine._model
+        model.forgotten, model.encoded = model.encoded, set()
 
     def without_images(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(0 if token_id == SEEING.token else token_id for token_id in prompt)
