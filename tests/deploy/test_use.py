@@ -33,7 +33,8 @@ input()
 
 
 def write(path: Path, contents: dict[str, bytes]) -> None:
-    with sections.writing(path, {name: len(content) for name, content in contents.items()}, key_of(path.parent)) as put:
+    sizes = {name: len(content) for name, content in contents.items()}
+    with sections.writing(path, sizes, key_of(path.parent), synced=False) as put:
         for name, content in contents.items():
             put(name, memoryview(content))
 
