@@ -184,7 +184,8 @@ def _prepared(
 
     if kept_in is not None:
         try:
-            with writing(kept_in, {p.name: _num_bytes(p) for p in computed}, key_of(kept_in.parent)) as put:
+            sizes = {p.name: _num_bytes(p) for p in computed}
+            with writing(kept_in, sizes, key_of(kept_in.parent), synced=False) as put:  # the caller has marked it as in use
                 for group in made():
                     for name, value in group:
                         put(name, host.download(value).reshape(-1).view(np.uint8).data)

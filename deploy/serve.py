@@ -24,6 +24,7 @@ from deploy.library import Downloads
 from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
+from runtime import generated_code
 from runtime.launch import command
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
@@ -229,6 +230,7 @@ async def _serve(
             await asyncio.sleep(0.01)
         collect_in_small_portions()
         goes_on = await greet(registry, url_of(listener))
+        generated_code.keep()
         server.should_exit = server.should_exit or not goes_on
         return goes_on
 

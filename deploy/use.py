@@ -1,4 +1,6 @@
-"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file."""
+"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file. So the
+start that writes a file need not wait until the disk has it: the mark stays at least as long.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +30,7 @@ class Use:
         """Create the marker. Raise OSError if the folder is not writable."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        self._path = path
         self._file = os.fdopen(descriptor)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lock it before another process can mistake it for an abandoned marker
         self._marker = path.with_name(path.name + INFIX + name.rpartition(".")[2])
@@ -36,8 +39,24 @@ class Use:
 
     def end(self) -> None:
         atexit.unregister(self.end)
-        self._marker.unlink(missing_ok=True)
+        if self._is_on_disk():
+            self._marker.unlink(missing_ok=True)
         self._file.close()
+
+    def _is_on_disk(self) -> bool:
+        """Wait until the disk has the file, because nobody verifies it after a power failure once no marker is left. Return False if the
+        disk fails."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY)
+        except OSError:  # there is no such file: it was not written, or another process has removed it
+            return True
+        try:
+            os.fsync(descriptor)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
 
 
 def markers_of(path: Path) -> list[Path]:

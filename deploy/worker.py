@@ -8,6 +8,7 @@ import sys
 from deploy.computing import begin_process
 from deploy.logs import configure
 from deploy.model_loading.load import load_model
+from runtime import generated_code
 from server.engine.worker import LoadedModel, ProgressFn, serve_worker
 from server.free_memory import return_free_memory
 from server.messages import Load
@@ -22,6 +23,7 @@ def main() -> None:
 def build(load: Load, progress: ProgressFn) -> LoadedModel:
     configure(load.log_level, load.log_format)
     model = load_model(load, progress)
+    generated_code.keep()
     collect_in_small_portions()
     return_free_memory()
     return model

@@ -5,7 +5,7 @@ PYTHONPATH would be imported in place of ours, and a package that is installed l
 and every process that the server starts begin in this file: `python -P .../runtime/launch.py MODULE ARGUMENTS` runs a module of ours as
 `python -m` would.
 
-This file imports none of our packages, because the import might find another package of the same name.
+This file imports none of our packages before `prepare_imports`, because the import might find another package of the same name.
 """
 
 from __future__ import annotations
@@ -78,5 +78,8 @@ def changed_file(root: Path = ROOT) -> str:
 
 if __name__ == "__main__":
     prepare_imports()
+    from runtime.generated_code import recall
+
+    recall(sys.argv[1])
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -43,11 +43,11 @@ _VARIABLE = "RELAXSERVE_CACHE_KEY_FILE"
 
 
 def store(path: Path, content: bytes, name: str = "") -> None:
-    """Write content and its seal. Readers see either the old file or the complete new file. If `name` is given, it is sealed instead of the
-    name of the file."""
+    """Write content and its seal. Readers see either the old file or the complete new file; after a power failure, the seal shows a part.
+    If `name` is given, it is sealed instead of the name of the file."""
     make_private(path.parent)
     sealed = seal(content, name or path.name, key_of(path.parent))
-    with replacing(path) as file:
+    with replacing(path, synced=False) as file:
         file.write(sealed)
 
 
@@ -86,20 +86,23 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[IO[bytes]]:
-    """Write a file anew, in a private folder. Readers see either the old file or the complete new file, even after a power failure."""
+def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
+    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. If it is `synced`, that holds after
+    a power failure, too; but to wait for the disk takes a second per gigabyte, and a start writes a hundred files."""
     make_private(path.parent)
     descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                os.fsync(file.fileno())
         os.replace(fresh, path)
     except BaseException:
         os.unlink(fresh)
         raise
-    _sync_directory(path.parent)
+    if synced:
+        _sync_directory(path.parent)
 
 
 def _sync_directory(directory: Path) -> None:

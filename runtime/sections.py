@@ -61,10 +61,11 @@ def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
 
 
 @contextmanager
-def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None) -> Generator[Put]:
-    """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file, even after a
-    power failure."""
-    with replacing(path) as file, _filling(file, sizes, _digest_of(path, key)) as put:
+def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, synced: bool = True) -> Generator[Put]:
+    """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file. Unless it is
+    `synced`, parts of its sections may be missing after a power failure: checksums show that, so a reader without checksums must have
+    marked the file as in use (deploy/use.py)."""
+    with replacing(path, synced=synced) as file, _filling(file, sizes, _digest_of(path, key)) as put:
         yield put
 
 

@@ -39,9 +39,9 @@ def kept_modules(folder: Path = FOLDER, sources: Sources = COMPILER) -> Generato
     if DRIVER not in sys.modules:
         yield
         return
-    from tests.unsynced import UnsyncedCode  # here, because most tests of the server do not import LLVM
+    from tests.current_code import CurrentCode  # here, because most tests of the server do not import LLVM
 
-    kept, driver = UnsyncedCode(folder, MOST_BYTES, sources), sys.modules[DRIVER]
+    kept, driver = CurrentCode(folder, MOST_BYTES, sources), sys.modules[DRIVER]
 
     def keeping(call: Callable[..., Any]) -> Callable[..., Any]:
         def with_kept(module: Any, options: Any, *rest: Any) -> Any:

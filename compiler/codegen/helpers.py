@@ -19,6 +19,7 @@ from typing import IO, Any, Self
 
 from compiler.codegen.machine_code import emitted
 from compiler.machine.target import Target
+from runtime import generated_code
 from runtime.launch import command
 
 COMMAND = command("compiler.codegen.helpers")
@@ -122,6 +123,7 @@ def main() -> None:
         while True:
             text, target = _read(sys.stdin.buffer)
             _write(answers, emitted(text, target))
+    generated_code.keep()
 
 
 if __name__ == "__main__":

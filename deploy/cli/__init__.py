@@ -18,6 +18,9 @@ def imported() -> Callable[[], None]:
     serves sooner."""
     if sys.argv[1:2] == ["serve"] and not {*HELP} & {*sys.argv}:
         _start_worker()
+        from runtime.generated_code import recall
+
+        recall("serve")
         from deploy.cli.root import new_app, run
         from deploy.cli.serve import add_to
 

@@ -19,6 +19,7 @@ import msgspec
 import tokenizers
 
 from deploy.cache import keep, kept, recall
+from runtime import generated_code
 from runtime.files import digest_of_sources
 from runtime.launch import command
 
@@ -91,6 +92,7 @@ def _main(path: str) -> None:
     from compiler.frontend.gguf.tokenizer import tokenizer_files
 
     sys.stdout.buffer.write(msgspec.msgpack.encode(tokenizer_files(GgufFile(Path(path)).metadata)))
+    generated_code.keep()
 
 
 if __name__ == "__main__":

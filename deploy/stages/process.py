@@ -31,6 +31,7 @@ from deploy.model_loading.modes import EarlyStage
 from deploy.model_loading.plan import Planned as PlannedLoad
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import Bound, damage
+from runtime import generated_code
 from runtime.kv_pool import KVPool
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
@@ -72,6 +73,7 @@ def main() -> None:
         log.exception("loading a stage failed")
         link.send(LoadFailed(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}"))
         return
+    generated_code.keep()
     collect_in_small_portions()
     return_free_memory()
     inbox: Inbox = queue.SimpleQueue()

@@ -37,6 +37,10 @@ class Calls:
         self._process: _Process | None = None
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
+    def start(self) -> None:
+        """Start the process, which prepares the job while the caller does something else."""
+        self._started()
+
     async def call(self, work: bytes) -> bytearray:
         """Return the job's answer. Raise CallError if there is none."""
         async with self._slots:

@@ -22,6 +22,7 @@ import traceback
 import warnings
 from typing import Any
 
+from runtime import generated_code
 from server.isolated.cpu_timer import CpuTimer
 from server.isolated.job import Job, Said, taken
 from server.isolated.limits import bound, bound_memory
@@ -39,6 +40,7 @@ def main() -> None:
     limit.start(job.prepare_s)
     job.prepare()
     limit.stop()
+    generated_code.keep()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
     gc.freeze()
     while (said := _next_fork(control, job)) != GONE:

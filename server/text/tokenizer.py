@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Self
-
-import tokenizers
 
 from runtime.files import AGAIN
 from server.defaults import Defaults
@@ -17,6 +16,7 @@ from server.text.templates.built_in import BUILT_IN
 from server.text.templates.errors import TemplateError
 from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
+from server.text.tokenizer_json import Read, read_tokenizer
 
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
 # The least and the largest value of each recommended parameter. A repetition penalty divides logits, so it cannot be 0.
@@ -45,12 +45,14 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`)."""
         found = TokenizerFiles(files)
-        self._tokenizer = _load_tokenizer(found)
+        self._special_tokens = found.special_tokens()
+        self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)  # is compiled while the vocabulary is read
+        read = _load_tokenizer(found)
+        self._tokenizer, self.vocab_size, self.max_token_chars = read.tokenizer, read.num_ids, read.max_chars
         # The file may have truncation and padding of the training run. A server neither truncates nor pads a prompt unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-        self._special_tokens = found.special_tokens()
         special = (self._tokenizer.token_to_id(text) for text in self._special_tokens.values())
         padding = self._special_tokens.get("pad_token")
         self.pad_id: int | None = None if padding is None else self._tokenizer.token_to_id(padding)
@@ -58,12 +60,10 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
         )
-        self.vocab_size, self.max_token_chars = _extent(self._tokenizer, {id: token.content for id, token in added.items()})
-        self.eos_ids: tuple[int, ...] = found.eos_ids()
+        self.eos_ids: tuple[int, ...] = found.eos_ids(self._tokenizer.token_to_id)
         self.max_context: int | None = _max_context(found)
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
         self.defaults: Defaults = found.defaults()
-        self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)
         self.text_template: TextTemplate = self._text_template()
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
@@ -72,11 +72,15 @@ class Tokenizer:
         }
         decoder = self._tokenizer.decoder
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
+        if self.chat_template is not None:
+            with _broken_template():
+                self.chat_template.check()
 
     def with_template(self, source: str) -> Self:
         """Return this tokenizer with another chat template. Raise TemplateError if the template is broken."""
         other = copy.copy(self)
         other.chat_template = OutsideTemplate(source, self._special_tokens)
+        other.chat_template.check()
         return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -129,30 +133,15 @@ class Tokenizer:
         return self._tokenizer.to_str()
 
 
-def _extent(tokenizer: tokenizers.Tokenizer, added: Mapping[int, str]) -> tuple[int, int]:
-    """Return the largest id plus 1, and the characters of the longest token. The vocabulary as a dictionary would take 40 MB for a moment,
-    and a fifth of the time of a load; it is needed only if the ids of the model have gaps."""
-    count, piece_of = tokenizer.get_vocab_size(with_added_tokens=False), tokenizer.model.id_to_token
-    num_found, longest = 0, max(map(len, added.values()), default=1)
-    for piece in map(piece_of, range(count)):
-        if piece is not None:
-            num_found += 1
-            longest = max(longest, len(piece))
-    if num_found < count:  # some piece has an id from `count` on, or the id of another piece
-        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        count, longest = max(vocabulary.values()) + 1, max(map(len, vocabulary))
-    return max(count, *(id + 1 for id in added), 0), longest
-
-
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _load_tokenizer(files: TokenizerFiles) -> tokenizers.Tokenizer:
+def _load_tokenizer(files: TokenizerFiles) -> Read:
     content = files.tokenizer()
     try:
-        tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
-        return tokenizer
+        read = read_tokenizer(content)
+        read.tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
+        return read
     except Exception as error:  # the package raises bare Exception
         raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
     except BaseException as error:
@@ -213,8 +202,14 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
         default = BUILT_IN.get(str(files.object("config.json").get("model_type")))
     if not isinstance(default, str):
         return None
-    try:
+    with _broken_template():
         return OutsideTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+
+
+@contextmanager
+def _broken_template() -> Generator[None]:
+    try:
+        yield
     except TemplateError as error:
         raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without one") from error
 

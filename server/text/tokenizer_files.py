@@ -9,7 +9,7 @@ ModelFilesError        a file is missing, damaged or not understood; a ValueErro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
@@ -122,10 +122,15 @@ class TokenizerFiles:
         except DefaultsError as error:
             raise ModelFilesError(str(error)) from error
 
-    def eos_ids(self) -> tuple[int, ...]:
-        """Return the ids of the tokens that end an answer."""
+    def eos_ids(self, id_of: Callable[[str], int | None] | None = None) -> tuple[int, ...]:
+        """Return the ids of the tokens that end an answer. `id_of` is given by a caller that has built the tokenizer."""
         text = self.special_tokens().get("eos_token")
-        found = [] if text is None else self._ids_of(text)
+        if text is None:
+            found = list[int]()
+        elif id_of is None:
+            found = self._ids_of(text)
+        else:
+            found = [] if (known := id_of(text)) is None else [known]
         found += _ids(self.object("generation_config.json").get("eos_token_id"), "generation_config.json")
         own = self.model_config().get("eos_token_id")  # multimodal models may state it beside `text_config`
         found += _ids(self.object("config.json").get("eos_token_id") if own is None else own, "config.json")

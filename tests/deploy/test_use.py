@@ -33,7 +33,8 @@ input()
 
 
 def write(path: Path, contents: dict[str, bytes]) -> None:
-    with sections.writing(path, {name: len(content) for name, content in contents.items()}, key_of(path.parent)) as put:
+    sizes = {name: len(content) for name, content in contents.items()}
+    with sections.writing(path, sizes, key_of(path.parent), synced=False) as put:
         for name, content in contents.items():
             put(name, memoryview(content))
 
@@ -67,6 +68,29 @@ def test_a_process_that_ends_in_order_leaves_no_marker(path: Path) -> None:
         (marker,) = markers_of(path)
         assert marker.name.startswith("w.rsw.used-") and left_behind(path) == []
     assert markers_of(path) == []
+
+
+def test_the_marker_stays_until_the_disk_has_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start that writes a file does not wait for the disk. A power failure before an orderly end leaves the marker."""
+    found: list[int] = []
+    monkeypatch.setattr(use.os, "fsync", lambda _: found.append(len(markers_of(path))))
+    write(path, {"a": bytes(100)})
+    assert found == []
+    own = use.Use(path)
+    own.end()
+    assert found == [1] and markers_of(path) == []
+
+
+def test_a_file_that_the_disk_refuses_is_verified_by_the_next_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(use.os, "fsync", fail)
+        use.Use(path).end()
+    assert len(left_behind(path)) == 1
+    flip(path)
+    assert begin_use(path) == path and not path.exists()
 
 
 def test_a_process_that_was_killed_leaves_a_marker(path: Path) -> None:

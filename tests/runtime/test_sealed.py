@@ -122,6 +122,23 @@ def test_a_wide_umask_opens_nothing(tmp_path: Path) -> None:
     assert sealed.load(tmp_path / "a" / "b" / "code") == CODE
 
 
+def test_a_file_waits_for_no_disk_and_shows_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the key must be whole after a power failure, because nothing shows that it is not."""
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    sealed.key_of(tmp_path)
+    assert len(synced) == 2 and synced[1] == str(tmp_path)  # the file and its folder
+    for number in range(3):
+        sealed.store(tmp_path / f"code{number}", CODE)
+    assert len(synced) == 2
+    (tmp_path / "code0").write_bytes(bytes((tmp_path / "code0").stat().st_size))
+    os.truncate(tmp_path / "code1", 10)
+    os.truncate(tmp_path / "code2", 0)
+    for number in range(3):
+        with pytest.raises(DamagedFile):
+            sealed.load(tmp_path / f"code{number}")
+
+
 # --- a key that replicas share ---------------------------------------------------------------------------------------------
 
 

@@ -93,14 +93,15 @@ def test_every_flipped_bit_is_found(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(fd: int) -> None:
+    def fail(*_: object) -> None:
         raise OSError("no space left")
 
     before = path.read_bytes()
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="no space"):
-        write(path, {"one": b"new"})
-    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+    for call in ("os.fsync", "os.replace"):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+            patched.setattr(call, fail)
+            write(path, {"one": b"new"})
+        assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("name", [n for n in CONTENT if CONTENT[n]])

@@ -32,7 +32,7 @@ def _compiled(source: str, special_tokens: Mapping[str, str], tool_source: str |
 
 
 class OutsideTemplate:
-    """The text of a template, and the process that renders it. Raises TemplateError if the template is broken."""
+    """The text of a template, and the process that compiles and renders it, which starts at once."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
         """The arguments are those of `ChatTemplate`."""
@@ -42,6 +42,10 @@ class OutsideTemplate:
         from server.text.templates.renderer import Renderer  # imports asyncio, which a worker without templates does not need
 
         self._renderer = Renderer(_Recipe(source, self.special_tokens, tool_source))
+        self._renderer.start()
+
+    def check(self) -> None:
+        """Raise TemplateError if the template is broken. This waits until the process has compiled it."""
         self._renderer.check()
 
     def renderer(self) -> Renderer:

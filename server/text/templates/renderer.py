@@ -45,6 +45,10 @@ class Renderer:
         """Return the rendered prompt, or raise TemplateError. This blocks, so it is for threads without an event loop of the server."""
         return self._wait(_work(args, options))
 
+    def start(self) -> None:
+        """Start the process, which compiles the template while the caller does something else."""
+        self._calls.start()
+
     def check(self) -> None:
         """Raise TemplateError if the template is broken. This blocks."""
         self._wait(CHECK)

@@ -10,10 +10,11 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from compiler.frontend.vocabulary import protobuf
 from compiler.frontend.vocabulary.folder import NAMES, Unreadable, tokenizer_files
+from compiler.frontend.vocabulary.pieces import UNKNOWN, USER_DEFINED, merges_by_score
 from tests.golden.make_vocabularies import HERE, STRINGS, TEXTS
 
 ALL = sorted(folder.name for folder in HERE.iterdir())
@@ -104,6 +105,33 @@ def test_ends_are_as_the_configuration_says() -> None:
 def test_a_class_that_no_file_names_is_the_usual_one(name: str) -> None:
     files = files_of(name, tokenizer_class=None) | {"config.json": b'{"model_type": "qwen3"}' if name == "qwen2" else b"{}"}
     assert [read(files).encode(text).ids for text in STRINGS] == [read(files_of(name)).encode(text).ids for text in STRINGS]
+
+
+# --- merges ------------------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.text("abé", min_size=1, max_size=6), st.integers(-9, 0), min_size=1, max_size=60),
+    st.lists(st.text("abé", max_size=12), max_size=20),
+    st.data(),
+)
+def test_merges_that_never_happen_are_left_out(scores: dict[str, int], texts: list[str], data: st.DataObject) -> None:
+    """With a merge for each way to split a piece, all texts become the same tokens. At most one way to make a piece is left."""
+    ids = {piece: id for id, piece in enumerate(["?", *scores])}
+    kinds = [UNKNOWN, *data.draw(st.lists(st.sampled_from((1, 1, 1, 1, USER_DEFINED)), min_size=len(scores), max_size=len(scores)))]
+    merges = merges_by_score(ids, kinds, [0.0, *map(float, scores.values())])
+    made = ["".join(pair) for pair in merges]
+    assert len(set(made)) == len(made)
+    normal = [piece for piece in scores if kinds[ids[piece]] == 1]
+    ways = [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(normal, key=lambda piece: (-scores[piece], ids[piece]))
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in normal and piece[cut:] in normal
+    ]
+    of_all, of_needed = (tokenizers.Tokenizer(models.BPE(ids, some, unk_token="?")) for some in (ways, merges))
+    for text in (*texts, *scores):
+        assert of_needed.encode(text).ids == of_all.encode(text).ids
 
 
 # --- how a text is split into words ------------------------------------------------------------------------------------------

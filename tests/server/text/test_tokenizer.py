@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from server.isolated.calls import Calls
+from server.text import tokenizer as tokenizer_module
 from server.text.tokenizer import GenerationDefaults, Tokenizer
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
@@ -123,6 +125,16 @@ def test_the_files_around_it() -> None:
     assert tokenizer.chat_template is not None
     assert tokenizer.chat_template.render([{"content": "hi"}]) == "<s>hi"
     assert tokenizers.Tokenizer.from_str(tokenizer.to_json()).get_vocab_size() == 302
+
+
+def test_the_template_is_compiled_while_the_vocabulary_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[str] = []
+    start, read = Calls.start, tokenizer_module.read_tokenizer
+    monkeypatch.setattr(Calls, "start", lambda self: began.append("template") or start(self))
+    monkeypatch.setattr(tokenizer_module, "read_tokenizer", lambda content: began.append("vocabulary") or read(content))
+    tokenizer = load(byte_level(), tokenizer_config={"chat_template": "{{ messages[0].content }}"})
+    assert began == ["template", "vocabulary"]
+    assert tokenizer.chat_template is not None and tokenizer.chat_template.render([{"content": "hi"}]) == "hi"
 
 
 def test_only_tokenizer_json_is_indispensable() -> None:

@@ -52,7 +52,7 @@ def test_nothing_from_outside_is_compiled_or_rendered_in_the_front(monkeypatch: 
     assert asyncio.run(rendered(template.renderer(), MESSAGES[:1], extra=1)).startswith("<s>Grüße")
     assert template.render(MESSAGES[:1], variables={"extra": 1}).endswith("1")
     with pytest.raises(TemplateError, match="line 2") as caught:
-        OutsideTemplate("fine\n{% if %}", {})
+        OutsideTemplate("fine\n{% if %}", {}).check()
     assert caught.value.line == 2
 
 
