@@ -103,10 +103,9 @@ class ProductTile:
     def on_matrix_unit(self) -> bool:
         return isinstance(self.op, MatrixUnitOp)
 
-    @property
-    def upper(self) -> DotPanel | None:
-        """The operation that adds the products of upper planes to those of lower planes. None: planes have sums of their own."""
-        return replace(self.op, upper=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
+    def capped(self, rows: int) -> DotPanel | None:
+        """Return the operation that adds both planes of rows with outliers to one sum. None: planes have sums of their own."""
+        return replace(self.op, rows=rows, capped=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
         """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it; with
@@ -216,6 +215,11 @@ _SHAPES: Final = (
 # factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
+# The tiles of the narrowest targets for each kind of weights of up to 4 bits, with the formats of the weights.
+_PANELS4: Final = (
+    (DotPanel(rows=2, columns=16, bits=4), PANEL4),
+    *((DotPanel(rows=2, columns=16, bits=format.bits, kind=kind), format) for kind, format in TABLE_PANELS.items()),
+)
 # (least width in bits of the target's vectors, tile)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=512)),
@@ -238,19 +242,15 @@ _TILES: Final = (
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=6), format=PANEL6, depth=16, planes=2)),
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=1024)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
     *(
-        (512, ProductTile(DotPanel(rows=4, columns=32, bits=format.bits, kind=kind), format, depth=4))
-        for kind, format in TABLE_PANELS.items()
+        (512, ProductTile(replace(op, rows=rows, columns=32), format, depth=4, needs=needs))
+        for rows, needs in ((8, Features(["avx512vnni"])), (4, NONE))  # sums of 16 bits need further registers without VNNI
+        for op, format in _PANELS4
     ),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
     (512, ProductTile(DotE4m3(rows=8, columns=32), format=PANEL_E4M3, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
-    *(
-        (128, ProductTile(DotPanel(rows=2, columns=16, bits=format.bits, kind=kind), format, depth=4))
-        for kind, format in TABLE_PANELS.items()
-    ),
+    *((128, ProductTile(op, format, depth=4)) for op, format in _PANELS4),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.

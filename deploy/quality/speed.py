@@ -7,6 +7,7 @@ events of the stream. Client, front and worker are separate processes, which sha
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from deploy.quality.measure import label_for, measurable, text_windows
 from server.interfaces import LoadError
 from server.load_settings import LoadSettings
 from server.messages import ErrorCode, Load, QualityLabel
+from server.models.processes import usage_of
 from server.models.state import ModelSpec
 from server.settling import REST_S
 
@@ -29,7 +31,9 @@ NAME = "measured"
 NUM_BEFORE, NUM_DECODED = 128, 128  # tokens of each request's prompt, and most tokens that it generates
 NUM_FIRST, LEAST_DECODED = 16, 8  # tokens that the first request generates, and least tokens that each later one generates
 ROUNDS, ROUND_S = 5, 1.5  # number of requests that are measured, and the seconds that one may take if it generates more than the least
-SETTLED_S = REST_S + 0.5  # seconds without requests in which a model settles
+SETTLED_S = REST_S + 0.5  # seconds without requests after which a model begins to settle
+# A server has settled when all its processes together use a core for at most QUIET of LOOK_S. It is not waited for longer than MOST_S.
+LOOK_S, QUIET, MOST_S = 0.25, 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +82,21 @@ def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = si
 
     first = run(min(most, NUM_FIRST))  # touches memory for the first time
     time.sleep(SETTLED_S)
+    wait_for_rest()
     num_decoded = min(most, max(LEAST_DECODED, round(first.decoding_rate * ROUND_S)))
     rates: list[float] = []
     for number in range(ROUNDS):
         rates.append(run(num_decoded).decoding_rate)
         progress("measure the speed", (number + 1) / ROUNDS)
     return Speed(median(rates), num_before, num_decoded)
+
+
+def wait_for_rest() -> None:
+    """Wait until the processes below this one have done what a start leaves for later, such as to load a large vocabulary for constraints,
+    which takes a core for seconds. Where processes do not tell what they use, do not wait."""
+    used_s = usage_of(os.getpid()).cpu_s
+    for _ in range(round(MOST_S / LOOK_S)):
+        time.sleep(LOOK_S)
+        before_s, used_s = used_s, usage_of(os.getpid()).cpu_s
+        if used_s - before_s <= QUIET * LOOK_S:
+            break

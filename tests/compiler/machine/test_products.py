@@ -18,12 +18,12 @@ TILES = {
     "x86-64-v3": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
     "avx-vnni": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
     "avx512": [("dot_panel", 4, 4, 32), ("dot_words", 8, 8, 32)],
-    "avx512-vnni-bf16": [("dot_panel", 6, 4, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
+    "avx512-vnni-bf16": [("dot_panel", 6, 4, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 8, 32)],
     "avx512-bf16-amd": [
         ("dot_bf16", 16, 8, 32),
         ("dot_panel", 6, 4, 32),
         ("dot_panel", 8, 4, 32),
-        ("dot_panel", 4, 4, 32),
+        ("dot_panel", 4, 8, 32),
         ("dot_e4m3", 8, 8, 32),
     ],
     "amx": [
@@ -33,7 +33,7 @@ TILES = {
         ("dot_panel", 6, 4, 32),
         ("amx_i8_u8", 8, 16, 32),
         ("dot_panel", 8, 4, 32),
-        ("dot_panel", 4, 4, 32),
+        ("dot_panel", 4, 8, 32),
     ],
     "aarch64-neon": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
     "aarch64-dotprod": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],

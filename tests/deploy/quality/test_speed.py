@@ -27,6 +27,7 @@ from deploy.quality.speed import LEAST_DECODED, NUM_BEFORE, NUM_DECODED, NUM_FIR
 from server.api.answer.sse import EventStream, Framing
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
+from server.models.processes import Usage, usage_of
 from server.models.state import ModelSpec
 from server.text.detokenize import Detokenizer
 from tests.conftest import ROOT, descendants_of
@@ -113,6 +114,48 @@ class Scripted:
 def test_the_speed_is_the_median_after_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Scripted([3.0, 100.0, 2.0, 102.0, 101.0, 5000.0], 512).measured(monkeypatch)
     assert found.tokens_per_s == pytest.approx(101.0)
+
+
+class Working:
+    """Processes that use a core until they have used `work_s`, on a clock that only `sleep` advances."""
+
+    def __init__(self, work_s: float) -> None:
+        self.now_s = 0.0
+        self._work_s = work_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def usage_of(self, pid: int) -> Usage:
+        assert pid == os.getpid()
+        return Usage(cpu_s=3.0 + min(self.now_s, self._work_s))
+
+
+@pytest.mark.parametrize(("work_s", "waited_s"), [(0.0, speed.LOOK_S), (2.0, 2.0 + speed.LOOK_S), (1e9, speed.MOST_S)])
+def test_requests_wait_until_the_processes_of_the_server_rest(work_s: float, waited_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    working, began_s = Working(work_s), list[float]()
+    monkeypatch.setattr(speed, "usage_of", working.usage_of)
+    monkeypatch.setattr(speed.time, "sleep", working.sleep)
+    scripted = Scripted([100.0] * 6, 512)
+    run = scripted.run
+
+    def noted(prompts: Sequence[Prompt]) -> list[Stream]:
+        began_s.append(working.now_s)
+        return run(prompts)
+
+    monkeypatch.setattr(scripted, "run", noted)
+    scripted.measured(monkeypatch)
+    assert began_s == [0.0] + [waited_s] * speed.ROUNDS
+
+
+def test_the_use_of_a_server_is_that_of_processes_below() -> None:
+    code = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    before_s = usage_of(os.getpid()).cpu_s
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert usage_of(os.getpid()).cpu_s >= before_s + 0.15
+        process.communicate("\n")
 
 
 @pytest.mark.parametrize(("max_context", "expected"), [(3, (1, 2)), (4, (2, 2)), (64, (32, 32)), (512, (NUM_BEFORE, NUM_DECODED))])

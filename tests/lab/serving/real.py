@@ -39,7 +39,7 @@ from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.label import TEXT
 from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, label_of
 from deploy.quality.observe import windows_of
-from deploy.quality.speed import quality_of
+from deploy.quality.speed import ROUNDS, quality_of
 from deploy.quality.text import tokens_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cpu.cores import available_cores
@@ -95,7 +95,7 @@ def measure(model: str, peer_python: str, rounds: int) -> list[Figure]:
     kept = ["--kv-cache-bytes", str(kept_bytes(files.config))]
     with ours(model, options=kept) as own, llama(path, peer_python) as other:
         figures += speeds(model, files, own, other, rounds)
-        figures.append(prediction(model, path, own, rounds))
+        figures.append(prediction(model, path, own))
         quotient = own.resident_bytes / other.resident_bytes
         sizes = f"{own.resident_bytes / 1e6:.0f} and {other.resident_bytes / 1e6:.0f} MB; the file has {path.stat().st_size / 1e6:.0f} MB"
         figures.append(Figure(f"{model}: memory / llama.cpp's", quotient, "", 1.0, note=sizes))
@@ -213,10 +213,11 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
     return figures
 
 
-def prediction(model: str, path: Path, own: Place, rounds: int) -> Figure:
-    """Compare the tokens per second that `relaxserve inspect --quality` states with those that a client of a running server gets."""
+def prediction(model: str, path: Path, own: Place) -> Figure:
+    """Compare the tokens per second that `relaxserve inspect --quality` states with those that a client of a running server gets, both by
+    the median of as many requests: a single one may be a third slower than the next."""
     stated = quality_of(Load(model, str(path))).speed
-    driver, prompts = OverHttp(own.url, model, temperature=0.0), Texts(NUM_TOKENS, PROMPT).several(WARM_UP + 1, rounds, stated.num_decoded)
+    driver, prompts = OverHttp(own.url, model, temperature=0.0), Texts(NUM_TOKENS, PROMPT).several(WARM_UP + 1, ROUNDS, stated.num_decoded)
     measured = median(driver.run([prompt])[0].decoding_rate for prompt in prompts)
     note = f"stated {stated.tokens_per_s:.0f}, measured {measured:.0f} tokens/s"
     return Figure(f"{model}: error of the stated decode of 1", abs(stated.tokens_per_s / measured - 1), "", 0.15, note=note)

@@ -1,9 +1,9 @@
 """Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
 The exact sum of a group has the same bits in any tile. Each plane of a row is a row of the tile, so the planes share the weights that the
-tile reads. With weights of 4 bits, most numbers of the upper plane are zero. Then both planes are added to one sum: the tile multiplies the
-lower plane, and then those numbers of the upper plane that are not zero. This sum fits in 32 bits, and as f32 it equals the two sums of the
-planes joined.
+tile reads. With weights of 4 bits, most numbers of the upper plane are zero. Then the tile adds both planes to one sum, and skips zeros of
+the upper plane. Otherwise the two sums of a group are joined as integers, if the whole fits in 32 bits. As f32, it equals the two sums
+joined as floats.
 
 Memory limits a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the scales of
 several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, configure_counted, multiply
-from compiler.backends.cpu.schedule.product.panels import Panels, Remainder, Tiles
+from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Remainder, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
 from compiler.ir.dims import Dim, ceil_div, dim_min
@@ -32,10 +32,13 @@ from compiler.ir.loops.write import Array, Kernel, cast, const
 from compiler.ir.prove import prove_divisible
 from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.products import ProductTile
+from compiler.passes.number_schemes import LONGEST
 
 F32, I32 = DType.F32, DType.I32
 ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
+BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block with few rows may exceed it
+BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
@@ -58,17 +61,33 @@ class Groups:
     @property
     def joins_planes(self) -> bool:
         """Whether both planes of a row share one sum."""
-        return self.num_planes == 2 and self.tile.upper is not None and all(s.group <= LONGEST_JOINED for s in self.product.sums)
+        return self.num_planes == 2 and self.tile.capped(1) is not None and all(s.group <= LONGEST_JOINED for s in self.product.sums)
+
+    @property
+    def joins_sums(self) -> bool:
+        """Whether the sums of the two planes of a row are joined as integers: float units multiply, and other units have time to join."""
+        return self.num_planes == 2 and not self.joins_planes and all(s.group <= LONGEST[16] for s in self.product.sums)
 
     @property
     def abreast(self) -> int:
         """The number of panels of one sum that a single row computes before the next sum."""
         return 1 if len(self.product.sums) == 1 or self.product.row_axis is None else ABREAST
 
+    @property
+    def panels(self) -> Panels:
+        """The panels of the product. A block has at most so many rows that the second-level cache holds them while several panels read
+        them. A claim with a block of fewer rows has more panels, so that claims stay as large."""
+        shape, q = self.tile.shape_of(self.num_planes), self.product.sums[0].q.buffer
+        row_bytes = q.shape[-1].const * self.num_planes * q.dtype.num_bytes if q.shape[-1].is_const else 0
+        rows = next((n for n in BLOCKS if n * row_bytes <= BLOCK_BYTES), BLOCKS[-1])
+        if self.product.choice is not None or self.tile.on_matrix_unit or rows == BLOCK_ROWS:
+            return Panels(self.product, shape, abreast=self.abreast)
+        return Panels(self.product, shape, BLOCK_ROWS // rows, self.abreast, block_rows=rows, rows_per_panel=rows)
+
     # --- sums in registers -----------------------------------------------------------------------------------------------
 
     def write_in_registers(self, k: Kernel) -> None:
-        with Panels(self.product, self.tile.shape_of(self.num_planes), abreast=self.abreast).claims(k) as claim:
+        with self.panels.claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
                     self.write_abreast(k, tiles)
@@ -137,12 +156,12 @@ class Groups:
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
         """Sum one group exactly. Yield each element of the tile with its sum."""
-        num_sums = 1 if self.joins_planes else s.num_planes
+        num_sums, joins = 1 if self.joins_planes else s.num_planes, self.joins_planes or self.joins_sums
         exact = k.local("exact", tile.shape.rows * num_sums, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         part = Part(s.first.substitute({s.axis: g}), Dim.of(s.group))
         with tile.elements(k) as (m, v, lane):
             place = {**tile.at(m, v, lane), s.axis: g}
-            for plane, begin in enumerate([joined_begin(s, place)] if self.joins_planes else begins(s, place)):
+            for plane, begin in enumerate(joined_begins(s, place, num_sums) if joins else begins(s, place)):
                 exact[m * num_sums + plane, v, lane] = begin
         if self.joins_planes:
             self.add_joined(k, s, exact[ZERO, ZERO, ZERO], tile, part)
@@ -150,7 +169,8 @@ class Groups:
             self.add(k, s, exact[ZERO, ZERO, ZERO], tile, part)
         with tile.elements(k) as (m, v, lane):
             planes = [exact[m * num_sums + plane, v, lane] for plane in range(num_sums)]
-            total = cast(planes[0], F32) if self.joins_planes else s.node.exact(planes)
+            whole = (planes[0] << 8) + planes[1] if self.joins_sums else planes[0]
+            total = cast(whole, F32) if joins else s.node.exact(planes)
             yield (m, v, lane), rewrite_dims(total, {**tile.at(m, v, lane), s.axis: g})
 
     # --- sums in memory --------------------------------------------------------------------------------------------------
@@ -217,11 +237,10 @@ class Groups:
 
     def add_joined(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part) -> None:
         """Add the products of a part of k to sums that both planes share."""
-        assert self.tile.upper is not None, self.tile
+        op = self.tile.capped(tile.shape.rows)
+        assert op is not None, self.tile
         row, columns = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2]), self.panel(s, tile, part.begin)
-        stride = s.q.buffer.shape[-1] * s.num_planes
-        for plane, op in ((1, self.tile.product(tile.shape.rows)), (0, replace(self.tile.upper, rows=tile.shape.rows))):
-            multiply(k, op, exact, Load(s.q.buffer, (*row, Dim.of(plane), part.begin)), columns, part, stride)
+        multiply(k, op, exact, Load(s.q.buffer, (*row, ZERO, part.begin)), columns, part, s.q.buffer.shape[-1])
 
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
         """Return the place of element k of the tile's first column."""
@@ -234,10 +253,10 @@ def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
-def joined_begin(s: GroupedSum, place: Point) -> Scalar:
-    """Return the value with which the sum of both planes begins."""
+def joined_begins(s: GroupedSum, place: Point, num_sums: int) -> Sequence[Scalar]:
+    """Return the values with which the sums of both planes begin, if they share a sum or become one. The last one begins with all."""
     upper, lower = begins(s, place)
-    return (upper << 8) + lower if s.node.begins else lower
+    return [const(0, I32)] * (num_sums - 1) + [(upper << 8) + lower if s.node.begins else lower]
 
 
 def of_group(scalar: Scalar, s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:

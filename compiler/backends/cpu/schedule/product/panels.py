@@ -26,7 +26,7 @@ from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
 BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
-ROWS_PER_PANEL = 32  # a claim has one panel for each 32 rows; with more panels and few rows there would be too few claims
+ROWS_PER_PANEL = 32  # with more panels and few rows there would be too few claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Panels:
     together: int = 1  # maximum number of panels of a claim with many rows
     abreast: int = 1  # number of panels of a claim with a single row; with one panel, additions would wait for each other
     block_rows: int = BLOCK_ROWS
+    rows_per_panel: int = ROWS_PER_PANEL  # a claim has one panel for each of so many rows, up to `together`
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
@@ -52,7 +53,7 @@ class Panels:
         panels = ceil_div(self.product.num_columns, self.shape.columns)
         num_rows = Dim.of(1) if row is None else extents[row]
         blocks = ceil_div(num_rows, self.block_rows)
-        many = dim_max(dim_min(num_rows // ROWS_PER_PANEL, self.together), 1) if self.together > 1 else Dim.of(1)
+        many = dim_max(dim_min(num_rows // self.rows_per_panel, self.together), 1) if self.together > 1 else Dim.of(1)
         most = many + (self.abreast - 1) * (1 - dim_min(num_rows - 1, 1))
         groups = ceil_div(panels, most)
         axes = [*((var.name, extent) for var, extent in outer), ("panel" if most == Dim.of(1) else "group", groups), ("block", blocks)]
@@ -108,14 +109,14 @@ class Claim:
 
     def tiles(self, k: Kernel) -> Iterator[Tiles]:
         """Yield the tiles of full height, then those of the remaining rows. If a single row computes `abreast` panels together, yield its
-        tile twice: for claims of that many panels, and for claims of fewer panels."""
+        tile twice: for claims of that many panels, and for claims of fewer or more panels."""
         yield self.full_tiles
         for rest in self.rest_tiles:
             with k.when(rest.exist):
                 if rest.rows > 1 or self.walk.abreast == 1:
                     yield rest
                 else:
-                    with k.when(less(self.walk.abreast - 1, self.num_panels)):
+                    with k.when(less(self.walk.abreast - 1, self.num_panels) & less(self.num_panels, self.walk.abreast + 1)):
                         yield replace(rest, claim=replace(self, num_panels=Dim.of(self.walk.abreast)), are_abreast=True)
                     with k.orelse():
                         yield rest

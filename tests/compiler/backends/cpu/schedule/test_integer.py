@@ -13,7 +13,7 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.idioms.product import grouped_product_in
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.statements import Tile
+from compiler.ir.loops.statements import For, LoopKind, Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.amx import AmxI8ByU8
@@ -206,6 +206,43 @@ def test_coarse_rows_err_little_more_than_eight_bits_do(computed: Callable[..., 
     fine, coarse = (computed(plain(8, 0, 100, 1024, more=more), x, w) for more in ("", COARSE))
     errors = [np.sqrt(np.square(y - x @ w.T).mean() / np.square(x @ w.T).mean()) for y in (fine, coarse)]
     assert errors[0] < 0.01 and errors[1] < 0.015
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 128), (4, 64)])
+def test_blocks_of_long_rows_have_several_panels(computed: Callable[..., Any], bits: int, group: int) -> None:
+    """Rows that fill a quarter of the second-level cache are a block, which several panels read. There are as many claims as with one panel
+    and BLOCK_ROWS rows. The bits of a row are those of the row alone."""
+    k = 8192
+    program, x, w = plain(bits, group, 100, k), f32(70, k), f32(100, k)
+    x[5, 17], x[40, 8000] = 90, -90
+    whole = computed(program, x, w)
+    for rows in (slice(0, 1), slice(31, 41), slice(65, 70)):
+        computed(program, x[rows].copy(), w, known=whole[rows])
+    prims = pipeline(NAMED["avx512-vnni-bf16"]).until("schedule_kernels")(parse(plain(bits, group, 3200, k))).prim_functions.values()
+    (kernel,) = [p for p in prims if p.attrs.get("schedule") == "integer"]
+    (claims,) = [s.extent for s in walk_stmts(kernel.body) if isinstance(s, For) and s.kind is LoopKind.PARALLEL]
+    (rows,) = claims.vars()
+    counts = [claims.evaluate({rows: count}) for count in (1, 32, 64, 256, 512)]
+    assert counts == [100, 100, 100, 104, 208]  # one panel and 256 rows would be 100 and 200
+
+
+def test_the_last_row_of_a_long_block_computes_all_panels_of_its_claim(computed: Callable[..., Any]) -> None:
+    """A single row computes four panels of gate and up together. A claim may have eight."""
+    k, n = 4096, 9 * 32
+    program = f"""
+        func main(x: f32[m, {k}], g: f32[{n}, {k}], u: f32[{n}, {k}]) -> object {{
+          dataflow {{
+            g2 = quantize(g, bits=4, group=128) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=128)
+            u2 = quantize(u, bits=4, group=128) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=128)
+            a = linear(x, gd) b = linear(x, ud) s = silu(a) y = multiply(s, b)
+          }}
+          return y
+        }}
+    """
+    x, weights = f32(257, k), (f32(n, k), f32(n, k) * 0.5)
+    whole = computed(program, x, *weights)
+    for rows in (slice(255, 257), slice(256, 257)):
+        computed(program, x[rows].copy(), *weights, known=whole[rows])
 
 
 @pytest.mark.parametrize("largest", [-2.0, 2.0])
