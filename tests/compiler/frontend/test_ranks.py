@@ -78,6 +78,7 @@ def test_a_rank_has_its_part_of_heads_and_columns() -> None:
         ("bert", "is an encoder"),
         ("gpt_oss", "is of the family gpt_oss, whose layers have no such division yet"),
         ("qwen2-classes", "has a classification head"),
+        ("../listening_models/voxtral", "hears audio in conversations"),
     ],
 )
 def test_models_that_have_no_division_are_named(name: str, expected: str) -> None:
