@@ -343,8 +343,8 @@ class _Statements(Statements):
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._special("tid") if self.kept is None else self._thread_again()
-        with self.code.scope() as level:
-            self.indices.env[loop.var] = Index(thread, 0 if self.kept is None else level)
+        with nullcontext(0) if self.kept is None else self.code.scope() as level:
+            self.indices.env[loop.var] = Index(thread, level)
             self.in_thread = True
             with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
                 self.run(loop.body)
