@@ -23,6 +23,7 @@ class Storage:
     pointer: str
     size: int | None = None  # number of elements of a local buffer
     lane: DimVar | None = None  # variable of a vector loop whose lanes each have a copy of the buffer, in an additional innermost dimension
+    level: int = 0  # the scope in which the pointer is known, and in all scopes inside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class MemoryAccess:
         offset = self._offset(buffer, indices, storage)
         shared, fixed, varying = self.split_lanes(offset)
         lowest = min(fixed) if fixed else 0
-        pointer = self._pointer(storage.pointer, element, shared, lowest)
+        pointer = self._pointer(storage, element, shared, lowest)
         if varying is not None:
             if fixed:
                 offsets = Index(vector_literal("i64", (f - lowest for f in fixed)), 0, self.num_lanes)
@@ -145,10 +146,10 @@ class MemoryAccess:
             self._flat[key] = flat
         return flat
 
-    def _pointer(self, base: str, element: str, parts: list[Index], constant: int) -> str:
+    def _pointer(self, storage: Storage, element: str, parts: list[Index], constant: int) -> str:
         """Add offsets to the pointer, those of outer scopes first, so that few additions remain in inner loops. The constant comes last,
         because an instruction can contain it."""
-        pointer, at = base, 0
+        pointer, at = storage.pointer, storage.level
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):
             step = self.indices.total(p for p in parts if p.level == level and isinstance(p.value, str))

@@ -33,7 +33,7 @@ class Parameters:
 
     def expressions(self, code: Code, target: Target) -> Expressions:
         """Return an emitter of expressions for a function with these parameters, whose body is `code`."""
-        scalars = {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
+        scalars = {p: from_word(code, f"%d{i}", p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
         expressions = Expressions(code, scalars, target)
         expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}
         expressions.indices.env = {d: Index(f"%d{i}") for i, d in enumerate(self.dims) if isinstance(d, DimVar)}
@@ -58,7 +58,8 @@ def _range(dim: DimVar | ScalarParam) -> str:
     return "" if low is None else f"range(i64 {low}, {-(2**63) if high is None else high + 1}) "
 
 
-def _from_word(code: Code, word: str, dtype: DType) -> str:
+def from_word(code: Code, word: str, dtype: DType, level: int = 0) -> Value:
+    """Return the scalar that is passed in a word, which is known in scope `level`."""
     if dtype.is_float:
-        return code.hoist(0, f"fptrunc double {code.hoist(0, f'bitcast i64 {word} to double')} to float")
-    return word if dtype is DType.I64 else code.hoist(0, f"trunc i64 {word} to {register(dtype)}")
+        return Value(code.hoist(level, f"fptrunc double {code.hoist(level, f'bitcast i64 {word} to double')} to float"), dtype)
+    return Value(word if dtype is DType.I64 else code.hoist(level, f"trunc i64 {word} to {register(dtype)}"), dtype)

@@ -443,6 +443,10 @@ class IntegerFragments(Format):
         return self.order.columns
 
     @property
+    def kind(self) -> Kind:
+        return Kind.INT
+
+    @property
     def offset(self) -> int:
         return 1 << self.bits - 1
 
@@ -471,6 +475,25 @@ class IntegerFragments(Format):
         if self.upper is not None:
             panels, order = np.stack([panels & 15, panels >> 4], -1).reshape(*panels.shape[:2], -1), Order((*order.bits, self.upper))
         return order.unpacked(panels).astype(np.int32) - self.offset
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatFragments(IntegerFragments):
+    """Floats of 4 bits (e2m1) in such panels. An element is the double of the float, which is an integer."""
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.E2M1
+
+    @property
+    def offset(self) -> int:
+        return 0
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return looked_up(IntegerFragments.decode(self, stored, k), self.kind)
+
+    def unpacked(self, panels: Any) -> Any:
+        return TABLES[self.kind].astype(np.int32)[IntegerFragments.unpacked(self, panels)]
 
 
 F = TypeVar("F", bound=Format)
@@ -528,6 +551,7 @@ FRAGMENTS4 = _row(
         upper=along(1),
     )
 )
+FRAGMENTS_E2M1 = _row(FloatFragments("fragments_e2m1", bits=4, depth=32, rows=BF16, dtype=I32, order=FRAGMENTS4.order, upper=along(1)))
 # Formats for `wgmma`, in panels of 32 columns. The instruction reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along
 # k. Integers are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
 BRICKS = _row(

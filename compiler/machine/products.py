@@ -256,8 +256,8 @@ _TILES: Final = (
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
 _GPU_TILES: Final = tuple(
     ProductTile(op, op.format, depth=op.step)
-    for kind in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
-    for op in (replace(kind, bits=bits, e4m3=e4m3) for bits, e4m3 in kind.formats)
+    for tile in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
+    for op in (replace(tile, bits=bits, kind=kind) for bits, kind in tile.formats)
 )
 
 

@@ -146,9 +146,9 @@ class PackOperands:
 def _integer(buffer: Buffer, format: IntegerFragments, panel: Buffer, scalar: Scalar) -> Scalar:
     """Replace an integer that is read from the buffer by the packed integer."""
     found = stored_number(scalar)
-    if found is None or not isinstance(found[1], Load) or found[1].buffer is not buffer:
+    if found is None or not isinstance(found.place, Load) or found.place.buffer is not buffer:
         return scalar
-    *matrix, n, r = found[1].indices
+    *matrix, n, r = found.place.indices
     (k,) = r.vars()
     return Cast(format.element((panel,), n, k.dim, tuple(matrix)), DType.F32)
 

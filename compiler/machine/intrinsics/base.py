@@ -18,6 +18,7 @@ class Intrinsic(TileOp):
     needs: ClassVar[Features] = NONE
     vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
     threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
+    crowded: ClassVar[bool] = False  # whether threads of a GPU have no registers to spare while they run the intrinsic
     shared_alignment: ClassVar[int] = 16  # alignment in bytes of operands in the shared memory of a GPU
 
     @property

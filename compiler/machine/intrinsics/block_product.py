@@ -15,6 +15,7 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.fma import numpy_fma
+from compiler.ir.numbers import Kind
 from compiler.ir.tiles import Array, Operand
 from compiler.llvm.ssa import Code, float_literal, multiply_add
 from compiler.machine.formats import FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments, Ordered
@@ -44,7 +45,7 @@ class BlockProduct(ProductOp):
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
-    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]]  # the formats of weights, by bits per weight and whether they are e4m3
+    formats: ClassVar[Mapping[tuple[int, str], PanelFormat]]  # the formats of weights, by bits per weight and kind of numbers
     one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     least_stages: ClassVar[int]  # minimum number of stages
@@ -52,13 +53,13 @@ class BlockProduct(ProductOp):
     rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
     sums: int = 1
     bits: int = 16  # bits per weight
-    e4m3: bool = False  # whether weights of 8 bits are floats
+    kind: str = Kind.INT  # the kind of numbers of weights with fewer than 16 bits
     wide_scales: bool = False  # whether scales are f32 instead of bf16
     apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        holds = self.panel_dtype if self.bits == 16 else DType.E4M3 if self.e4m3 else DType.U8
+        holds = self.panel_dtype if self.bits == 16 else DType.E4M3 if self.kind == Kind.E4M3 else DType.U8
         panels = [Operand(f"b{i}", holds) for i in range(self.sums)]
         scale = DType.F32 if self.wide_scales else DType.BF16
         scales = [Operand(f"scale{i}", scale) for i in range(self.sums)] if self.has_scales else []
@@ -77,8 +78,10 @@ class BlockProduct(ProductOp):
             yield f"rows are {self.rows}, expected a multiple of {EIGHT} up to {self.most_rows}"
         if self.columns < 1 or (self.columns % NARROW and self.columns not in self.thin_columns):
             yield f"columns are {self.columns}, expected a multiple of {NARROW}"
-        if (self.bits, self.e4m3) not in self.formats:
-            given, *known = (f"{bits} (e4m3)" if e4m3 else str(bits) for bits, e4m3 in ((self.bits, self.e4m3), *self.formats))
+        if (self.bits, self.kind) not in self.formats:
+            given, *known = (
+                str(bits) if kind == Kind.INT else f"{bits} ({kind})" for bits, kind in ((self.bits, self.kind), *self.formats)
+            )
             yield f"bits are {given}, expected {', '.join(known)}"
         elif self.sums < 1 or self.shared_bytes > self.most_bytes or self.stages < self.least_stages:
             wanted = f"{self.sums} sums of {self.rows} rows and {self.columns} columns"
@@ -114,7 +117,7 @@ class BlockProduct(ProductOp):
 
     @property
     def format(self) -> PanelFormat:
-        return self.formats[self.bits, self.e4m3]
+        return self.formats[self.bits, self.kind]
 
     def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> BlockProduct:
         """Return the best variant of this tile for sums of `length` elements, in groups of `group`. `fills` says whether only one block of
@@ -209,7 +212,7 @@ class BlockProduct(ProductOp):
 
     def chunks(self, k: int) -> list[Array]:
         """Return for each instruction, in order, the indices k of the products that it adds up."""
-        format = self.formats[16, False]
+        format = self.formats[16, Kind.INT]
         assert isinstance(format, Fragments)
         return format.chunks(k)
 
@@ -242,12 +245,13 @@ class ProductCode(BlockCode):
 
     def eight_bits(self, words: Sequence[str]) -> list[str]:
         """Convert words of a lane to registers: two words to the four registers of an instruction."""
-        converted = self._floats if self.op.e4m3 else self._bytes
+        converted = self._floats if self.op.kind == Kind.E4M3 else self._bytes
         return [converted(word, first) for word in words for first in (0, 2)]
 
     def four_bits(self, word: str) -> list[str]:
         """Convert a word of a lane to the four registers of an instruction."""
-        return [self._nibbles(word, pair) for pair in (0, 2, 1, 3)]
+        converted = self._small_floats if self.op.kind == Kind.E2M1 else self._nibbles
+        return [converted(word, pair) for pair in (0, 2, 1, 3)]
 
     def _bytes(self, word: str, first: int) -> str:
         """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 makes it 2^23 + byte. The difference to 2^23 + offset has so
@@ -275,6 +279,15 @@ class ProductCode(BlockCode):
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
         held = code.op(f'call i32 asm "lop3.b32 $0, $1, {0x000F000F}, $2, 0xEA;", "=r,r,r"(i32 {shifted}, i32 {0x43004300})')
         return self._fma(held, 1.0, -128.0 - FRAGMENTS4.offset)
+
+    def _small_floats(self, word: str, pair: int) -> str:
+        """Convert two e2m1 in the same places to bf16, doubled. Their exponents and significands in the place of those of bf16 are too
+        small by a factor of 2^127; the product with it is exact."""
+        code, parts = self.code, list[str]()
+        for distance, mask in ((12 - 4 * pair, 0x80008000 - 2**32), (6 - 4 * pair, 0x01C001C0)):  # of the sign, and of the other bits
+            moved = word if distance == 0 else code.op(f"{'shl' if distance > 0 else 'lshr'} i32 {word}, {abs(distance)}")
+            parts.append(code.op(f"and i32 {moved}, {mask}"))
+        return self._fma(code.op(f"or i32 {parts[0]}, {parts[1]}"), 2.0**127, -0.0)
 
     def _fma(self, pair: str, factor: float, addend: float) -> str:
         """Multiply each bf16 of a pair by a factor, and add a number."""

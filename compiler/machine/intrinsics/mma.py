@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import ClassVar
 
+from compiler.ir.numbers import Kind
 from compiler.ir.tiles import tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, FRAGMENTS_E4M3
+from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, FRAGMENTS_E2M1, FRAGMENTS_E4M3
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, SHARED_BYTES, WARPS
 from compiler.machine.intrinsics.block_product import SIXTEEN, BlockProduct, PanelFormat, ProductCode
 from compiler.machine.target import GPU, Target
@@ -33,11 +34,12 @@ HEIGHTS = (8, 16, 32, 64)
 @tile_op
 class Mma(BlockProduct):
     name: ClassVar[str] = "mma_product"
-    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]] = {
-        (16, False): FRAGMENTS,
-        (8, False): FRAGMENTS8,
-        (8, True): FRAGMENTS_E4M3,
-        (4, False): FRAGMENTS4,
+    formats: ClassVar[Mapping[tuple[int, str], PanelFormat]] = {
+        (16, Kind.INT): FRAGMENTS,
+        (8, Kind.INT): FRAGMENTS8,
+        (8, Kind.E4M3): FRAGMENTS_E4M3,
+        (4, Kind.INT): FRAGMENTS4,
+        (4, Kind.E2M1): FRAGMENTS_E2M1,
     }
     most_rows: ClassVar[int] = HEIGHTS[-1]
     least_stages: ClassVar[int] = 2

@@ -28,6 +28,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import ClassVar
 
+from compiler.ir.numbers import Kind
 from compiler.ir.tiles import tile_op
 from compiler.llvm.ssa import Code
 from compiler.machine.formats import BRICKS, LANES4, LANES8, LANES_E4M3
@@ -71,11 +72,11 @@ class Wgmma(BlockProduct):
     threads: ClassVar[int] = CONSUMERS + LANES
     writers: ClassVar[int] = CONSUMERS
     needs: ClassVar[Features] = Features(["sm_90a"])
-    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]] = {
-        (16, False): BRICKS,
-        (8, False): LANES8,
-        (8, True): LANES_E4M3,
-        (4, False): LANES4,
+    formats: ClassVar[Mapping[tuple[int, str], PanelFormat]] = {
+        (16, Kind.INT): BRICKS,
+        (8, Kind.INT): LANES8,
+        (8, Kind.E4M3): LANES_E4M3,
+        (4, Kind.INT): LANES4,
     }
     one_shape: ClassVar[bool] = False
     most_rows: ClassVar[int] = 128

@@ -52,6 +52,7 @@ LARGEST_LATENT = 576  # maximum number of elements of a latent: 64 rows of queri
 STAGES = 2
 PART = 64  # number of elements of a part of keys or values that is copied alone, and of values that are multiplied at a time
 LINE_BYTES = 128  # bytes of a part of a line of keys
+KEPT_BYTES = 32
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 
@@ -81,6 +82,7 @@ class WgmmaAttend(Intrinsic):
     name: ClassVar[str] = "wgmma_attend"
     threads: ClassVar[int] = 2 * WARPS * LANES
     needs: ClassVar[Features] = Features(["sm_90a"])
+    crowded: ClassVar[bool] = True
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int
     heads: int
@@ -188,8 +190,13 @@ class WgmmaAttend(Intrinsic):
         return self.halves * self.stages * self.parts
 
     @property
-    def shared_bytes(self) -> int:
+    def kept_at(self) -> int:
+        """The offset in shared memory of the numbers that threads read again instead of keeping them in registers."""
         return self.barriers_at + self.num_barriers * 8
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.kept_at + KEPT_BYTES
 
     # --- meaning ---------------------------------------------------------------------------------------------------------
 

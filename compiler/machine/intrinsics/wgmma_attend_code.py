@@ -92,8 +92,9 @@ class AttendCode(Rows):
     def _join_split(self, turn: str) -> None:
         """Turn the scores of a split into weights, multiply the values, and join the means to those before. Meanwhile, wait for the keys of
         the next split, which are multiplied in the same turn of this warpgroup."""
-        code, start, following = self.code, self.first_of(turn, SPLIT), self.plus(turn, "1")
-        begins, ends = code.op(f"icmp slt i32 {start}, {self.starts}"), code.op(f"icmp slt i32 {self.ends}, {self.add(start, str(SPLIT))}")
+        code, start, following = self.code, self.first_of(turn, SPLIT, self.kept("begin")), self.plus(turn, "1")
+        begins = code.op(f"icmp slt i32 {start}, {self.kept('starts')}")
+        ends = code.op(f"icmp slt i32 {self.kept('ends')}, {self.add(start, str(SPLIT))}")
         is_edge = code.op(f"or i1 {begins}, {ends}")  # whether a row does not see all keys
         if self.op.softcap:
             self.store_floats([self._capped(x) for x in self.load_floats(self.scores)], self.scores)
@@ -232,12 +233,13 @@ class AttendCode(Rows):
     def _mask(self, start: str) -> None:
         """Replace the scores of keys that a row does not see."""
         code, seen = self.code, list[str]()
-        last = code.op(f"sub i64 {self.rows}, 1")
+        last = code.op(f"sub i64 {self._num_rows()}, 1")
         rows, quad = self._own_rows()
+        bounds = [self.kept(name) for name in ("first", "end")]
         origin = self.add(start, self.short(self.times(quad, 2)))  # position of the thread's first key
         for row in rows:
             token = self.divided(code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), self.op.heads)
-            places = (self.gep(SHARED, x, token, "i32") for x in (self.first, self.end))
+            places = (self.gep(SHARED, x, token, "i32") for x in bounds)
             before = [self._keys_before(code.op(f"sub i32 {code.op(f'load i32, {SHARED} {x}, align 4')}, {origin}")) for x in places]
             seen.append(code.op(f"xor i32 {code.op(f'and i32 {before[0]}, {before[1]}')}, {before[1]}"))
         masked: list[str] = []

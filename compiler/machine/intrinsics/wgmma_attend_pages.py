@@ -16,7 +16,7 @@ from functools import reduce
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.mma_pages import SPLIT
-from compiler.machine.intrinsics.wgmma_attend import LINE_BYTES, WgmmaAttend
+from compiler.machine.intrinsics.wgmma_attend import KEPT_BYTES, LINE_BYTES, WgmmaAttend
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 CHUNK = 16  # bytes
@@ -24,6 +24,9 @@ KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
 WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
+# The offsets of the numbers that are read again, and the types of those that are pointers.
+KEPT = {"out": 0, "first": 8, "end": 12, "starts": 16, "ends": 20, "begin": 24, "rows": 28}
+POINTERS = {"out": GLOBAL, "first": SHARED, "end": SHARED}
 FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
 
 
@@ -69,6 +72,7 @@ class Pages(BlockCode):
         end = code.op(f"udiv i32 {self.add(self.high, str(SPLIT - 1))}, {SPLIT}")
         splits = code.op(f"call i32 @llvm.smax.i32(i32 {code.op(f'sub i32 {end}, {self.begin}')}, i32 0)")  # 0: rows see no keys at all
         self.splits = code.op(f"zext i32 {splits} to i64")  # turn t computes split `begin` + t, in stage t % stages
+        self._keep()
 
     def _extremes(self, positions: str) -> list[str]:
         """Return the least and the largest of the positions of all tokens."""
@@ -81,6 +85,28 @@ class Pages(BlockCode):
             own = reduce(lambda a, b: code.op(f"call i32 @llvm.s{which}.i32(i32 {a}, i32 {b})"), loaded)
             found.append(code.op(f'call i32 asm sideeffect "redux.sync.{which}.s32 $0, $1, -1;", "=r,r"(i32 {own}) convergent'))
         return found
+
+    def _keep(self) -> None:
+        """Let one thread store numbers that are seldom read. All threads read them again where they need them, so that no register holds
+        them meanwhile. The first barrier of the block comes before the first such read."""
+        code, places = self.code, (self.out, self.first, self.end)
+        numbers = [
+            code.op(f"ptrtoint {kind} {x} to i{bits}") for x, kind, bits in zip(places, (GLOBAL, SHARED, SHARED), (64, 32, 32), strict=True)
+        ]
+        kept = [("i64", numbers[0]), *(("i32", x) for x in (*numbers[1:], self.starts, self.ends, self.begin, self.short(self.rows)))]
+        assert sum(int(kind[1:]) // 8 for kind, _ in kept) <= KEPT_BYTES
+        with code.when(code.op(f"icmp eq i64 {self.thread}, 0")):
+            for (kind, value), at in zip(kept, KEPT.values(), strict=True):
+                place = self.gep(SHARED, self.stages, str(self.op.kept_at + at))
+                code.do(f"store {kind} {value}, {SHARED} {place}, align {int(kind[1:]) // 8}")
+
+    def kept(self, name: str) -> str:
+        """Read a number that one thread has stored."""
+        kind, place = "i64" if name == "out" else "i32", self.gep(SHARED, self.stages, str(self.op.kept_at + KEPT[name]))
+        found = self.code.op(f"load volatile {kind}, {SHARED} {place}, align {int(kind[1:]) // 8}")
+        if name not in POINTERS:
+            return found
+        return self.code.op(f"inttoptr {kind} {found} to {POINTERS[name]}")
 
     def thread_again(self) -> str:
         """Read the number of the thread once more. What is computed from it here then takes no registers elsewhere."""
@@ -98,9 +124,9 @@ class Pages(BlockCode):
     def add(self, a: str, b: str) -> str:
         return self.code.op(f"add i32 {a}, {b}")
 
-    def first_of(self, turn: str, of_split: int) -> str:
+    def first_of(self, turn: str, of_split: int, begin: str = "") -> str:
         """Return the first position of a turn's split, or its first page, where a split has `of_split` positions or pages."""
-        return self.code.op(f"mul i32 {self.add(self.begin, self.short(turn))}, {of_split}")
+        return self.code.op(f"mul i32 {self.add(begin or self.begin, self.short(turn))}, {of_split}")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
 

@@ -62,9 +62,10 @@ class Rows(Pages):
         code, op = self.code, self.op
         means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
         rows, quad = self._own_rows()
+        num_rows, out = self._num_rows(), self.kept("out")
         for i, row in enumerate(rows):
-            with code.when(code.op(f"icmp slt i64 {row}, {self.rows}")):
-                own = self._place(self.out, row, quad, 2 if op.rounds else 4, op.out_size)
+            with code.when(code.op(f"icmp slt i64 {row}, {num_rows}")):
+                own = self._place(out, row, quad, 2 if op.rounds else 4, op.out_size)
                 if op.is_latent:
                     own = self.gep(GLOBAL, own, self.times(self.own_warpgroup(), op.columns * (2 if op.rounds else 4)))
                 reciprocal = code.op(f"fdiv float 1.0, {sums[i]}")
@@ -80,6 +81,10 @@ class Rows(Pages):
         both = code.op(f"insertelement <2 x float> poison, float {pair[0]}, i32 0")
         both = code.op(f"insertelement <2 x float> {both}, float {pair[1]}, i32 1")
         code.do(f"store <2 x float> {both}, {GLOBAL} {self.gep(GLOBAL, own, str(4 * element))}, align 8")
+
+    def _num_rows(self) -> str:
+        """Read the number of rows again."""
+        return self.code.op(f"zext i32 {self.kept('rows')} to i64")
 
     def _own_rows(self) -> tuple[list[str], str]:
         """Return the numbers of this thread's rows, and its number among the four lanes that share a row."""

@@ -23,6 +23,7 @@ from compiler.machine.formats import (
     FRAGMENTS,
     FRAGMENTS4,
     FRAGMENTS8,
+    FRAGMENTS_E2M1,
     FRAGMENTS_E4M3,
     LANES4,
     LANES8,
@@ -157,15 +158,16 @@ def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
     np.testing.assert_array_equal(np.stack([first.reshape(4, 4), second.reshape(4, 4)], 1).reshape(-1), np.arange(K))
 
 
-@pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4, LANES8, LANES4], ids=lambda f: f.name)
+@pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4, FRAGMENTS_E2M1, LANES8, LANES4], ids=lambda f: f.name)
 def test_integers_in_fragments(format: IntegerFragments) -> None:
-    """Integers that a kernel packs into fragments decode to the same integers by `element` and by `unpacked`."""
+    """Numbers that a kernel packs into fragments decode to the same numbers by `element` and by `unpacked`."""
     k, deep = Kernel(), format.depth
-    given = RNG.integers(-format.offset, format.offset, (format.columns, 2 * deep)).astype(np.int32)
+    codes = RNG.integers(0, 1 << format.bits, (format.columns, 2 * deep)).astype(np.int32)
+    given = TABLES[format.kind].astype(np.int32)[codes] if format.kind in TABLES else codes - format.offset
     panels = np.zeros((1, 2, format.line_bytes), np.uint8)
-    w, p = k.array(buffer("w", given)), k.array(buffer("p", panels))
+    w, p = k.array(buffer("w", codes)), k.array(buffer("p", panels))
     with k.nest(p.shape) as (panel, step, line):
-        p[panel, step, line] = cast(format.byte(line, lambda n, r: w[n, step * deep + r] + format.offset), DType.U8)
-    run_prim(PrimFunc((w.buffer, p.buffer), 1, k.body()), (given, panels))
+        p[panel, step, line] = cast(format.byte(line, lambda n, r: w[n, step * deep + r]), DType.U8)
+    run_prim(PrimFunc((w.buffer, p.buffer), 1, k.body()), (codes, panels))
     np.testing.assert_array_equal(format.unpacked(panels), given)
     np.testing.assert_array_equal(elements(format.name, panels, length=2 * deep), given[:N])

@@ -97,6 +97,7 @@ def test_a_gpu_multiplies_on_its_tensor_cores() -> None:
         tiles = product_tiles(target)
         assert tiles.pairs is not None and tiles.pairs.op.runs_on(target) and not tiles.integers and not tiles.on_matrix_unit
         kinds = ["wgmma_product"] if target.name == "sm_90a" else []
-        assert [(t.op.name, t.format.bits) for t in tiles.tiles] == [(k, b) for k in (*kinds, "mma_product") for b in (16, 8, 8, 4)]
+        found = [(t.op.name, t.format.bits) for t in tiles.tiles]
+        assert found == [*((k, b) for k in (*kinds, "mma_product") for b in (16, 8, 8, 4)), ("mma_product", 4)]
         assert [(t.format.bits, t.format.dtype) for t in tiles.scaled[:3]] == [(8, DType.I32), (8, DType.E4M3), (4, DType.I32)]
     assert not tiles.pairs.op.runs_on(NAMED["amx"])

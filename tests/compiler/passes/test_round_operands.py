@@ -74,6 +74,25 @@ def test_of_products_with_experts_those_with_floats_of_eight_bits_are_rounded(
     stays(RoundOperands(frozenset([Kind.INT])), before.replace("e4m3", "i8").replace(', kind="i8"', ""))
 
 
+@pytest.mark.parametrize(
+    ("w", "made", "kinds"),
+    [
+        ("w: bf16[3, 4, 64]", "", ()),
+        ("q: i8[3, 4, 64], s: f32[3, 4, 1]", "w = dequantize(q, s)", (Kind.INT,)),
+        ("q: u8[3, 4, 32], s: bf16[3, 4, 2]", 'w = dequantize(q, s, bits=4, group=32, kind="e2m1")', (Kind.E2M1,)),
+    ],
+    ids=["bf16", "integers", "floats of four bits"],
+)
+def test_where_all_products_with_experts_have_tiles_their_rows_are_rounded(
+    becomes: Callable[..., None], stays: Callable[..., None], w: str, made: str, kinds: tuple[Kind, ...]
+) -> None:
+    given = f"func main(x: f32[n, 64], {w}, e: i32[n]) -> f32[n, 4] {{ {made}"
+    before = f'{given} y = expert_linear(x, w, e, tolerates="bf16") return y }}'
+    expected = f'{given} r = cast(x, dtype="bf16") y = expert_linear(r, w, e, out_dtype="f32") return y }}'
+    becomes(RoundOperands(frozenset(kinds), of_experts=True), before, expected)
+    stays(RoundOperands(frozenset(kinds)), before)
+
+
 @pytest.mark.parametrize("kinds", [frozenset([Kind.E4M3]), frozenset([Kind.INT])], ids=["floats", "integers"])
 @pytest.mark.parametrize("tolerates", [True, False])
 def test_rows_beside_floats_of_eight_bits_are_rounded_if_they_tolerate_it(

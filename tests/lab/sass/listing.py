@@ -81,6 +81,11 @@ class Listing:
     def innermost(self) -> tuple[Loop, ...]:
         return tuple(loop for loop in self.loops if not any(loop.contains(other) for other in self.loops))
 
+    @property
+    def num_local(self) -> int:
+        """The number of loads and stores in local memory, where a thread's stack is."""
+        return sum(x.kind in ("LDL", "STL") for x in self.instructions)
+
     def _waits(self, number: int) -> bool:
         """Return whether a branch is in a block that only tests an mbarrier again. The assembler puts such blocks behind the kernel."""
         begin = number

@@ -7,11 +7,8 @@ from dataclasses import dataclass, replace
 
 from compiler.driver import Options, compile_module, plan
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.layers.nn import WeightFormat
-from compiler.frontend.numerics import Numerics
+from compiler.frontend.decoder import ENTRY, StepBounds
 from compiler.ir.dims import Dim
-from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Launch
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import Allocate, For, Stmt, Tile
@@ -21,11 +18,11 @@ from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import get
 from deploy.bench.compute.case import Case
-from deploy.bench.synthetic import dtypes_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.executable import Executable, Phase
 from tests.lab.planned import Sizes, planned_bytes
 from tests.lab.sass.listing import Listing
+from tests.lab.sass.programs import step_of
 from tests.lab.sass.tools import Assembled, Usage, assemble
 
 
@@ -110,13 +107,11 @@ class ProgramCode:
 
 
 class StepCode(ProgramCode):
-    """The step of a model. It has two layers, which stand for `num_layers`."""
+    """The step of a model. Its program has two layers, which stand for `num_layers`."""
 
     def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
         self.num_layers = config.num_layers
-        config = replace(config, num_layers=2)
-        held, numerics = WeightFormat.parse(form), Numerics.on(get(target))
-        super().__init__(build_step(config, dtypes_of(config), bounds, DType.BF16, held, numerics=numerics), target)
+        super().__init__(step_of(config, form, target, bounds), target)
 
     def launches(self, case: Case) -> list[Launched]:
         """Return the launches of a step in order."""

@@ -51,4 +51,4 @@ def test_a_range_counts_the_trips_of_its_loops() -> None:
 
 
 def test_the_assembler_says_what_a_kernel_uses() -> None:
-    assert read_usage(SAID) == {"one$p0": Usage(72, 1024, 12), "other$p0": Usage(30, 0, 0)}
+    assert read_usage(SAID) == {"one$p0": Usage(72, 1024, 12, 8), "other$p0": Usage(30, 0, 0, 0)}

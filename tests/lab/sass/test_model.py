@@ -19,7 +19,7 @@ COPY: Line = ("UBLKCP.S.G [UR8], [UR10], UR4", 1, 7, 0)
 
 def kernel(registers: int, threads: int, shared_bytes: int) -> Kernel:
     prim: Any = None
-    return Kernel("product", "", prim, sample(), Usage(registers, 0, 0), threads, shared_bytes, ())
+    return Kernel("product", "", prim, sample(), Usage(registers, 0, 0, 0), threads, shared_bytes, ())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from tests.lab.sass.listing import Listing, read_listings
 PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia"  # where NVIDIA's packages install their tools
 SERIALISED = re.compile(r"warning|serializ|C75\d\d", re.IGNORECASE)  # what the assembler says of `wgmma` that it runs one by one
 _USAGE = re.compile(
-    r"Compiling entry function '(?P<name>[^']+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r"Compiling entry function '(?P<name>[^']+)'.*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads"
     r".*?Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
     re.DOTALL,
 )
@@ -33,7 +34,8 @@ class Usage:
 
     registers: int
     shared_bytes: int  # those that the kernel declares; a launch may request more
-    spilled_bytes: int
+    spilled_bytes: int  # read from the stack or written to it, because registers did not suffice
+    stack_bytes: int  # of a thread, in local memory: for what is spilled, and for arrays whose indices are not constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def read_usage(said: str) -> dict[str, Usage]:
     for match in _USAGE.finditer(said):
         shared = _SHARED.search(match["rest"])
         spilled = int(match["stores"]) + int(match["loads"])
-        usage[match["name"]] = Usage(int(match["registers"]), int(shared[1]) if shared else 0, spilled)
+        usage[match["name"]] = Usage(int(match["registers"]), int(shared[1]) if shared else 0, spilled, int(match["stack"]))
     return usage
 
 

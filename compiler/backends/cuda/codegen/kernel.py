@@ -19,40 +19,47 @@ for the end of the launches before it (early.py).
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile
 before the next statement of the block.
+
+Some tiles leave threads no registers for anything else (`Intrinsic.crowded`). Then arguments are kept in shared memory (arguments.py), and
+$run computes one iteration of the block loop, whose number is its last argument.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from compiler.backends.cuda.codegen.arguments import BLOCK, WORD_BYTES, KeptArguments
 from compiler.backends.cuda.codegen.early import early_buffers
 from compiler.bytecode.kernel import KernelCode, PhaseSymbols
-from compiler.codegen.expressions import Expressions
 from compiler.codegen.kernel import Phase, kernel_of
 from compiler.codegen.parameters import Parameters
 from compiler.codegen.statements import Statements, constant_extent
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import Allocate, For, LoopKind, Stmt, Store, Tile
 from compiler.ir.loops.visit import walk_stmts
-from compiler.llvm.indices import Index
+from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES
 from compiler.machine.target import Target
 
 COUNTERS = "%counters"
+BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
+THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
-  %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
-  %either = or i32 %thread, %block
+  %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
+  %either = or i32 %thread, %number
   %first = icmp eq i32 %either, 0
   %wanted = icmp ne i32 %tells, 0
   %begins = and i1 %first, %wanted
@@ -75,13 +82,15 @@ def ptx_name(symbol: str) -> str:
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
-    shared = _Shared.of(stmt)
-    statements = _Statements(code, parameters.expressions(code, target), target, name, threads, shared)
+    shared = _Shared.of(stmt, KeptArguments.num_bytes(parameters))
+    statements = _Statements(code, parameters, target, name, threads, shared)
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
         raise CompileError(f"phase {symbol} is not a loop over blocks; schedule it first (pass schedule_kernels)")
-    text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
+    text = ", ".join(
+        filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "", "" if statements.kept is None else f"i64 {BLOCK}"))
+    )
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     early: tuple[int, ...] | None = None
     if target.begins_early:
@@ -89,7 +98,9 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
         early = tuple(i for i, b in enumerate(parameters.buffers) if b in buffers)
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes, early)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
-    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _launched(stmt, threads)))), grid)
+    loop = None if statements.kept is None else _BlockLoop(blocks.extent, statements.kept.block_place)
+    entry = _entry(symbols, parameters, _launched(stmt, threads), loop)
+    return Phase(symbols, code, "\n".join((*statements.shared, run, entry)), grid)
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
@@ -108,26 +119,81 @@ def _launched(stmt: Stmt, threads: int) -> str:
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
 
-def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str) -> str:
-    """Emit the entry function of a phase, which loads the arguments from the launch record and calls the phase's code."""
-    lines: list[str] = []
-    arguments: list[str] = []
+def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str, blocks: _BlockLoop | None) -> str:
+    """Emit the entry function of a phase, which loads the arguments from the launch record and calls the phase's code: for each of its
+    blocks, if there are `blocks`."""
     name = symbols.body
     # The assembler may move an invariant load behind the wait for earlier launches, and no other load. Products have no registers to spare.
     may_move = "" if symbols.early == () else ", !invariant.load !0"
     kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
-    for i, kind in enumerate(kinds):
-        lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
-        lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8{may_move}")
-        if kind == GLOBAL:
-            lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
-        arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
-    call = f"  call void @{name}$run({', '.join(arguments)})"
     head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record, i32 noundef %tells) nounwind {attributes}"
     begins, waits, ends = list[str](), list[str](), list[str]()
     if symbols.early is not None:  # every thread waits before it ends: so the end of a launch means that all launches before it have ended
         begins, waits, ends = ([_LET_BEGIN], [], [_WAIT]) if symbols.early else ([_LET_BEGIN], [_WAIT], [])
-    return "\n".join((f"{head} {{", "entry:", *begins, *lines, *waits, *_BEGUN, call, *ends, "  ret void", "}"))
+    first = [f"%first{i}" for i in range(len(kinds))]
+    body = _call(name, kinds, first) if blocks is None else _calls(name, kinds, parameters, blocks)
+    return "\n".join(
+        (f"{head} {{", "entry:", *begins, *_loads("first", "%record", kinds, may_move), *waits, *_BEGUN, *body, *ends, "  ret void", "}")
+    )
+
+
+def _call(name: str, kinds: Sequence[str], words: Sequence[str], *others: str) -> list[str]:
+    """Return lines that call a phase's code with the words of its record."""
+    casts = [f"  %g{i} = addrspacecast {GLOBAL} {word} to ptr" for i, word in enumerate(words) if kinds[i] == GLOBAL]
+    arguments = [f"ptr %g{i}" if kinds[i] == GLOBAL else f"i64 {word}" for i, word in enumerate(words)]
+    return [*casts, f"  call void @{name}$run({', '.join((*arguments, *others))})"]
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockLoop:
+    """A block loop around the calls of a phase's code, which computes one iteration and leaves no registers for anything else."""
+
+    extent: Dim
+    kept_block: str  # the place in shared memory where the phase keeps the number of its block
+
+
+def _calls(name: str, kinds: Sequence[str], parameters: Parameters, blocks: _BlockLoop) -> list[str]:
+    """Return lines that call a phase's code for each iteration of a block. Before each further iteration, they load the arguments again,
+    from an address that LLVM cannot know to be that of the record, and compute from them whether there is one."""
+    words = [f"%a{i}" for i in range(len(kinds))]
+    counting, end = _extent(parameters, blocks.extent)
+    return [
+        "  %begin64 = zext i32 %number to i64",
+        "  br label %head",
+        "head:",
+        f"  {BLOCK} = phi i64 [ %begin64, %work ], [ %following, %again ]",
+        *(f"  {word} = phi {kinds[i]} [ %first{i}, %work ], [ %later{i}, %again ]" for i, word in enumerate(words)),
+        counting,
+        f"  %some = icmp slt i64 {BLOCK}, {end}",
+        "  br i1 %some, label %again, label %done",
+        "again:",
+        *_call(name, kinds, words, f"i64 {BLOCK}"),
+        f'  %same = call {GLOBAL} asm sideeffect "mov.b64 $0, $1;", "=l,l"({GLOBAL} %record)',
+        *_loads("later", "%same", kinds, ""),
+        f"  %kept = load volatile i64, {SHARED} {blocks.kept_block}, align 8",
+        f"  {BARRIER}",
+        f"  %width = {GRID_AGAIN}",
+        "  %step = zext i32 %width to i64",
+        "  %following = add nuw nsw i64 %kept, %step",
+        "  br label %head",
+        "done:",
+    ]
+
+
+def _loads(name: str, record: str, kinds: Sequence[str], attributes: str) -> Iterator[str]:
+    """Yield the loads of all arguments from a record, as `%nameI`."""
+    for i, kind in enumerate(kinds):
+        yield f"  %{name}.p{i} = getelementptr i64, {GLOBAL} {record}, i64 {i + 1}"
+        yield f"  %{name}{i} = load {kind}, {GLOBAL} %{name}.p{i}, align 8{attributes}"
+
+
+def _extent(parameters: Parameters, extent: Dim) -> tuple[str, str]:
+    """Return code that computes the extent of the block loop from the arguments of an iteration, and its result."""
+    code, first = Code(), len(parameters.buffers)
+    indices = Indices(code)
+    indices.env = {d: Index(f"%a{first + i}") for i, d in enumerate(parameters.dims) if isinstance(d, DimVar)}
+    result = str(indices.value(extent).value)
+    return code.text(), result
 
 
 def _thread_loops(stmt: Stmt) -> list[For]:
@@ -142,6 +208,11 @@ def _together(tile: Tile) -> int:
 def _parts(stmt: Stmt) -> list[For | Tile]:
     """Return the thread loops, and the tiles that several threads run together."""
     return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
+
+
+def _is_crowded(stmt: Stmt) -> bool:
+    """Return whether a statement contains a tile that leaves no registers for other values."""
+    return any(isinstance(s, Tile) and isinstance(s.op, Intrinsic) and s.op.crowded for s in walk_stmts(stmt))
 
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
@@ -169,9 +240,10 @@ class _Shared:
     offsets: Mapping[Buffer, int]  # offset of each array in bytes, if a launch requests the memory
     num_bytes: int
     alignment: int
+    arguments: int | None  # offset of the arguments, if threads have no registers to keep them
 
     @staticmethod
-    def of(stmt: Stmt) -> _Shared:
+    def of(stmt: Stmt, argument_bytes: int) -> _Shared:
         tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
         alignment = max((op.shared_alignment for op in tiles if isinstance(op, Intrinsic)), default=Intrinsic.shared_alignment)
         offsets, end = dict[Buffer, int](), 0
@@ -179,28 +251,39 @@ class _Shared:
             if isinstance(s, Allocate) and s.buffer.scope is Scope.SHARED:
                 offsets[s.buffer] = -(-end // alignment) * alignment
                 end = offsets[s.buffer] + prod(extent.const for extent in s.buffer.shape) * s.buffer.dtype.num_bytes
-        return _Shared(offsets, end, alignment)
+        if not _is_crowded(stmt):
+            return _Shared(offsets, end, alignment, None)
+        arguments = -(-end // WORD_BYTES) * WORD_BYTES
+        return _Shared(offsets, arguments + argument_bytes, alignment, arguments)
 
     @property
     def requested_bytes(self) -> int:
-        return self.num_bytes if self.num_bytes > SHARED_BYTES else 0
+        return self.num_bytes if self.num_bytes > SHARED_BYTES or self.arguments is not None else 0
 
 
 class _Statements(Statements):
     """Emits the statements of a block. All threads of a block run serial loops together, and each thread runs its own iteration of a thread
     loop."""
 
-    def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
+    def __init__(self, code: Code, parameters: Parameters, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
+        expressions = parameters.expressions(code, target)
         super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of variables in shared memory
         self.in_thread = False
         self._name, self._num_threads, self._places = name, num_threads, shared
+        self.kept: KeptArguments | None = None
+        if shared.arguments is not None:
+            self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for i, stmt in enumerate(stmts):
             self.run(stmt)
             if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):
                 self._barrier()
+            if self.kept is not None and isinstance(stmt, Tile) and _is_crowded(stmt):
+                with self.kept.again():
+                    self.sequence(stmts[i + 1 :])
+                return
 
     def loop(self, loop: For) -> None:
         match loop.kind:
@@ -212,7 +295,9 @@ class _Statements(Statements):
                 raise CompileError(f"{kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
 
     def iteration(self, loop: For) -> None:
-        super().iteration(loop)
+        is_around = self.kept is not None and loop.kind is LoopKind.SERIAL and _is_crowded(loop.body)
+        with self.kept.again() if self.kept is not None and is_around else nullcontext():
+            super().iteration(loop)
         if not self.in_thread and len(_parts(loop.body)) > 1:  # a thread may still read what the next iteration overwrites
             self._barrier()
 
@@ -241,6 +326,12 @@ class _Statements(Statements):
                 raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory in the wrong place; expected {wanted}")
 
     def _blocks(self, loop: For) -> None:
+        if self.kept is not None:
+            with self.code.when(self.code.op(f"icmp eq i64 {self._special('tid')}, 0")):
+                self.kept.keep(loop.var)
+            self.indices.env[loop.var] = Index(BLOCK)
+            self.iteration(loop)
+            return
         end = str(self.indices.value(loop.extent).value)
         with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
             # LLVM would compute addresses of all tiles before the loop, and keep them in registers. It cannot if the number is hidden.
@@ -251,24 +342,34 @@ class _Statements(Statements):
     def _threads(self, loop: For) -> None:
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
-        thread = self._special("tid")
-        self.indices.env[loop.var] = Index(thread)
-        self.in_thread = True
-        with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
-            self.run(loop.body)
-        self.in_thread = False
+        thread = self._special("tid") if self.kept is None else self._thread_again()
+        with nullcontext(0) if self.kept is None else self.code.scope() as level:
+            self.indices.env[loop.var] = Index(thread, level)
+            self.in_thread = True
+            with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
+                self.run(loop.body)
+            self.in_thread = False
 
     def _barrier(self) -> None:
-        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+        self.code.do(BARRIER)
+
+    def _thread_again(self) -> str:
+        """Read the number of the thread again, so that nothing that follows from it takes registers elsewhere."""
+        return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
 
     def _special(self, register: str) -> str:
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
+    def _requested(self) -> str:
+        """Return the name of the shared memory that a launch requests."""
+        name = f"@{self._name}$shared"
+        if not self.shared:
+            self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")
+        return name
+
     def _shared_array(self, buffer: Buffer, type_: str) -> str:
         if self._places.requested_bytes:
-            name, place = f"@{self._name}$shared", self._places.offsets[buffer]
-            if not self.shared:
-                self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")
+            name, place = self._requested(), self._places.offsets[buffer]
             address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name
         else:
             address = f"@{self._name}$shared{len(self.shared)}"

@@ -23,7 +23,7 @@ from runtime.errors import DeviceFault
 from runtime.executable import Executable
 from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
-from tests.runtime.device.cuda.test_sabotage import Mistake
+from tests.runtime.device.cuda.test_sabotage import Mistake, limit_blocks
 from tests.runtime.device.cuda.test_tensor_attention import Case
 
 pytestmark = needs_pycuda
@@ -80,6 +80,15 @@ def test_blocks_of_the_second_launch_compute_several_runs(software_gpu: Software
     expected = run(executable(case.program), arguments)
     monkeypatch.setattr(warpgroups, "ENOUGH", 1)
     np.testing.assert_array_equal(run(compile_module(parse(case.program), Options(get("sm_90a"))), arguments), expected)
+
+
+def test_blocks_compute_several_tiles(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card with few multiprocessors has more tiles than blocks. A block reads its arguments again for each further tile."""
+    case = Case(heads=4, kv_heads=1, rows=tuple((0, 110 + i) for i in range(60)))
+    arguments = case.arguments()
+    expected = run(executable(case.program), arguments)
+    limit_blocks(monkeypatch, 1)
+    np.testing.assert_array_equal(run(executable(case.program), arguments), expected)
 
 
 @pytest.mark.gpu

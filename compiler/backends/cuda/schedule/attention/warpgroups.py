@@ -126,16 +126,21 @@ class _LongRuns:
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
         with k.grid("b", tiles * walk.groups * walk.is_many) as b:
-            number, group = k.unravel(b, [("number", tiles), ("group", Dim.of(walk.groups))])
-            start = (tiles - 1 - number) * self.tile_tokens
-            tile = self._allocate(start, group)
+            tile = self._allocate(*self._place(b, tiles))
             self._find_tokens(tile)
             self._find_runs(tile)
             with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
-                self._attend(tile, *self._run(tile, n))
-                u, count = self._run(tile, n)  # read again, because threads have no registers to keep it
+                # What follows from the number of the block is computed again, because threads have no registers to keep it.
+                start, group = self._place(b, tiles)
+                self._attend(replace(tile, start=start, group=group), *self._run(tile, n))
+                (start, group), (u, count) = self._place(b, tiles), self._run(tile, n)
                 with k.threads("i", self.tile_tokens) as i, k.when(less(i, count) & equal(tile.broken[0], 0)):
                     walk.left[(start + u + i) * walk.groups + group] = const(0, I32)
+
+    def _place(self, block: Dim, tiles: Dim) -> tuple[Dim, Dim]:
+        """Return the first token of a block's tile, and the group of its heads."""
+        number, group = self.k.unravel(block, [("number", tiles), ("group", Dim.of(self.walk.groups))])
+        return (tiles - 1 - number) * self.tile_tokens, group
 
     def _run(self, tile: _Tile, n: Dim) -> tuple[Dim, Dim]:
         """Read the first token and the number of tokens of a long run."""

@@ -111,15 +111,18 @@ def test_attention_of_long_runs_copies_while_it_multiplies(code: StepCode) -> No
             assert facts.num_loads <= SPLIT // PAGE_SIZE
 
 
+# Kinds of attention that have room for one stage of keys and values: numbers of heads and of kv heads, sizes of keys and values, caps
+KINDS_OF_ATTENTION = {
+    "heads of 192": (16, 8, 192, 0, 0.0),
+    "heads of 256": (8, 4, 256, 0, 0.0),
+    "heads of 256, capped": (16, 8, 256, 0, 50.0),
+    "latents": (16, 1, 576, 512, 0.0),
+}
+
+
 @cache
 def attention(kind: str) -> ProgramCode:
-    """Return the code of attention whose heads are so large that only one stage of keys and values fits into shared memory."""
-    heads, kv_heads, size, value_size, softcap = {
-        "heads of 192": (16, 8, 192, 0, 0.0),
-        "heads of 256": (8, 4, 256, 0, 0.0),
-        "heads of 256, capped": (16, 8, 256, 0, 50.0),
-        "latents": (16, 1, 576, 512, 0.0),
-    }[kind]
+    heads, kv_heads, size, value_size, softcap = KINDS_OF_ATTENTION[kind]
     given = f"q: f32[t, {heads}, {size}], cache: bf16[2, {1 if value_size else 2}, 256, {kv_heads}, {16 * size}], tables: i32[s, p]"
     attributes = f"scale={size**-0.5}, value_size={value_size}, softcap={softcap}"
     body = f"{{ dataflow {{ a = paged_attention(q, cache, tables, ids, at, 1, {attributes}) }} return a }}"
@@ -127,7 +130,7 @@ def attention(kind: str) -> ProgramCode:
     return ProgramCode(parse(f"func main({given}, ids: i32[t], at: i32[t]) -> object where {bounds} {body}"), "sm_90a")
 
 
-@pytest.mark.parametrize("kind", ["heads of 192", "heads of 256", "heads of 256, capped", "latents"])
+@pytest.mark.parametrize("kind", KINDS_OF_ATTENTION)
 def test_attention_of_large_heads_copies_parts_while_it_multiplies_others(kind: str) -> None:
     """With one stage, at least two parts are in flight: each is copied for the next split once it has been multiplied. No loop over splits
     keeps numbers on the stack, and products overlap."""
