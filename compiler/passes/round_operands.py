@@ -3,7 +3,7 @@
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
 If a machine multiplies integers of 8 and 4 bits, or floats of 8 bits, as bf16, rows that are multiplied by such weights are rounded, too.
-Of the products with experts, only those with floats of 8 bits have tiles that multiply bf16.
+On a CPU, of the products with experts, only those with floats of 8 bits have tiles that multiply bf16.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from compiler.passes.rewrite import rewrite_module
 @dataclass(frozen=True, slots=True)
 class RoundOperands:
     beside: frozenset[Kind] = frozenset()  # kinds of quantised weights that the machine multiplies as bf16
+    experts: bool = False  # whether all tiles also multiply rows that choose their matrix
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside else {}
@@ -40,7 +41,7 @@ class RoundOperands:
             if not isinstance(row, TensorType) or row.dtype is not DType.F32 or not isinstance(weight, TensorType):
                 return None
             tolerates, kind = value.attrs.get("tolerates") == str(DType.BF16), _kind(values.get(w)) if isinstance(w, Var) else None
-            if value.op is EXPERT_LINEAR and kind is not Kind.E4M3:
+            if value.op is EXPERT_LINEAR and kind is not Kind.E4M3 and not self.experts:
                 return None
             is_rounded = kind in self.beside and (tolerates or kind is Kind.INT)
             if not is_rounded and not (tolerates and weight.dtype is DType.BF16):

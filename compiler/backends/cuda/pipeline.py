@@ -27,7 +27,7 @@ from compiler.passes.widen_tables import widen_tables
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
-        operators=[widen_tables, RoundOperands(frozenset([Kind.INT, Kind.E4M3])), gather_rounded],
+        operators=[widen_tables, RoundOperands(frozenset([Kind.INT, Kind.E4M3]), experts=True), gather_rounded],
         nests=[
             round_attention,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),
