@@ -71,6 +71,14 @@ def test_products_of_experts_run_on_tensor_cores(mixture: StepCode) -> None:
     assert {(x.rows, x.runs) for x in mixture.launches(ONE) if "expert_linear" in x.kernel.name} == {(1, 8)}
 
 
+def test_a_product_with_an_unrolled_loop_has_a_time() -> None:
+    """The products of single heads are so short that their loops along k are unrolled completely."""
+    given = "x: bf16[n, 128], e: i32[n], weight w: bf16[16, 512, 128]"
+    text = f"func main({given}) -> object where n in 0..64 {{ dataflow {{ y = expert_linear(x, w, e) }} return y }}"
+    found = predict(CARDS[0], launch_of(assembled(text), 16), Case(1, 1, 1024))
+    assert 0 < found.share <= 1 and found.launched.runs == 16
+
+
 def test_a_block_that_runs_one_part_of_a_kernel_takes_the_time_of_this_part() -> None:
     """With few rows, a block of a router's product computes one element; with many, a tile. The model takes one of them."""
     text = "func main(x: f32[n, 2048], w: f32[128, 2048]) -> object where n in 0..2048 { dataflow { y = linear(x, w) } return y }"

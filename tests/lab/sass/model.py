@@ -206,14 +206,19 @@ def start_of(listing: Listing) -> Start:
 def copies_early(launched: Launched) -> bool:
     """Return whether the tile of a launch copies weights before it waits. Wide tiles only wait, also if narrow tiles of the kernel copy."""
     kernel = launched.kernel
-    return start_of(kernel.listing).copies_early and (not kernel.tiles or loops_for(kernel, launched.rows).tile.is_narrow)
+    return start_of(kernel.listing).copies_early and (not has_loops(kernel) or loops_for(kernel, launched.rows).tile.is_narrow)
+
+
+def has_loops(kernel: Kernel) -> bool:
+    """Return whether a kernel has tiles with loops along k. The compiler unrolls short loops completely."""
+    return bool(kernel.tiles) and bool(kernel.listing.loops_with("HGMMA"))
 
 
 def _work(launched: Launched, case: Case) -> _Work:
     kernel = launched.kernel
-    if kernel.tiles:
+    if has_loops(kernel):
         return _product(launched)
-    if "HGMMA" in kernel.kinds:
+    if "HGMMA" in kernel.kinds and not kernel.tiles:
         return _warpgroup_attention(kernel, case)
     if "attention" in kernel.schedule:
         return _attention(kernel, case)
@@ -231,7 +236,7 @@ def _work(launched: Launched, case: Case) -> _Work:
         instructions = end - len(skipped) + sum((count - 1) * (loop.end - loop.begin) for loop, count in trips.items())
         return cycles_of(listing, 0, end, L2, lambda x: trips.get(x, int(x not in listing.innermost)), skipped), instructions
 
-    whole, instructions = max(map(cycles, others))
+    whole, instructions = (x / max(1, len(kernel.tiles)) for x in max(map(cycles, others)))  # a block runs one tile
     return _Work(before=0, trip=whole, issue=_issue(kernel.threads, instructions), tensor=0, trips=1, after=0, flight=0)
 
 
@@ -584,7 +589,7 @@ def _head_size(kernel: Kernel) -> int:
 def _working_blocks(launched: Launched, case: Case) -> int:
     """Return the number of blocks that have work. With more than FEW tokens, a block attends to a run of tokens; the others end at once."""
     kernel = launched.kernel
-    if kernel.tiles and (tile := loops_for(kernel, launched.rows).tile).lone:
+    if has_loops(kernel) and (tile := loops_for(kernel, launched.rows).tile).lone:
         return -(-_num_columns(kernel) // tile.columns)  # the other blocks end at once
     if kernel.tiles:
         return round(launched.blocks * launched.working)
