@@ -11,7 +11,7 @@ in which a token's outputs are added depends neither on ties nor on the other to
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,10 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, equal, fold, guard, index, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.relations import Relation, at_most
@@ -54,21 +56,24 @@ def _top_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
         yield at_most(int_attr(attrs, "k"), scores.shape[1], "attribute k", "the number of experts")
 
 
-def _top_nest(operands: Operands) -> Nest:
+def order(value: Scalar) -> Scalar:
+    """Return an integer that orders numbers of type f32, as an i64. It fits 32 bits, and is larger than -2^31. NaN counts as the lowest
+    number, and both zeros are equal."""
+    bits = cast(bits_of(select(equal(value, value), value, -np.inf) + 0.0), I64)  # + 0.0 replaces -0.0 by 0.0
+    return select(bits < 0, bits * -1 - (1 << 31), bits)
+
+
+def write_best(
+    k: Kernel, out: Array, num_experts: Dim, score: Callable[[Dim, Dim], Scalar], best: Sequence[Array], chosen: Sequence[Array]
+) -> None:
     """Find the scores of the k best experts, from the best to the k-th. Then find the experts that are at least as good as the k-th, from
-    the lowest number to the highest."""
-    k = Kernel()
-    out, scores = k.arrays(output(operands), operands.buffer(0))
-    num_tokens, num_experts = scores.shape
-    tokens, size, count = (num_tokens,), (num_experts,), operands.attrs["k"]
+    the lowest number to the highest. `score(token, expert)` is an f32; `best` and `chosen` are k arrays with an i64 per token."""
+    tokens, size = out.shape[:1], (num_experts,)
 
     def rank(t: Dim, e: Dim) -> Scalar:
-        """Return an integer that orders experts: by score, then by number, the lower number first. NaN ranks last."""
-        value = cast(scores[t, e], F32)
-        bits = cast(bits_of(select(equal(value, value), value, -np.inf) + 0.0), I64)  # + 0.0 replaces -0.0 by 0.0
-        return select(bits < 0, bits * -1 - (1 << 31), bits) * (1 << 32) - index(e)
+        """Return an integer that orders experts: by score, then by number, the lower number first."""
+        return order(score(t, e)) * (1 << 32) - index(e)
 
-    best, chosen = ([k.workspace(f"{name}{c}", *tokens, dtype=I64) for c in range(count)] for name in ("best", "chosen"))
     for before, own in zip([None, *best], best, strict=False):
         with k.nest(tokens) as (t,):
 
@@ -87,6 +92,15 @@ def _top_nest(operands: Operands) -> Nest:
     for c, own in enumerate(chosen):
         with k.nest(tokens) as (t,):
             out[t, c] = cast(own[t], I32)
+
+
+def _top_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out, scores = k.arrays(output(operands), operands.buffer(0))
+    num_tokens, num_experts = scores.shape
+    names = ([f"{name}{c}" for c in range(operands.attrs["k"])] for name in ("best", "chosen"))
+    best, chosen = ([k.workspace(name, num_tokens, dtype=I64) for name in each] for each in names)
+    write_best(k, out, num_experts, lambda t, e: cast(scores[t, e], F32), best, chosen)
     return Nest((out.buffer,), k.body())
 
 
@@ -112,33 +126,37 @@ def _group_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return TupleType((rows, rows, TensorType(experts.shape, I32)))
 
 
-def _group_nest(operands: Operands) -> Nest:
-    """Count the rows of each expert, then assign each choice, in order, to the next free row of its expert."""
-    k, out, count = Kernel(), operands.out, operands.attrs["count"]
-    assert isinstance(out, TupleType)
-    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("tokens", "chosen", "places"), strict=True))
-    tokens, chosen, places = k.arrays(*outputs)
-    experts = k.array(operands.buffer(0))
+def group_nest(experts: Buffer, outputs: Sequence[Buffer], count: int) -> Stmt:
+    """Count the rows of each expert, then assign each choice, in order, to the next free row of its expert. `outputs` are the tokens and
+    the experts of rows, and the places of choices."""
+    k = Kernel()
+    choices, (tokens, chosen, places) = k.array(experts), k.arrays(*outputs)
     size, following = k.workspace("size", count, dtype=I32), k.workspace("following", count, dtype=I32)
 
     def expert_at(at: tuple[Dim, ...]) -> Dim:
-        return clamped_index(k, "expert", experts[at], Dim.of(count))
+        return clamped_index(k, "expert", choices[at], Dim.of(count))
 
     with k.nest((count,)) as (e,):
         size[e] = 0
-    with k.nest(experts.shape) as at:
+    with k.nest(choices.shape) as at:
         e = expert_at(at)
         size[e] = size[e] + 1
     with k.nest((count,)) as (e,):
         following[e] = guard(1, e, count, following[e - 1] + size[e - 1], 0)
-    with k.nest(experts.shape) as (t, c):
+    with k.nest(choices.shape) as (t, c):
         e = expert_at((t, c))
         row = k.let("row", cast(following[e], I64), tokens.shape[0] - 1)
         tokens[row] = cast(index(t), I32)
         chosen[row] = cast(index(e), I32)
         places[t, c] = cast(index(row), I32)
         following[e] = following[e] + 1
-    return Nest(outputs, k.body())
+    return k.body()
+
+
+def _group_nest(operands: Operands) -> Nest:
+    assert isinstance(operands.out, TupleType)
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(operands.out.fields, ("tokens", "chosen", "places"), strict=True))
+    return Nest(outputs, group_nest(operands.buffer(0), outputs, operands.attrs["count"]))
 
 
 def _group_numpy(experts: Any, *, count: int) -> Any:

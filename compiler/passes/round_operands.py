@@ -30,7 +30,7 @@ from compiler.passes.rewrite import rewrite_module
 @dataclass(frozen=True, slots=True)
 class RoundOperands:
     beside: frozenset[Kind] = frozenset()  # kinds of quantised weights that the machine multiplies as bf16
-    of_experts: bool = False  # whether products with experts have tiles for all these weights
+    of_experts: bool = False  # whether all tiles also multiply rows that choose their matrix
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside else {}

@@ -6,9 +6,14 @@ from functools import partial
 
 from compiler.backends.cuda.passes.gather_rounded import gather_rounded
 from compiler.backends.cuda.passes.join_branches import JoinBranches
+from compiler.backends.cuda.passes.join_independent import JoinIndependent
+from compiler.backends.cuda.passes.join_rows import JoinRows
 from compiler.backends.cuda.passes.round_attention import round_attention
+from compiler.backends.cuda.schedule.elements import is_one_launch
 from compiler.backends.cuda.schedule.product import schedule_product
+from compiler.backends.cuda.schedule.rows import schedule_rows
 from compiler.backends.cuda.schedule.rules import schedule
+from compiler.backends.cuda.schedule.small_rows import schedule_small_rows
 from compiler.backends.pipeline import pipeline_of
 from compiler.ir.numbers import Kind
 from compiler.machine.products import product_tiles
@@ -27,6 +32,8 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             round_attention,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),
             JoinBranches(lambda prim: schedule_product(prim, tiles) is not None),
+            JoinRows(lambda prim: schedule_small_rows(prim) is not None),
+            JoinIndependent(lambda prim: is_one_launch(prim) or schedule_rows(prim) is not None),
         ],
         schedule=partial(schedule, tiles=tiles, target=target),
         instruments=instruments,

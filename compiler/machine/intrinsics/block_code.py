@@ -39,6 +39,10 @@ class BlockCode:
         given = ", ".join(f"{kinds[kind]} {value}" for kind, value in operands)
         self.code.do(f'call void asm sideeffect "{text}", "{constraints}"({given}) convergent')
 
+    def over_warp(self, which: str, value: str) -> str:
+        """Return the sum ("add"), the least ("min") or the largest ("max") of an integer of 32 bits over the lanes of a warp."""
+        return self.code.op(f'call i32 asm sideeffect "redux.sync.{which}.s32 $0, $1, -1;", "=r,r"(i32 {value}) convergent')
+
     # --- asynchronous copies -------------------------------------------------------------------------------------------
 
     def copy(self, target: str, source: str, num_bytes: int = 16, read: str | None = None) -> None:

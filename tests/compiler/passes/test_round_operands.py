@@ -71,6 +71,8 @@ def test_of_products_with_experts_those_with_floats_of_eight_bits_are_rounded(
         }
     """
     becomes(RoundOperands(frozenset([Kind.E4M3])), before, expected)
+    integers = before.replace("e4m3", "i8").replace(', kind="i8"', "")
+    becomes(RoundOperands(frozenset([Kind.INT]), experts=True), integers, expected.replace("e4m3", "i8").replace(', kind="i8"', ""))
     stays(RoundOperands(frozenset([Kind.INT])), before.replace("e4m3", "i8").replace(', kind="i8"', ""))
 
 

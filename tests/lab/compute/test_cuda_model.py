@@ -51,6 +51,43 @@ def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
 
 
 @pytest.fixture(scope="module")
+def mixture() -> StepCode:
+    try:
+        return code_of("30b-a3b", "bf16", (ONE, MANY))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def test_a_mixture_decodes_as_fast_as_it_did(mixture: StepCode) -> None:
+    """Predicted shares of the limit on an H100 are 0.59 and 0.90."""
+    assert predicted(mixture, "bf16", ONE, CARDS[0]).share > 0.57
+    assert predicted(mixture, "bf16", MANY, CARDS[0]).share > 0.88
+
+
+def test_products_of_experts_run_on_tensor_cores(mixture: StepCode) -> None:
+    """Of one token, each of 8 rows is a run. Of 64 tokens, each of 128 experts has 4 rows, and a block has as many."""
+    products = [x for x in mixture.launches(MANY) if "expert_linear" in x.kernel.name]
+    assert products and all("HGMMA" in x.kernel.kinds and x.kernel.usage.spilled_bytes == 0 for x in products)
+    assert {(x.rows, x.runs, x.working) for x in products} == {(4, 128, 1.0)}
+    assert {(x.rows, x.runs) for x in mixture.launches(ONE) if "expert_linear" in x.kernel.name} == {(1, 8)}
+
+
+def test_a_product_with_an_unrolled_loop_has_a_time() -> None:
+    """The products of single heads are so short that their loops along k are unrolled completely."""
+    given = "x: bf16[n, 128], e: i32[n], weight w: bf16[16, 512, 128]"
+    text = f"func main({given}) -> object where n in 0..64 {{ dataflow {{ y = expert_linear(x, w, e) }} return y }}"
+    found = predict(CARDS[0], launch_of(assembled(text), 16), Case(1, 1, 1024))
+    assert 0 < found.share <= 1 and found.launched.runs == 16
+
+
+def test_a_block_that_runs_one_part_of_a_kernel_takes_the_time_of_this_part() -> None:
+    """With few rows, a block of a router's product computes one element; with many, a tile. The model takes one of them."""
+    text = "func main(x: f32[n, 2048], w: f32[128, 2048]) -> object where n in 0..2048 { dataflow { y = linear(x, w) } return y }"
+    few, many = (predict(CARDS[0], launch_of(assembled(text), count), Case(count, count, 1024)) for count in (1, 64))
+    assert 2 * few.warp < many.warp
+
+
+@pytest.fixture(scope="module")
 def int4() -> ProgramCode:
     given = "x: bf16[n, 4096], weight q: u8[4096, 2048], weight s: bf16[4096, 32]"
     body = "{ dataflow { w = dequantize(q, s, bits=4, group=128) y = linear(x, w) } return y }"

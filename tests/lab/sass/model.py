@@ -20,10 +20,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from compiler.backends.cuda.schedule.attention.walk import FEW, SPLIT
-from compiler.ir.loops.statements import Tile
-from compiler.ir.loops.visit import walk_stmts
+from compiler.backends.cuda.schedule.float_product import FEW as FEW_ROWS
+from compiler.ir.loops.statements import Allocate, For, Let, Tile, When
+from compiler.ir.loops.visit import statements, walk_stmts
 from compiler.machine.intrinsics.block_code import WARPS
 from compiler.machine.intrinsics.mma_pages import PageScores
 from compiler.machine.intrinsics.wgmma import WARPGROUPS, Wgmma
@@ -128,10 +130,12 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
         done = hidden = cycles_of(kernel.listing, 0, start.wait, L2, lambda _: 1)
         if kernel.tiles:  # the first wait may be that of another tile, which comes after its early copies
             done = hidden = min(hidden, work.before)
+    # Blocks that begin no run load what tells them so. As large as others, they take turns with them.
+    ends_at_once = IDLE * (launched.blocks - active) / (card.units * resident) if launched.working < 1 else 0.0
     transfer_s, operations = launched.num_bytes / card.bytes_per_s, _operations(launched, case)
     seconds = _gap_s(kernel) + max(
         transfer_s + (max(0.0, ends - done) + first) / card.clock_hz,
-        (rounds * (ends + awaited + work.trips * trip) - hidden) / card.clock_hz,
+        (rounds * launched.of_block * (ends + awaited + work.trips * trip) + ends_at_once - hidden) / card.clock_hz,
     )
     return Prediction(
         launched,
@@ -203,21 +207,51 @@ def start_of(listing: Listing) -> Start:
 def copies_early(launched: Launched) -> bool:
     """Return whether the tile of a launch copies weights before it waits. Wide tiles only wait, also if narrow tiles of the kernel copy."""
     kernel = launched.kernel
-    return start_of(kernel.listing).copies_early and (not kernel.tiles or loops_for(kernel, launched.rows).tile.is_narrow)
+    return start_of(kernel.listing).copies_early and (not has_loops(kernel) or loops_for(kernel, launched.rows).tile.is_narrow)
+
+
+def has_loops(kernel: Kernel) -> bool:
+    """Return whether a kernel has tiles with loops along k. The compiler unrolls short loops completely."""
+    return bool(kernel.tiles) and bool(kernel.listing.loops_with("HGMMA"))
 
 
 def _work(launched: Launched, case: Case) -> _Work:
     kernel = launched.kernel
-    if kernel.tiles:
+    if has_loops(kernel):
         return _product(launched)
-    if "HGMMA" in kernel.kinds:
+    if "HGMMA" in kernel.kinds and not kernel.tiles:
         return _warpgroup_attention(kernel, case)
     if "attention" in kernel.schedule:
         return _attention(kernel, case)
     # Subroutines follow the last store. They compute square roots and quotients of special values, so they are seldom called.
-    instructions = max((i + 1 for i, x in enumerate(kernel.listing.instructions) if x.kind == "STG"), default=0)
-    whole = cycles_of(kernel.listing, 0, instructions, L2, lambda _: 1)
+    listing = kernel.listing
+    end = max((i + 1 for i, x in enumerate(listing.instructions) if x.kind == "STG"), default=0)
+    arms = _arms(kernel)
+    if kernel.schedule == "float product" and len(arms) > 1:
+        arms = arms[:1] if case.tokens <= FEW_ROWS else arms[1:]
+    others = [sorted(set(chain(*_arms(kernel))) - set(arm)) for arm in arms] or [[]]
+
+    def cycles(skipped: Sequence[int]) -> tuple[float, float]:
+        """Return the cycles of a warp and the number of its instructions."""
+        trips = {loop: counted(listing, loop) for loop in listing.innermost if loop.begin not in skipped}
+        instructions = end - len(skipped) + sum((count - 1) * (loop.end - loop.begin) for loop, count in trips.items())
+        return cycles_of(listing, 0, end, L2, lambda x: trips.get(x, int(x not in listing.innermost)), skipped), instructions
+
+    whole, instructions = (x / max(1, len(kernel.tiles)) for x in max(map(cycles, others)))  # a block runs one tile
     return _Work(before=0, trip=whole, issue=_issue(kernel.threads, instructions), tensor=0, trips=1, after=0, flight=0)
+
+
+def _arms(kernel: Kernel) -> list[range]:
+    """Return the parts of a kernel of which each block runs one, because of the number of the block: instructions with stores over which
+    branches go, as many as the kernel has such parts."""
+    stmt, listing = kernel.prim.body, kernel.listing
+    while isinstance(stmt, For | Let | Allocate):
+        stmt = stmt.body
+    ends = [(i, listing.labels.get(x.target or "", 0)) for i, x in enumerate(listing.instructions) if x.predicate]
+    found = [range(i + 1, end) for i, end in ends if any(listing.instructions[k].kind == "STG" for k in range(i + 1, end))]
+    outer = [arm for arm in found if not any(set(arm) < set(other) for other in found)]
+    parts = statements(stmt)
+    return outer if len(outer) == len(parts) > 1 and all(isinstance(part, When) for part in parts) else []
 
 
 def _issue(threads: int, instructions: float) -> float:
@@ -379,7 +413,7 @@ def _operations(launched: Launched, case: Case) -> float:
         return 0.0
     tile = kernel.tiles[0]
     assert isinstance(tile.op, Wgmma)
-    return 2.0 * tile.dims[0].const * tile.op.sums * _num_columns(kernel) * launched.rows
+    return 2.0 * tile.dims[0].const * tile.op.sums * _num_columns(kernel) * launched.rows * launched.runs
 
 
 def _num_columns(kernel: Kernel) -> int:
@@ -561,8 +595,10 @@ def _working_blocks(launched: Launched, case: Case) -> int:
     """Return the number of blocks that have work; the others end at once. In a prefill on tensor cores, a block computes the attention of a
     run of tokens."""
     kernel = launched.kernel
-    if kernel.tiles and (tile := loops_for(kernel, launched.rows).tile).lone:
+    if has_loops(kernel) and (tile := loops_for(kernel, launched.rows).tile).lone:
         return -(-_num_columns(kernel) // tile.columns)
+    if kernel.tiles:
+        return round(launched.blocks * launched.working)
     if "attention" not in kernel.schedule or not case.is_prefill or "HMMA" not in kernel.kinds:
         return launched.blocks
     rows = max(tile.op.rows for tile in walk_stmts(kernel.prim.body) if isinstance(tile, Tile) and isinstance(tile.op, PageScores))

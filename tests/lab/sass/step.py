@@ -25,6 +25,8 @@ from tests.lab.sass.listing import Listing
 from tests.lab.sass.programs import step_of
 from tests.lab.sass.tools import Assembled, Usage, assemble
 
+MOST_ROWS = 64  # of a run
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -52,9 +54,12 @@ class Launched:
     kernel: Kernel
     blocks: int
     num_bytes: int  # bytes that the launch must read
-    rows: int  # rows of a product; 0 for other kernels
+    rows: int  # rows of a product, or of each run of rows that choose the same matrix; 0 for other kernels
     times: int  # how often the step launches it
     before: Launched | None = None  # the launch before it in the step
+    runs: int = 1  # of a product
+    working: float = 1.0  # the share of its blocks that have work, because they begin a run
+    of_block: float = 1.0  # the number of runs of a block
 
 
 class ProgramCode:
@@ -78,10 +83,9 @@ class ProgramCode:
             assert name.partition(" ")[2] == launch.func, f"{name} is launched as {launch.func}"
             for kernel in self.kernels.values():
                 if kernel.name.partition(".")[0] == launch.func:
-                    rows = sizes.value(kernel.tiles[0].dims[2]) if kernel.tiles else 0
-                    assert rows is not None, f"the number of rows of {launch.func} depends on data"
                     before = replace(found[-1], before=None) if found else None
-                    found.append(Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, rows, 1, before))
+                    made = Launched(kernel, _blocks(kernel.prim.body, sizes), num_bytes, 0, 1, before)
+                    found.append(_with_rows(made, sizes) if kernel.tiles else made)
         return found
 
     def _kernels(self, name: str) -> Iterator[Kernel]:
@@ -130,6 +134,21 @@ class SquareCode(ProgramCode):
     def launch(self) -> Launched:
         (launched,) = self.launched("main", Sizes({"n": self.size}, 1, 1))
         return launched
+
+
+def _with_rows(launched: Launched, sizes: Sizes) -> Launched:
+    """Add the number of rows of a product. If rows choose matrices, all matrices are assumed to be chosen by as many rows."""
+    tile = launched.kernel.tiles[0]
+    assert isinstance(tile.op, BlockProduct)
+    if (rows := sizes.value(tile.dims[2])) is not None:
+        return replace(launched, rows=rows)
+    every = sizes.value(launched.kernel.prim.outputs[0].shape[0])
+    assert every is not None, f"the number of rows of {launched.kernel.name} depends on data"
+    matrices = min(every, tile.operands[2].buffer.shape[0].const)
+    of_matrix = -(-every // max(1, matrices))
+    runs = matrices * -(-of_matrix // MOST_ROWS)
+    groups = max(1, launched.blocks // -(-tile.operands[2].buffer.shape[-3].const * tile.op.panel_columns // tile.op.columns))
+    return replace(launched, rows=-(-every // max(1, runs)), runs=runs, working=min(1.0, runs / groups), of_block=max(1.0, runs / groups))
 
 
 def _blocks(body: Stmt, sizes: Sizes) -> int:

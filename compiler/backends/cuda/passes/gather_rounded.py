@@ -1,11 +1,14 @@
-"""Gather columns that are rounded already, where they are rounded anyway.
+"""Gather columns and rows that are rounded already, where they are rounded anyway.
 
-Before: ranks gather columns of f32, and only a cast to a smaller type reads them. After: each rank casts its own columns, and ranks gather
-the results: the same values, and fewer bytes from other ranks. The cast fuses into what computes the columns.
+Before: ranks gather columns of f32, or experts look up rows of f32, and only a cast to a smaller type reads them. After: the operands are
+cast, and the results are gathered: the same values, and fewer bytes. The cast fuses into what computes the columns, or into the look-up.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+
+from compiler.ir.dims import product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom
 from compiler.ir.graph.builder import Builder
@@ -13,27 +16,45 @@ from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
+from compiler.ir.prove import prove_le
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
+from compiler.ops.embedding import EMBEDDING
 from compiler.ops.ranks import ALL_GATHER
 from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def gather_rounded(module: IRModule) -> IRModule:
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
-    gathered: dict[Atom, Call] = {}  # gatherings whose result is read once
+    bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
+    casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)
+    gathered: dict[Atom, Call] = {}  # gatherings that one cast reads, and look-ups that only casts read
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
-        if value.op is ALL_GATHER and uses.get(binding.var) == 1:
+        num_uses = uses.get(binding.var, 0)
+        if (value.op is ALL_GATHER and num_uses == 1) or (value.op is EMBEDDING and num_uses == casts[binding.var]):
             gathered[binding.var] = value
         if value.op is not CAST or (source := gathered.get(binding.value.args[0])) is None:
             return None
         dtype, wide = DType(value.attrs["dtype"]), type_of(source.args[0], builder.signature)
         if not isinstance(wide, TensorType) or wide.dtype is None or wide.dtype.num_bytes <= dtype.num_bytes:
             return None
+        if source.op is EMBEDDING:
+            return _looked_up(builder, source, wide, str(dtype))
         parts = {arg: builder.call(CAST, arg, dtype=str(dtype)) for arg in dict.fromkeys(source.args)}
         return Call(ALL_GATHER, tuple(parts[arg] for arg in source.args), source.attrs)
 
     return rewrite_module(module, replace)
+
+
+def _looked_up(builder: Builder, source: Call, table: TensorType, dtype: str) -> Call | None:
+    """Look up rows of the rounded table, unless it has more rows than are looked up."""
+    rows, numbers = source.args
+    indices = type_of(numbers, builder.signature)
+    if table.shape is None or not isinstance(indices, TensorType) or indices.shape is None:
+        return None
+    if not prove_le(table.shape[0], product_of(indices.shape)):
+        return None
+    return Call(EMBEDDING, (builder.call(CAST, rows, dtype=dtype), numbers), source.attrs)

@@ -10,26 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from compiler.backends.cuda.passes.joined import Element, JoinedCall, with_results
 from compiler.idioms.product import product_in
 from compiler.idioms.spatial import match_spatial, stages
 from compiler.ir.dims import Dim, row_major
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
-from compiler.ir.graph.values import Call, CallTir, MakeTuple, TupleGet
+from compiler.ir.graph.values import Call, CallTir
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Fold, Load, Scalar, ScalarParam
-from compiler.ir.loops.statements import Allocate, Stmt
-from compiler.ir.loops.visit import rename_buffers, replace_loads, sequence, statements, walk_scalars
+from compiler.ir.loops.scalars import Fold, Load, Scalar
+from compiler.ir.loops.visit import walk_scalars
 from compiler.ir.module import IRModule
-from compiler.ir.types import TupleType
 from compiler.ops.manipulate import RESHAPE
 from compiler.ops.memory import Owners
 from compiler.ops.ranks import RANKS
-from compiler.passes.fusion.fuse import MOST_OPERANDS
-from compiler.passes.fusion.join import WrittenCall, written_out
+from compiler.passes.fusion.join import written_out
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
@@ -72,7 +70,7 @@ class _Joiner:
             joined = None if group is None or not _may_join(group, bindings, owners) else self._joined(group)
             if group is not None and joined is not None:
                 last = bindings.index(group.readers[-1])
-                bindings[last:last] = _with_results(joined, group.readers)
+                bindings[last:last] = with_results(joined, group.readers)
                 bindings = [b for b in bindings if b.var not in group.views and b not in group.readers]
         return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
 
@@ -100,20 +98,17 @@ class _Joiner:
 
     def _joined(self, group: _Group) -> CallTir | None:
         assert isinstance(group.product.value, CallTir)
-        product = written_out(group.product.value, self.prim(group.product.value))
-        (source,) = product.outputs
-        written = _JoinedCall(list(product.operands), [], [], list(statements(product.body)))
+        product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
+        joined.add(product)
+        (source,) = joined.outputs
+        joined.outputs, joined.inplace, joined.temporaries = [], [], [source]
+        elements: dict[Atom, Element] = {view: partial(_element, source) for view in group.views}
         for reader in group.readers:
             assert isinstance(reader.value, CallTir)
-            written.add(written_out(reader.value, self.prim(reader.value)), group.views, source)
-        scalars = [place for place, _ in written.operands if isinstance(place, ScalarParam)]
-        if len(set(scalars)) != len(scalars) or len(written.operands) > MOST_OPERANDS:
-            return None
-        body = Allocate(source, sequence(written.stmts))
+            joined.add(written_out(reader.value, self.prim(reader.value)), elements=elements)
         names = "_".join([product.name, *(reader.value.func for reader in group.readers if isinstance(reader.value, CallTir))])
-        inplace = tuple(written.inplace) if any(i is not None for i in written.inplace) else ()
-        call = self.outliner.call(names, written.operands, tuple(written.outputs), body, inplace=inplace)
-        return call if self.takes(self.prim(call)) else None
+        call = joined.outlined(self.outliner, names)
+        return call if call is not None and self.takes(self.prim(call)) else None
 
     def prim(self, call: CallTir) -> PrimFunc:
         """Return the called function: one of the module, or one that this pass made."""
@@ -127,33 +122,6 @@ def _is_elementwise(prim: PrimFunc) -> bool:
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
-
-
-@dataclass(slots=True)
-class _JoinedCall:
-    """The operands, outputs and statements of the joined call."""
-
-    operands: list[tuple[Buffer | ScalarParam, Atom]]
-    outputs: list[Buffer]
-    inplace: list[int | None]
-    stmts: list[Stmt]
-
-    def add(self, call: WrittenCall, views: frozenset[Var], source: Buffer) -> None:
-        known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
-        taken = {call.operands[i][0] for i in call.inplace if i is not None}
-        renamed: dict[Buffer, Buffer] = {}
-        body, numbers = call.body, dict[int, int]()
-        for i, (place, atom) in enumerate(call.operands):
-            if isinstance(place, Buffer) and atom in views:
-                body = replace_loads(body, place, partial(_element, source, place.shape))
-            elif isinstance(place, Buffer) and atom in known and place not in taken:
-                renamed[place] = known[atom]
-            else:
-                numbers[i] = len(self.operands)
-                self.operands.append((place, atom))
-        self.outputs += call.outputs
-        self.inplace += [None if i is None else numbers[i] for i in call.inplace or [None] * len(call.outputs)]
-        self.stmts += stages(rename_buffers(body, renamed))
 
 
 def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Scalar:
@@ -179,20 +147,3 @@ def _may_join(group: _Group, bindings: Sequence[Binding], owners: Owners) -> boo
         if any(taken & owners.of(*other.args) for other in members if other is not member):
             return False
     return True
-
-
-def _with_results(call: CallTir, readers: Sequence[Binding]) -> list[Binding]:
-    """Bind the joined call, and bind its outputs to the variables of the calls that it replaces."""
-    made = Var(readers[-1].var.name, TupleType(call.out))
-    if len(call.out) == 1:
-        return [Binding(readers[0].var, call)]
-    found, first = [Binding(made, call)], 0
-    for reader in readers:
-        assert isinstance(reader.value, CallTir)
-        fields = [Var(reader.var.name, type_) for type_ in reader.value.out]
-        single = len(fields) == 1
-        found += [Binding(reader.var if single else field, TupleGet(made, first + i)) for i, field in enumerate(fields)]
-        if not single:
-            found.append(Binding(reader.var, MakeTuple(tuple(fields))))
-        first += len(fields)
-    return found

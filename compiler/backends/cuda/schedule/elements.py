@@ -20,8 +20,9 @@ from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, s
 from compiler.ir.dims import Dim, ceil_div, product_of
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Fold
 from compiler.ir.loops.statements import For, LoopKind, Stmt
-from compiler.ir.loops.visit import loads, rewrite_dims, sequence
+from compiler.ir.loops.visit import loads, rewrite_dims, sequence, walk_scalars
 from compiler.ir.loops.write import Kernel, less, less_equal
 
 THREADS = 128  # number of threads of a block
@@ -36,6 +37,16 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
         nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
         done.append(_in_one_launch(nests) if nests else _in_order(group[0]))
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
+
+
+def is_one_launch(prim: PrimFunc) -> bool:
+    """Return whether the stages of a function are elementwise nests that share one launch."""
+    groups = _independent_groups(prim, stages(without_allocations(without_products(prim.body))[1]))
+    return (
+        len(groups) == 1
+        and all(match_spatial(stmt) is not None for stmt in groups[0])
+        and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
+    )
 
 
 def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:

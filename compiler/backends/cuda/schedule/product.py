@@ -12,9 +12,10 @@ columns. Wide tiles may be computed in clusters, whose blocks compute the same c
 so the bits of a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in
 compiler/machine/products.py.
 
-If each row chooses one of several matrices, a block computes a run: adjacent rows with the same choice. A run does not cross a multiple of
-the height of the highest tile. There is a block for each row, and the block does nothing unless its row begins a run. The number of runs is
-smallest if rows with equal choices are adjacent.
+If each row chooses one of several matrices, a block computes runs: adjacent rows with the same choice. A run does not cross a multiple of
+the height of the highest tile. A block has some adjacent rows, and computes the runs that begin there: one row if there are few, otherwise
+as many as choose a matrix on average, so that few blocks find nothing to do. The number of runs is smallest if rows with equal choices are
+adjacent.
 
 If further stages read the product's elements (branches.py), they replace the epilogue.
 """
@@ -256,27 +257,41 @@ class _Blocks:
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
         p, most = self.product, self.heights[-1]
-        assert p.row_axis is not None
-        (row, num_rows), _ = p.nest.axes
-        tiles = ceil_div(p.num_columns, NARROW)
+        (_, num_rows), _ = p.nest.axes
+        tiles, matrices = ceil_div(p.num_columns, NARROW), self.operands[0].weights.buffer.shape[0]
+        of_block = dim_max(num_rows // matrices, 1)  # number of rows of a block
+        groups = ceil_div(num_rows, of_block)
+        with k.grid("b", groups * tiles) as b:
+            group, number = k.unravel(b, [("group", groups), ("columns", tiles)])
+            with k.serial("n", of_block) as n:
+                first = k.let("first", dim_min(group * of_block + n, num_rows - 1), num_rows - 1)
+                before = self.chosen(choice, dim_max(first - 1, 0))
+                begins = equal(index(first % most), 0) | not_equal(self.chosen(choice, first), before)
+                with k.when(less(group * of_block + n, num_rows) & begins):
+                    self.write_run(k, choice, first, number)
 
-        def chosen(at: Dim) -> Scalar:
-            return cast(rewrite_dims(choice.index, {row: at}), DType.I64)
+    def write_run(self, k: Kernel, choice: Choice, first: Dim, number: Dim) -> None:
+        """Write code that computes a tile of the run that begins with the row `first`."""
+        p, most = self.product, self.heights[-1]
+        (_, num_rows), _ = p.nest.axes
+        c = k.shared("c", max(self.op(height, NARROW).shared_bytes for height in self.heights) // 4)
+        ends = k.shared("ends", most, dtype=DType.I32)
+        with k.threads("u", most) as u:
+            near = dim_min(first + u, num_rows - 1)
+            goes_on = (
+                less(first % most + u, most) & less(first + u, num_rows) & equal(self.chosen(choice, near), self.chosen(choice, first))
+            )
+            ends[u] = select(goes_on, const(most, DType.I32), cast(index(u), DType.I32))
+        fold_threads(k, ends, most, minimum)
+        count = k.let("count", cast(ends[0], DType.I64), most)
+        matrix = k.let("matrix", self.chosen(choice, first), choice.names[0].upper)
+        place = _Place(self, c, dict.fromkeys(choice.names, matrix), self.column(number, NARROW), first, count)
+        place.write_lowest(k, most)
 
-        with k.grid("b", num_rows * tiles) as b:
-            first, number = k.unravel(b, [("first", num_rows), ("columns", tiles)])
-            with k.when(equal(index(first % most), 0) | not_equal(chosen(first), chosen(dim_max(first - 1, 0)))):
-                c = k.shared("c", max(self.op(height, NARROW).shared_bytes for height in self.heights) // 4)
-                ends = k.shared("ends", most, dtype=DType.I32)
-                with k.threads("u", most) as u:
-                    near = dim_min(first + u, num_rows - 1)
-                    goes_on = less(first % most + u, most) & less(first + u, num_rows) & equal(chosen(near), chosen(first))
-                    ends[u] = select(goes_on, const(most, DType.I32), cast(index(u), DType.I32))
-                fold_threads(k, ends, most, minimum)
-                count = k.let("count", cast(ends[0], DType.I64), most)
-                matrix = k.let("matrix", chosen(first), choice.names[0].upper)
-                place = _Place(self, c, dict.fromkeys(choice.names, matrix), self.column(number, NARROW), first, count)
-                place.write_lowest(k, most)
+    def chosen(self, choice: Choice, row: Dim) -> Scalar:
+        """Return the number of the matrix that a row chooses."""
+        assert self.product.row_axis is not None
+        return cast(rewrite_dims(choice.index, {self.product.row_axis: row}), DType.I64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,31 @@ stages.
 
     for block b in rows {
       for thread t { reduce elements t, t + THREADS, ... }
-      combine the results of the threads: first those that are a warp apart, then by halves
+      combine the results of the threads: first those that are a warp apart, then, in one thread, by halves
       for thread t { write elements t, t + THREADS, ... }
     }
 
-The order of a reduction depends only on the length of the row.
+The order of a reduction depends only on the length of the row. Two reductions that do not depend on each other share one launch: the blocks
+of one follow the blocks of the other in the grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from compiler.backends.cuda.schedule.hold import at_once, hold
+from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.rows import COMBINE, RowProgram, RowStage, match_rows, with_own_numbers
 from compiler.idioms.spatial import write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, product_of
 from compiler.ir.loops.buffers import Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Reduce, Scalar, dtype_of, identity
-from compiler.ir.loops.statements import Store
-from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, halvings, less
+from compiler.ir.loops.statements import Stmt, Store
+from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims, sequence, statements, walk_stmts
+from compiler.ir.loops.write import Array, Kernel, halvings, less, less_equal
 from compiler.ir.prove import prove_divisible
 
 WARP = 32
@@ -34,17 +36,48 @@ _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
 
 Point = dict[DimVar, Dim]
+Combine = Callable[[Scalar, Scalar], Scalar]
 
 
 def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
-    program = match_rows(prim.body)
-    if program is None or program.parts is not None or not _reads_along_rows(program):
+    programs = _programs(prim.body)
+    if programs is None:
         return None
-    program, k = with_own_numbers(program, Scope.SHARED), Kernel()
-    axes = [(var.name, extent) for var, extent in program.row]
-    with k.grid("b", product_of([extent for _, extent in axes])) as b:
-        _Row(k, program, k.unravel(b, axes), _num_threads(program)).write()
+    k, first = Kernel(), Dim.of(0)
+    counts = [product_of([extent for _, extent in program.row]) for program in programs]
+    with k.grid("b", sum(counts, first)) as b:
+        for program, count in zip(programs, counts, strict=True):
+            with nullcontext() if len(programs) == 1 else k.when(less_equal(first, b) & less(b, first + count)):
+                _write(k, program, b if len(programs) == 1 else k.let("block", b - first, count - 1))
+            first = first + count
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "rows"})
+
+
+def _programs(body: Stmt) -> list[RowProgram] | None:
+    """Match one program, or two that follow each other and do not read what the other writes."""
+    program = match_rows(body)
+    if program is not None and program.parts is None:
+        return [program] if _reads_along_rows(program) else None
+    temporaries, inner = without_allocations(body)
+    stmts = statements(inner)
+    for count in range(1, len(stmts)):
+        parts = [sequence(stmts[:count]), sequence(stmts[count:])]
+        written = [{s.buffer for s in walk_stmts(part) if isinstance(s, Store)} for part in parts]
+        if any({load.buffer for load in loads(part)} & other for part, other in zip(parts, reversed(written), strict=True)):
+            continue
+        whole = [allocated([t for t in temporaries if t in own], part) for part, own in zip(parts, written, strict=True)]
+        found = [program for part in whole if (program := match_rows(part)) is not None]
+        if len(found) == len(parts) and all(program.parts is None and _reads_along_rows(program) for program in found):
+            return found
+    return None
+
+
+def _write(k: Kernel, program: RowProgram, block: Dim) -> None:
+    """Write what a block does for a row, the number of which is that of the block."""
+    lengths = [fold.axes[0][1] for stage in program.stages for fold in stage.folds]
+    point = k.unravel(block, [(var.name, extent) for var, extent in program.row])
+    with k.scope():
+        _Row(k, with_own_numbers(program, Scope.SHARED), point, num_threads(lengths)).write()
 
 
 def _reads_along_rows(program: RowProgram) -> bool:
@@ -54,8 +87,8 @@ def _reads_along_rows(program: RowProgram) -> bool:
     return all(any(fold.axes[0][0] in load.indices[-1].vars() for load in loads(fold.value) if load.indices) for fold in folds)
 
 
-def _num_threads(program: RowProgram) -> int:
-    lengths = [fold.axes[0][1] for stage in program.stages for fold in stage.folds]
+def num_threads(lengths: Sequence[Dim]) -> int:
+    """Return the number of threads of a block that reduces rows of these lengths."""
     longest = max(length.const for length in lengths) if all(length.is_const for length in lengths) else _MOST_THREADS
     return next((threads for length, threads in _THREADS if longest <= length), _MOST_THREADS)
 
@@ -109,43 +142,58 @@ class _Row:
                     yield i
 
     def write_number(self, stage: RowStage) -> None:
-        k, at = self.k, self.at(stage)
+        k, at, store = self.k, self.at(stage), stage.nest.store
         with k.scope():
-            results = {fold: k.shared("fold", 1, dtype=dtype_of(fold)) for fold in stage.folds}
-            for fold, result in results.items():
-                self.write_fold(fold, result, at)
-            value = map_scalar(stage.nest.store.value, lambda s: results[s][0] if isinstance(s, Reduce) and s in results else s)
+            partials = {fold: self.write_fold(fold, at) for fold in stage.folds}
             with k.threads("t", 1):
-                write_element(k, Store(stage.nest.store.buffer, stage.nest.store.indices, value), at)
+                found = {fold: folded_warp(k, of_warp(partial), combination(fold)) for fold, partial in partials.items()}
+                value = map_scalar(store.value, lambda s: found[s] if isinstance(s, Reduce) and s in found else s)
+                write_element(k, Store(store.buffer, store.indices, value), at)
 
-    def write_fold(self, fold: Reduce, result: Array, at: Point) -> None:
-        k, (axis, length), dtype = self.k, fold.axes[0], dtype_of(fold)
-
-        def combine(a: Scalar, b: Scalar) -> Scalar:
-            return Apply(COMBINE[fold.fn], (a, b))
-
-        with k.scope():
-            partial = k.shared("partial", self.num_threads, dtype=dtype)
-            with k.threads("t", self.num_threads) as t:
-                found = k.local("found", 1, dtype=dtype)
-                found[0] = identity(fold.fn, dtype)
-                with self.of_thread(t, length.substitute(at)) as i:
-                    found[0] = combine(found[0], rewrite_dims(fold.value, {**at, axis: i}))
-                partial[t] = found[0]
-            fold_threads(k, partial, self.num_threads, combine)
-            with k.threads("t", 1):
-                result[0] = partial[0]
+    def write_fold(self, fold: Reduce, at: Point) -> Array:
+        """Reduce the row to a result for each thread of a warp, and return these results."""
+        k, (axis, length), dtype, combine = self.k, fold.axes[0], dtype_of(fold), combination(fold)
+        partial = k.shared("partial", self.num_threads, dtype=dtype)
+        with k.threads("t", self.num_threads) as t:
+            found = k.local("found", 1, dtype=dtype)
+            found[0] = identity(fold.fn, dtype)
+            with self.of_thread(t, length.substitute(at)) as i:
+                found[0] = combine(found[0], rewrite_dims(fold.value, {**at, axis: i}))
+            partial[t] = found[0]
+        fold_warps(k, partial, self.num_threads, combine)
+        return partial
 
 
-def fold_threads(k: Kernel, partial: Array, count: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    """Reduce the results of all threads to partial[0]. First, each of the first 32 threads combines the results that are a warp apart; then
-    halves are combined."""
+def combination(fold: Reduce) -> Combine:
+    """Return the function that combines two results of a reduction."""
+    return lambda a, b: Apply(COMBINE[fold.fn], (a, b))
+
+
+def of_warp(partial: Array) -> list[Scalar]:
+    return [partial[n] for n in range(WARP)]
+
+
+def fold_threads(k: Kernel, partial: Array, count: int, combine: Combine) -> None:
+    """Reduce the results of `count` threads to partial[0]."""
+    fold_warps(k, partial, count, combine)
+    with k.threads("t", 1):
+        partial[0] = folded_warp(k, of_warp(partial), combine)
+
+
+def fold_warps(k: Kernel, partial: Array, count: int, combine: Combine) -> None:
+    """Reduce the results of `count` threads to those of a warp: each of 32 threads combines the results that are a warp apart."""
     if count > WARP:
         with k.threads("t", WARP) as t:
             total: Scalar = partial[t]
             for first in range(WARP, count, WARP):
                 total = combine(total, partial[t + first])
             partial[t] = total
+
+
+def folded_warp(k: Kernel, results: Iterable[Scalar], combine: Combine) -> Scalar:
+    """Return the combination of the results of a warp. One thread loads all of them at once, and combines halves: this takes less time than
+    a barrier after each half."""
+    found = hold(k, results)
     for half in halvings(WARP):
-        with k.threads("t", half) as t:
-            partial[t] = combine(partial[t], partial[t + half])
+        found = [combine(found[n], found[n + half]) for n in range(half)]
+    return found[0]

@@ -6,8 +6,11 @@ from compiler.backends.cuda.schedule.attention.floats import schedule_attention
 from compiler.backends.cuda.schedule.attention.tensors import schedule_tensor_attention
 from compiler.backends.cuda.schedule.attention.warpgroups import schedule_warpgroup_attention
 from compiler.backends.cuda.schedule.elements import schedule_elements
+from compiler.backends.cuda.schedule.float_product import schedule_float_product
+from compiler.backends.cuda.schedule.grouping import schedule_grouping
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rows import schedule_rows
+from compiler.backends.cuda.schedule.small_rows import schedule_small_rows
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.products import ProductTiles
 from compiler.machine.target import Target
@@ -19,6 +22,9 @@ def schedule(prim: PrimFunc, tiles: ProductTiles, target: Target) -> PrimFunc:
         or schedule_tensor_attention(prim, target)
         or schedule_attention(prim)
         or schedule_product(prim, tiles)
+        or schedule_float_product(prim)
+        or schedule_grouping(prim)
+        or schedule_small_rows(prim)
         or schedule_rows(prim)
         or schedule_elements(prim)
     )

@@ -17,6 +17,7 @@ from compiler.machine.target import get
 from deploy.bench.synthetic import synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
+from tests.lab.sass.listing import Loop
 from tests.lab.sass.model import WARPGROUPS_ATTEND, TileLoops, attend_tile, loops_of_tiles, splits_of
 from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
@@ -209,3 +210,35 @@ def test_a_product_that_cannot_run_beside_others_is_noticed() -> None:
     first = ptx().index("wgmma.commit_group")
     broken = ptx()[:first] + f"{{ .reg .f32 t; mov.f32 t, {result[1]}; add.f32 {result[1]}, t, t; }} " + ptx()[first:]
     assert SERIALISED.search(assembled(broken).said)
+
+
+@cache
+def routing() -> ProgramCode:
+    """Return the routing of a mixture of experts, from its hidden states to the rows of its experts."""
+    body = """
+    x = linear(h, w, out_dtype="f32")
+    s = softmax(x)
+    e = top_experts(s, k=8)
+    g = gather(s, e, axis=1)
+    n = sum(g, axes=[1], keepdims=true)
+    shares = divide(g, n)
+    rows = group_rows(e, count=128)
+    out = (shares, rows)"""
+    given = "h: bf16[t, 2048], weight w: f32[128, 2048]"
+    return ProgramCode(parse(f"func main({given}) -> object where t in 0..2048 {{ dataflow {{ {body} }} return out }}"), "sm_90a")
+
+
+def test_routing_is_three_kernels_that_wait_seldom() -> None:
+    """The product of the router, all that concerns one token, and the grouping of rows. Scores are loaded together, and so are the choices
+    of a thread; nothing is in local memory."""
+    try:
+        kernels = routing().kernels
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    assert {k.schedule: k.usage.spilled_bytes for k in kernels.values()} == {"float product": 0, "small rows": 0, "grouping": 0}
+    for kernel in kernels.values():
+        assert not {"LDL", "STL"} & kernel.kinds, kernel.name
+        facts = facts_of(kernel.listing, Loop(0, len(kernel.listing.instructions)))
+        assert facts.loads_in_flight >= 4, kernel.name
+        if kernel.schedule != "float product":
+            assert not [x for x in kernel.listing.innermost if facts_of(kernel.listing, x).round_trips > 1], kernel.name

@@ -1,4 +1,4 @@
-"""The pass moves a cast before a gathering if nothing else reads the gathered columns, and if the cast makes them smaller."""
+"""The pass moves a cast before a gathering or a look-up if nothing else reads the result, and if the cast makes it smaller."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ def test_each_rank_rounds_its_own_columns(becomes: Callable[[Pass, str, str], No
         }
     """
     becomes(gather_rounded, before, expected)
+
+
+def test_rows_are_rounded_before_they_are_looked_up(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Also if several products read the rows, which each round them."""
+    given = "func main(x: f32[n, 8], i: i32[3 * n], weight w: bf16[4, 8], weight v: bf16[4, 8]) -> object"
+    products = "a = linear({}, w) b = linear({}, v) t = (a, b) return t"
+    before = f'{given} {{ y = embedding(x, i) r = cast(y, dtype="bf16") s = cast(y, dtype="bf16") {products.format("r", "s")} }}'
+    cast = '{} = cast(x, dtype="bf16") {} = embedding({}, i)'
+    expected = f"{given} {{ y = embedding(x, i) {cast.format('p', 'r', 'p')} {cast.format('q', 's', 'q')} {products.format('r', 's')} }}"
+    becomes(gather_rounded, before, expected)
+
+
+def test_a_table_with_more_rows_than_are_looked_up_is_not_rounded(stays: Callable[[Pass, str], None]) -> None:
+    given = "func main(x: f32[100, 8], i: i32[n]) -> bf16[n, 8] where n in 0..50"
+    stays(gather_rounded, f'{given} {{ y = embedding(x, i) r = cast(y, dtype="bf16") return r }}')
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Join the calls that route tokens to experts.
+
+Before: several adjacent calls compute the same short rows one after another. For example, a softmax is followed by the choice of the best
+experts, and by their shares. After: one call does all of this, and a row stays on the chip between its stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.backends.cuda.passes.joined import JoinedCall, with_results
+from compiler.idioms.small_rows import match_small_rows
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.values import CallTir
+from compiler.ir.graph.visit import operands
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.module import IRModule
+from compiler.ir.types import TensorType
+from compiler.passes.fusion.join import written_out
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import count_uses
+
+NAME = "route"  # of joined calls
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRows:
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
+
+    def __call__(self, module: IRModule) -> IRModule:
+        builder = Builder(module)
+        joiner = _Joiner(Outliner(builder, module), self.takes, {})
+        changed: dict[str, Function] = {}
+        for name, func in module.graph_functions.items():
+            uses = count_uses(func.body)
+            blocks = tuple(joiner.block(b, uses) if b.kind is BlockKind.DATAFLOW else b for b in func.body.blocks)
+            if any(a is not b for a, b in zip(blocks, func.body.blocks, strict=True)):
+                body = Body(blocks, func.body.result)
+                changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
+        return builder.finish().update(changed) if changed else module
+
+
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    outliner: Outliner
+    takes: Callable[[PrimFunc], bool]
+    known: dict[str, bool]  # whether functions compute short rows, by name, since layers call the same ones
+
+    def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
+        found: list[Binding] = []
+        for run in self._runs(block.bindings):
+            joined = self._joined(run, uses) if len(run) > 1 else None
+            found += joined or run
+        return block if found == list(block.bindings) else Block(tuple(found), block.kind)
+
+    def _runs(self, bindings: Sequence[Binding]) -> Iterator[list[Binding]]:
+        """Divide bindings into runs: the calls of a run compute equally many short rows, and read results of the run, except the first."""
+        run: list[Binding] = []
+        rows: Dim | None = None
+        for binding in bindings:
+            own = self._num_rows(binding)
+            made = {b.var for b in run}
+            if run and (own is None or own != rows or not made & set(operands(binding.value))):
+                yield run
+                run = []
+            run, rows = [*run, binding], own
+        if run:
+            yield run
+
+    def _num_rows(self, binding: Binding) -> Dim | None:
+        call = binding.value
+        if not isinstance(call, CallTir) or len(call.out) != 1 or any(i is not None for i in call.inplace):
+            return None
+        (made,) = call.out
+        if not isinstance(made, TensorType) or not made.shape:
+            return None
+        if call.func not in self.known:
+            self.known[call.func] = match_small_rows(self.prim(call)) is not None
+        return made.shape[0] if self.known[call.func] else None
+
+    def _joined(self, run: Sequence[Binding], uses: Mapping[Var, int]) -> list[Binding] | None:
+        joined, made = JoinedCall(), dict[Atom, Buffer]()
+        for binding in run:
+            call = binding.value
+            assert isinstance(call, CallTir)
+            joined.add(written_out(call, self.prim(call)), made)
+            made[binding.var] = joined.outputs[-1]
+        inside = [atom for binding in run for atom in operands(binding.value)]
+        results = [b for b in run if uses[b.var] > inside.count(b.var)]
+        joined.outputs = [made[b.var] for b in results]
+        joined.inplace = [None] * len(results)
+        joined.temporaries += [buffer for buffer in made.values() if buffer not in joined.outputs]
+        call = joined.outlined(self.outliner, NAME) if results else None
+        return None if call is None or not self.takes(self.prim(call)) else with_results(call, results)
+
+    def prim(self, call: CallTir) -> PrimFunc:
+        """Return the called function: one of the module, or one that this pass made."""
+        found = self.outliner.builder.find(call.func)
+        assert isinstance(found, PrimFunc), call.func
+        return found
