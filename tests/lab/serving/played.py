@@ -107,5 +107,6 @@ async def kept_busy(urls: Sequence[str], model: str, trace: Sequence[Arrival]) -
 def _stream(url: str, model: str, prompt: Sequence[int], num_new: int) -> AsyncGenerator[dict[str, Any]]:
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
-    fields = {"model": model, "temperature": 0.0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    # Without the ids, a token that completes no character has no event, so the first event may be that of a later token.
+    fields = {"model": model, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
     return post_stream(parts.hostname, parts.port, {**fields, "prompt": prompt, "max_tokens": num_new})
