@@ -55,16 +55,18 @@ def bind_ranks(
     sources: Sequence[WeightSource],
     kept_in: Sequence[Path | None],
     progress: Progress = lambda _: None,
+    *,
+    synced: bool = True,
 ) -> dict[str, Array | Tensor]:
-    """Bind all weights of an entry point on each rank of the session's device. Each rank has a source and a file of its own. Return the
-    weights by name."""
+    """Bind all weights of an entry point on each rank of the session's device. Each rank has a source and a file of its own. Without
+    `synced`, the caller has marked the files as in use. Return the weights by name."""
     device, found = session.device, list[dict[str, Array | Tensor]]()
     for number, (rank, source, path) in enumerate(zip(device.ranks, sources, kept_in, strict=True)):
 
         def report(fraction: float, number: int = number) -> None:
             progress((number + fraction) / len(sources))
 
-        found.append(_weights_on(rank, session, executable, entry, source, path, report))
+        found.append(_weights_on(rank, session, executable, entry, source, path, report, synced))
     if len(found) == 1:
         bound = found[0]
     else:
@@ -83,6 +85,7 @@ def _weights_on(
     source: WeightSource,
     kept_in: Path | None,
     progress: Progress,
+    synced: bool,
 ) -> dict[str, Array | Tensor]:
     """Return all weights of an entry point by name. Prepared ones are in memory from which kernels read them."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
@@ -93,7 +96,7 @@ def _weights_on(
     bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
     if computed:
         with _preparing(session, executable) as host:
-            bound |= _prepared(device, host, preparations, computed, source, kept_in, progress)
+            bound |= _prepared(device, host, preparations, computed, source, kept_in, progress, synced)
     return bound
 
 
@@ -173,6 +176,7 @@ def _prepared(
     source: WeightSource,
     kept_in: Path | None,
     progress: Progress,
+    synced: bool,
 ) -> Mapping[str, Array | Tensor]:
     if kept_in is not None and (stored := read_kept(kept_in, partial(_mapped, kept_in, computed))) is not None:
         return _resident(device, stored)
@@ -185,7 +189,7 @@ def _prepared(
     if kept_in is not None:
         try:
             sizes = {p.name: _num_bytes(p) for p in computed}
-            with writing(kept_in, sizes, key_of(kept_in.parent), synced=False) as put:  # the caller has marked it as in use
+            with writing(kept_in, sizes, key_of(kept_in.parent), synced=synced) as put:
                 for group in made():
                     for name, value in group:
                         put(name, host.download(value).reshape(-1).view(np.uint8).data)

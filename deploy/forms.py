@@ -35,6 +35,7 @@ from deploy.model_loading.known import begin
 from deploy.model_loading.modes import format_named
 from deploy.model_loading.plan import WORKER_BYTES
 from deploy.model_loading.stages import advance
+from runtime import generated_code
 from runtime.cache_groups import PAGE_SIZE
 from server.interfaces import LoadError
 from server.messages import Load
@@ -230,6 +231,7 @@ def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
 
 
 def main() -> None:
+    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
         print(msgspec.json.encode({"forms": estimate_forms(advance(begin(load), Opened).files, load)}).decode())

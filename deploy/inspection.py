@@ -25,6 +25,7 @@ from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of, wanted_plan
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.serving import limits_of
 from deploy.model_loading.stages import advance
+from runtime import generated_code
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.device.registry import open_device
@@ -175,6 +176,7 @@ def _by_part(source: WeightSource) -> dict[str, int]:
 
 
 def main() -> None:
+    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
         print(msgspec.json.encode(plan_load(load)).decode())

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from deploy.catalogue import ENTRIES
+from runtime import generated_code
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -99,6 +100,7 @@ def main() -> None:
 def _carry_out(order: Order) -> None:
     from deploy.model_loading import origins
 
+    generated_code.keep()
     if order.what == "list":
         for one in origins.held():
             _say(Line(stored=Stored(one.source, one.num_bytes, one.used_s)))

@@ -16,6 +16,7 @@ from deploy.export.kept import export_kept
 from deploy.export.model import servable
 from deploy.export.web import export_web, page_sees
 from deploy.model_loading.known import begin
+from runtime import generated_code
 from runtime.sealed import is_shared
 from server.interfaces import LoadError
 from server.messages import Load
@@ -25,6 +26,7 @@ NICE = 10  # niceness of the process: the models that are being served have prio
 
 def main() -> None:
     os.nice(NICE)
+    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     answer: dict[str, object] = {}
     try:

@@ -1,5 +1,6 @@
 """Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file. So the
-start that writes a file need not wait until the disk has it: the mark stays at least as long.
+start that writes a file need not wait until the disk has it: the mark stays at least as long. After a power failure, that holds on file
+systems that keep the order of changes to a folder, such as ext4 with its journal, xfs and btrfs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from runtime.sections import SectionFile
 log = logging.getLogger(__name__)
 
 INFIX = ".used-"  # part of a marker's name between the name of the file and a random part
+_refused = set[Path]()  # files that the disk failed to write: only the first `fsync` after a failure reports it
 
 
 class Use:
@@ -39,24 +42,35 @@ class Use:
 
     def end(self) -> None:
         atexit.unregister(self.end)
-        if self._is_on_disk():
+        if _is_on_disk(self._path):
             self._marker.unlink(missing_ok=True)
         self._file.close()
 
-    def _is_on_disk(self) -> bool:
-        """Wait until the disk has the file, because nobody verifies it after a power failure once no marker is left. Return False if the
-        disk fails."""
-        try:
-            descriptor = os.open(self._path, os.O_RDONLY)
-        except OSError:  # there is no such file: it was not written, or another process has removed it
-            return True
-        try:
-            os.fsync(descriptor)
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
+
+def flush(paths: Sequence[Path]) -> None:
+    """Let a thread wait until the disk has these files. So the process finds them there when it ends, and is not killed while it waits."""
+
+    def wait() -> None:
+        for path in paths:
+            _is_on_disk(path)
+
+    threading.Thread(target=wait, name="flush", daemon=True).start()
+
+
+def _is_on_disk(path: Path) -> bool:
+    """Wait until the disk has the file, because nobody verifies it after a power failure once no marker is left. Return False if the disk
+    has failed to write it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # there is no such file: it was not written, or another process has removed it
         return True
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        _refused.add(path)
+    finally:
+        os.close(descriptor)
+    return path not in _refused
 
 
 def markers_of(path: Path) -> list[Path]:
@@ -91,10 +105,10 @@ def begin_use(
         log.warning("%s is verified before it is used: %s", path, why)
         if not _is_sound(path, progress):
             return None
-    with suppress(OSError):  # the folder is read-only
+    with suppress(OSError):  # the folder is read-only, or the disk full: then the markers of earlier processes stay
+        Use(path)
         for marker in left:
             marker.unlink(missing_ok=True)
-        Use(path)
     return path
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from runtime import generated_code
 from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.launch import command
 from runtime.sealed import key_of
@@ -29,6 +30,7 @@ def damage_of(paths: Sequence[Path]) -> str:
 
 
 def main(paths: Sequence[Path]) -> None:
+    generated_code.keep()
     with suppress(OSError):  # a sandbox may forbid to change the scheduler
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):

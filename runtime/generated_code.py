@@ -17,9 +17,12 @@ import marshal
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+from runtime.launch import ROOT
 
 MOST = 8_000  # texts in a file; with more, those that this process did not use are left out
 DIGEST_BYTES = 32
@@ -51,10 +54,13 @@ class GeneratedCode:
         whole = {**self._kept, **self._used}
         content = marshal.dumps(whole if len(whole) <= MOST else self._used)
         fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with suppress(OSError):  # the folder is read-only, or the disk full: the next start compiles again
+        try:
             fresh.parent.mkdir(exist_ok=True)
             fresh.write_bytes(_digest(content) + content)
             fresh.replace(self._path)
+        except OSError:  # the folder is read-only, or the disk full: the next start compiles again
+            with suppress(OSError):
+                fresh.unlink()
 
 
 _of_process: GeneratedCode | None = None
@@ -93,4 +99,11 @@ def _read(path: Path) -> Codes:
 
 
 def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(importlib.util.MAGIC_NUMBER + content).digest()
+    return hashlib.sha256(importlib.util.MAGIC_NUMBER + _installed().encode() + content).digest()
+
+
+@cache
+def _installed() -> str:
+    """Return the name and version of this installation, or "" in a checkout. What another version kept is not used, so that a file does not
+    grow with each version."""
+    return next((found.name for found in ROOT.glob("relaxserve-*.dist-info")), "")

@@ -88,7 +88,7 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 @contextmanager
 def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
     """Write a file anew, in a private folder. Readers see either the old file or the complete new file. If it is `synced`, that holds after
-    a power failure, too; but to wait for the disk takes a second per gigabyte, and a start writes a hundred files."""
+    a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
     make_private(path.parent)
     descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

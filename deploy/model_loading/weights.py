@@ -14,7 +14,7 @@ from compiler.frontend.errors import ModelError
 from deploy.cache import NOT_CACHED
 from deploy.model_loading.known import carried
 from deploy.model_loading.plan import BESIDE, Planned
-from deploy.use import begin_use, remove_damaged
+from deploy.use import begin_use, flush, markers_of, remove_damaged
 from deploy.verification import damage_of
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,13 @@ def bind(known: Planned) -> Bound:
         def pack(fraction: float, num_done: int = num_done) -> None:
             known.progress("pack", (num_done + fraction) / len(entries))
 
+        is_marked = all(markers_of(path) for path in kept_in if path is not None)
         try:
-            bind_ranks(known.session, executable, entry, sources, kept_in, pack)
+            bind_ranks(known.session, executable, entry, sources, kept_in, pack, synced=not is_marked)
         except ModelError as error:
             raise ModelError(f"{known.files.path}: {error}") from error
         packed += [path for path in kept_in if path is not None]
+    flush(packed)
     return Bound(**carried(known, Planned), packed=tuple(packed))
 
 

@@ -21,8 +21,8 @@ BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
 KEY_BYTES = 8
 
-# The fields of a body that its pages depend on: those that become its prompt, in the order in which templates write them, and the salt.
-BEFORE = ("cache_salt", "model", "system", "instructions", "tools", "functions")
+# The fields of a body that become its prompt, in the order in which templates write them. Its pages depend on them, and on its cache salt.
+BEFORE = ("model", "system", "instructions", "tools", "functions")
 TURNS = ("messages", "input", "prompt", "contents", "token_ids")
 SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 
@@ -136,7 +136,7 @@ def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
     """Return the key chain of a request's prompt. Prompts of other tenants, and with other cache salts, have other keys, as their pages
     have."""
     turns = next((fields[name] for name in TURNS if name in fields), None)
-    text = msgspec.json.encode([tenant, *(fields.get(name) for name in BEFORE)])
+    text = msgspec.json.encode([tenant, _salt(fields), *(fields.get(name) for name in BEFORE)])
     text += msgspec.json.encode(turns)[: MOST_KEYS * BLOCK]
     keys: list[bytes] = []
     digest = b""
@@ -144,6 +144,12 @@ def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
         digest = blake2b(digest + text[at : at + BLOCK], digest_size=KEY_BYTES).digest()
         keys.append(digest)
     return tuple(keys)
+
+
+def _salt(fields: Mapping[str, Any]) -> object:
+    """Return the cache salt of a request. `/inference/v1/generate` also takes it among the sampling parameters."""
+    salt, params = fields.get("cache_salt"), fields.get("sampling_params")
+    return params.get("cache_salt") if salt is None and isinstance(params, dict) else salt
 
 
 def place_of(replica: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import msgspec
 
@@ -21,7 +21,6 @@ from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel, DefaultsError
 
-T = TypeVar("T")
 TOKENIZER = "tokenizer.json"
 FILES = (
     TOKENIZER,
@@ -53,12 +52,7 @@ def missing(why: str = "") -> ModelFilesError:
 
 
 class _AddedToken(msgspec.Struct):
-    id: int
     content: str
-
-
-class _AddedTokens(msgspec.Struct):
-    added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
 
 
 class _Pieces(msgspec.Struct):
@@ -67,6 +61,17 @@ class _Pieces(msgspec.Struct):
 
 class _Vocabulary(msgspec.Struct):
     model: _Pieces
+    added_tokens: list[_AddedToken] = []
+
+    def id_of(self, text: str) -> int | None:
+        """Return the id that the package `tokenizers` gives to the token with this text, or None. An added token has the id of the piece
+        with its text, or else the next id after the number of pieces. The package ignores the id that the file states for it."""
+        vocab = self.model.vocab
+        ids = vocab if isinstance(vocab, dict) else {piece: id for id, (piece, _) in enumerate(vocab)}
+        if text in ids or not text:
+            return ids.get(text)
+        later = dict.fromkeys(token.content for token in self.added_tokens if token.content and token.content not in ids)
+        return len(vocab) + [*later].index(text) if text in later else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +133,17 @@ class TokenizerFiles:
         if text is None:
             found = list[int]()
         elif id_of is None:
-            found = self._ids_of(text)
+            found = _listed(self._vocabulary().id_of(text))
         else:
-            found = [] if (known := id_of(text)) is None else [known]
+            found = _listed(id_of(text))
         found += _ids(self.object("generation_config.json").get("eos_token_id"), "generation_config.json")
         own = self.model_config().get("eos_token_id")  # multimodal models may state it beside `text_config`
         found += _ids(self.object("config.json").get("eos_token_id") if own is None else own, "config.json")
         return tuple(dict.fromkeys(found))
 
-    def _ids_of(self, text: str) -> list[int]:
-        """Return the id of the token with this text, or no id. Added tokens come before those of the vocabulary."""
-        added = [token.id for token in self._decoded(_AddedTokens).added_tokens if token.content == text]
-        if added:
-            return added[:1]
-        vocab = self._decoded(_Vocabulary).model.vocab
-        if isinstance(vocab, dict):
-            return [vocab[text]] if text in vocab else []
-        return [id for id, (piece, _) in enumerate(vocab) if piece == text][:1]
-
-    def _decoded(self, type_: type[T]) -> T:
+    def _vocabulary(self) -> _Vocabulary:
         try:
-            return msgspec.json.decode(self.tokenizer(), type=type_)
+            return msgspec.json.decode(self.tokenizer(), type=_Vocabulary)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
 
@@ -178,6 +173,10 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _listed(id: int | None) -> list[int]:
+    return [] if id is None else [id]
 
 
 def _ids(value: object, file: str) -> list[int]:

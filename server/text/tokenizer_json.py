@@ -1,13 +1,13 @@
 """Build the tokenizer of the package `tokenizers` from the content of tokenizer.json.
 
-The package itself reads a BPE model from JSON through two copies of the vocabulary and of its merges, which takes 0.9 s for 260,000 tokens.
-Given a dictionary and pairs, it needs less than half of that. So this module reads them, and leaves to the package all files that have
-another model, or that are not exactly as the package writes them.
+The package itself reads a BPE model from JSON through two copies of the vocabulary and of its merges. From a dictionary and pairs it builds
+the same tokenizer sooner (docs/decisions/0178-starts-read-less.md). So this module reads them, and leaves to the package all files that
+have another model, or that are not exactly as the package writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,16 @@ class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BP
 
     def build(self) -> models.BPE:
         others = {name: value for name in self.__struct_fields__[2:] if (value := getattr(self, name)) is not None}
-        return models.BPE(self.vocab, _merges_of(self.merges), **others)
+        merges = _merges_of(self.merges)
+        _require_prefix(self.continuing_subword_prefix, merges)
+        return models.BPE(self.vocab, merges, **others)
+
+
+class _Joining(msgspec.Struct):
+    """The fields of a model with which the package joins the two parts of a merge."""
+
+    continuing_subword_prefix: str | None = None
+    merges: list[str | tuple[str, str]] = []
 
 
 class _Added(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,7 +115,43 @@ def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
     return msgspec.json.decode(written, type=list[tuple[str, str]])
 
 
+def _require_prefix(prefix: str | None, merges: Iterable[Sequence[str]]) -> None:
+    """Raise ValueError if the right part of a merge lacks the prefix of parts that continue a word. The package cuts off as many bytes as
+    the prefix has characters, whatever they are. So it may cut a character in two, and then aborts the process."""
+    if not prefix:
+        return
+    if not prefix.isascii():
+        raise ValueError(f"continuing_subword_prefix is {prefix!r:.80}, expected ASCII characters")
+    if (wrong := next((pair for pair in merges if not pair[-1].startswith(prefix)), None)) is not None:
+        raise ValueError(f"the right part of the merge {wrong!r:.200} does not begin with continuing_subword_prefix {prefix!r:.80}")
+
+
+def _require_joinable(content: bytes) -> None:
+    """Raise ValueError for merges that may abort the process in the package. The package joins the merges of a file before it has read the
+    rest, and those of each model that the file names. So the file must be JSON, and name each field once."""
+    model = _fields_of(_fields_of(content).get("model", EMPTY))
+    try:
+        found = msgspec.json.decode(msgspec.json.encode(model), type=_Joining)
+    except msgspec.ValidationError:
+        return  # the package refuses such types before it joins anything
+    pairs = (one.split(" ") if isinstance(one, str) else one for one in found.merges)
+    _require_prefix(found.continuing_subword_prefix, (pair for pair in pairs if not pair[0].startswith(VERSION)))
+
+
+def _fields_of(content: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """Return the fields of an object by name, or none of another value. Raise ValueError if a field is named twice, or with escapes."""
+    compact = msgspec.json.format(bytes(content), indent=-1)
+    try:
+        fields = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        return {}
+    if len(msgspec.json.encode(fields)) != len(compact):
+        raise ValueError(f"an object names a field twice, or with escapes; its fields are {', '.join(fields):.200}")
+    return fields
+
+
 def _read_by_package(content: bytes) -> Read:
+    _require_joinable(content)
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
     return Read(tokenizer, *_extent(tokenizer))
 

@@ -19,6 +19,7 @@ from deploy.verification import damage_of
 from runtime import sections
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
+from tests.deploy.flushing import join_flush
 from tests.process_states import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,37 @@ def test_a_file_that_the_disk_refuses_is_verified_by_the_next_start(path: Path, 
     assert len(left_behind(path)) == 1
     flip(path)
     assert begin_use(path) == path and not path.exists()
+
+
+def test_a_failure_of_the_disk_that_a_thread_has_seen_counts_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first wait after a failure reports it."""
+    results = iter([OSError(5, "Input/output error"), None])
+
+    def report_once(_: int) -> None:
+        if (fault := next(results)) is not None:
+            raise fault
+
+    own = use.Use(path)
+    monkeypatch.setattr(use.os, "fsync", report_once)
+    use.flush([path, path.with_name("missing")])
+    join_flush()
+    own.end()
+    assert next(results, "none") == "none" and len(left_behind(path)) == 1
+
+
+def test_markers_stay_if_none_can_be_added(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nothing would show after a power failure that the file may be incomplete."""
+    with user(path) as process:
+        process.kill()
+    before = left_behind(path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(use.tempfile, "mkstemp", refuse)
+        assert begin_use(path) == path and left_behind(path) == before != []
+    assert begin_use(path) == path and left_behind(path) == []
 
 
 def test_a_process_that_was_killed_leaves_a_marker(path: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import make_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from runtime import generated_code
 from runtime.generated_code import DIGEST_BYTES, GeneratedCode
+from runtime.launch import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
@@ -128,6 +131,51 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path, path: Path
     check(made())
     own.keep()
     check(made())
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+def test_a_full_disk_keeps_no_part_of_a_file(path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_bytes
+
+    def fill(self: Path, content: object) -> None:
+        write(self, b"a part")
+        raise OSError(28, "No space left on device")
+
+    own = used(path)
+    made()
+    monkeypatch.setattr(Path, step, fill)
+    own.keep()
+    assert [*path.parent.iterdir()] == []
+
+
+def test_code_that_another_version_kept_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the file would grow with each version that is installed."""
+    first = used(path)
+    made()
+    monkeypatch.setattr(generated_code, "_installed", lambda: "relaxserve-1.dist-info")
+    first.keep()
+    monkeypatch.setattr(generated_code, "_installed", lambda: "relaxserve-2.dist-info")
+    second = used(path)
+    make_dataclass("Other", ["z"])
+    second.keep()
+    third = used(path)
+    make_dataclass("Other", ["z"])
+    assert third.num_compiled == 0
+    made()
+    assert third.num_compiled == first.num_compiled
+
+
+def started_modules() -> list[str]:
+    """List the modules that the server runs as processes of their own."""
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
+    return sorted({name for file in files for name in re.findall(r'\bcommand\(\s*"([\w.]+\.[\w.]+)"', file.read_text())})
+
+
+@pytest.mark.parametrize("module", started_modules())
+def test_each_process_that_recalls_code_keeps_it(module: str) -> None:
+    """Otherwise each start of the process would compile all dataclasses, and keep the code of each in memory."""
+    serving = {"deploy.cli": "deploy.serve"}  # the command that replicas run
+    assert "generated_code.keep()" in Path(find_spec(serving.get(module, module)).origin).read_text()
 
 
 def test_the_module_is_as_before_once_the_code_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

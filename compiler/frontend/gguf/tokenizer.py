@@ -167,8 +167,8 @@ def _written(vocabulary: _Vocabulary) -> bytes:
 
 
 def _as_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the merges as texts like `a b`, or none if one would be read as other tokens, or as a version. A tokenizer with
-    500,000 merges is built in 0.92 s from texts, and in 1.18 s from pairs."""
+    """Return the merges as texts like `a b`, or none if one would be read as other tokens, or as a version. A decoder of JSON makes one
+    object per text, and three per pair."""
     texts = [f"{left} {right}" for left, right in merges]
     is_clear = all(text.count(" ") == 1 and not text.startswith("#version") for text in texts)
     return texts if is_clear else []

@@ -13,7 +13,7 @@ from compiler.frontend.errors import DamagedFile
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6  # kinds of pieces; 1 is a normal one
 SPACE = "▁"  # stands for a space
-MAX_SPLIT_CHARS = 1 << 28  # maximum number of characters read to derive merges; Gemma's 262 144 pieces need 2e7
+MAX_SPLIT_CHARS = 1 << 25  # maximum number of characters read to derive merges, 2 s of work; Gemma's 262 144 pieces need 2e7
 PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False}
 
 

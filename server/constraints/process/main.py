@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from runtime import generated_code
 from server.constraints.process.fork_server import ForkServer, die_with
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.vocabulary import tokenizer_of
@@ -45,6 +46,7 @@ TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a t
 
 def main(settings_fd: str, parent_pid: str) -> None:
     die_with(int(parent_pid))
+    generated_code.keep()
     # When the zygote ends, the kernel hangs up its stopped descendants and lets them go on. Under nohup they would ignore the signal.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     tokenizer, settings = _read(Path(f"/proc/self/fd/{settings_fd}"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from compiler.frontend.errors import DamagedFile
 from compiler.frontend.vocabulary import protobuf
 from compiler.frontend.vocabulary.folder import NAMES, Unreadable, tokenizer_files
 from compiler.frontend.vocabulary.pieces import UNKNOWN, USER_DEFINED, merges_by_score
@@ -132,6 +135,38 @@ def test_merges_that_never_happen_are_left_out(scores: dict[str, int], texts: li
     of_all, of_needed = (tokenizers.Tokenizer(models.BPE(ids, some, unk_token="?")) for some in (ways, merges))
     for text in (*texts, *scores):
         assert of_needed.encode(text).ids == of_all.encode(text).ids
+
+
+def num_calls(pieces: Sequence[str]) -> int:
+    """Count the calls of functions, and the steps of loops, with which merges are derived."""
+    calls = list[str]()
+    before = sys.getprofile()
+    sys.setprofile(lambda _, event, argument: calls.append(event))
+    try:
+        merges_by_score({piece: id for id, piece in enumerate(pieces)}, [1] * len(pieces), [0.0] * len(pieces))
+    finally:
+        sys.setprofile(before)
+    return len([event for event in calls if event in ("call", "c_call")])
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["a" * (1 << i) for i in range(9)],
+        ["a" * i for i in range(1, 100)],
+        ["a", "b", *("ab" * (1 << i) for i in range(8)), *("ba" * (1 << i) for i in range(8))],
+    ],
+)
+def test_the_limit_of_long_pieces_counts_the_work_that_they_make(pieces: list[str]) -> None:
+    """A hostile file costs a front at most the seconds of work that the limit stands for."""
+    most = sum(len(piece) ** 2 for piece in pieces)
+    assert most / 4 < num_calls(pieces) <= most
+
+
+def test_pieces_that_would_take_longer_than_the_limit_are_refused() -> None:
+    pieces = ["a" * (1 << i) for i in range(14)]
+    with pytest.raises(DamagedFile, match=f"would read 89478485 characters, expected at most {1 << 25}"):
+        merges_by_score({piece: id for id, piece in enumerate(pieces)}, [1] * len(pieces), [0.0] * len(pieces))
 
 
 # --- how a text is split into words ------------------------------------------------------------------------------------------

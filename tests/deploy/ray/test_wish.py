@@ -37,10 +37,26 @@ def test_the_first_difference_changes_all_later_keys() -> None:
     assert same.index(False) == same.count(True) == 1000 // BLOCK + 1  # the fields before the prompt fill up the fourth block
 
 
-@pytest.mark.parametrize("change", [{"model": "other"}, {"system": "other"}, {"tools": [{"name": "other"}]}, {"cache_salt": "other"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"system": "other"},
+        {"tools": [{"name": "other"}]},
+        {"cache_salt": "other"},
+        {"sampling_params": {"cache_salt": "other"}},
+    ],
+)
 def test_what_comes_before_the_turns_is_part_of_all_keys(change: dict[str, Any]) -> None:
     plain = {"model": "demo", "messages": conversation("a" * 900)}
     assert keys_of(**plain)[0] != keys_of(**(plain | change))[0]
+
+
+def test_a_salt_counts_as_the_server_reads_it() -> None:
+    """The salt beside the sampling parameters wins over the one among them."""
+    alone, among = keys_of(prompt="x" * 900, cache_salt="a"), keys_of(prompt="x" * 900, sampling_params={"cache_salt": "a"})
+    assert alone == among == keys_of(prompt="x" * 900, cache_salt="a", sampling_params={"cache_salt": "b"})
+    assert keys_of(prompt="x" * 900, sampling_params={"n": 1}) == keys_of(prompt="x" * 900, sampling_params=5) == keys_of(prompt="x" * 900)
 
 
 def test_tenants_share_no_keys() -> None:

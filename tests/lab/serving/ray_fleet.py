@@ -13,6 +13,7 @@ this machine: Ray's own processes, proxy, ingress and two replicas share the cor
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -30,6 +31,7 @@ from tests.deploy.ray.cluster import running_fleet
 NAME = "bench"
 PROMPT_TOKENS = 64
 VOCAB = 200  # ids that every model has
+LEAST_TOKENS = 8  # of a client: the time per token needs some after the first event
 FIRST_MS, TOKEN_MS, SHARE = 3.0, 0.2, 0.95
 NUM_ALONE = 8  # prompts of one client in a round
 
@@ -69,8 +71,9 @@ def run_round(server: Driver, replicas: Sequence[Driver], fleet: Driver, number:
 
 
 def _alone(streams: Sequence[Stream]) -> Alone:
-    first_s, token_s = (statistics.median(found) for found in ([one.ttft_s for one in streams], [1 / one.decoding_rate for one in streams]))
-    return Alone(first_s * 1e3, token_s * 1e3)
+    """Return the medians. A stream whose only event has all its tokens says nothing about the time per token."""
+    tokens_s = [1 / one.decoding_rate for one in streams if len(one.times_s) > 1] or [math.nan]
+    return Alone(*(statistics.median(found) * 1e3 for found in ([one.ttft_s for one in streams], tokens_s)))
 
 
 def _rate(driver: Driver, together: Sequence[Prompt]) -> float:
@@ -114,6 +117,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--haproxy", action="store_true", help="let HAProxy pass the bytes in place of Ray's own proxy")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.tokens < LEAST_TOKENS:
+        parser.error(f"--tokens is {options.tokens}, expected at least {LEAST_TOKENS}")
     cache = Path(os.environ.get("RELAXSERVE_CACHE", Path.home() / ".cache" / "relaxserve"))
     pool = {"models": [f"{options.model}={NAME}"], "num_cpus": 0.1}
     with served(ModelSpec(NAME, options.model)) as url, running_fleet(cache, {"replicas": pool}, 2, has_haproxy=options.haproxy) as cluster:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from deploy.bench.serving.drive import Prompt, Stream
-from tests.lab.serving.ray_fleet import NUM_ALONE, Alone, Round, figures_of, prompts, run_round
+from tests.lab.serving.ray_fleet import NUM_ALONE, Alone, Round, _alone, figures_of, main, prompts, run_round
 
 
 @dataclass
@@ -48,6 +49,19 @@ def test_all_targets_get_the_same_prompts() -> None:
         assert server.seen[NUM_ALONE:] == fleet.seen[NUM_ALONE:]
         assert found.fleet.first_ms - found.replica.first_ms == pytest.approx(250.0)
         assert found.fleet.token_ms == found.replica.token_ms == pytest.approx(1000.0)
+
+
+def test_streams_with_one_event_have_no_time_per_token() -> None:
+    """The whole answer may come with one event, if no token before the last one completes a character."""
+    streams = [Stream(0.0, 8, [9.0], 8), Stream(0.0, 8, [1.0, 8.0]), Stream(0.0, 8, [2.0], 8)]
+    assert _alone(streams) == Alone(2000.0, 1000.0)
+    assert math.isnan(_alone(streams[:1]).token_ms)
+
+
+def test_too_few_tokens_are_refused_before_a_server_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--tokens", "1"])
+    assert "--tokens is 1, expected at least 8" in capsys.readouterr().err
 
 
 def test_no_two_prompts_begin_alike() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import models
 
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
@@ -27,6 +30,28 @@ def test_an_end_is_found_as_the_built_tokenizer_finds_it(tokenizer: tokenizers.T
         known = tokenizer.token_to_id(text)
         found = files(tokenizer, tokenizer_config={"eos_token": {"content": text}}).eos_ids()
         assert found == (() if known is None else (known,)), text
+
+
+PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+PIECES = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9), min_size=1)
+MODELS = st.one_of(
+    PIECES.map(lambda vocab: models.BPE(vocab, [])),
+    PIECES.map(lambda vocab: models.WordPiece(vocab, unk_token="a")),
+    st.lists(st.sampled_from("abcd"), min_size=1).map(lambda pieces: models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0)),
+)
+ADDED = st.lists(st.tuples(st.sampled_from(["a", "b", "x", "y", "z", ""]), st.sampled_from([0, 1, 5, 5000]), st.booleans()))
+
+
+@given(MODELS, ADDED)
+def test_an_added_token_has_the_id_that_the_package_gives(model: models.Model, added: Sequence[tuple[str, int, bool]]) -> None:
+    """The front asks the built tokenizer and the worker reads the file. If they disagreed, answers would not end."""
+    fields = json.loads(tokenizers.Tokenizer(model).to_str())
+    fields["added_tokens"] = [{"content": text, "id": id, "special": special, **PLAIN} for text, id, special in added]
+    content = json.dumps(fields).encode()
+    built = tokenizers.Tokenizer.from_buffer(content)
+    for text in ("a", "b", "x", "y", "z", "q", ""):
+        found = TokenizerFiles({"tokenizer.json": content, "tokenizer_config.json": json.dumps({"eos_token": text}).encode()})
+        assert found.eos_ids() == found.eos_ids(built.token_to_id), text
 
 
 def test_ends_come_from_three_files_and_are_listed_once() -> None:

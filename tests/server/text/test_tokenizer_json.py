@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from hypothesis import given
@@ -119,3 +120,64 @@ def test_a_damaged_file_is_refused_as_the_package_refuses_it(change: Callable[[F
     with pytest.raises(Exception) as found:
         read_tokenizer(content)
     assert str(found.value) == str(expected.value)
+
+
+# --- merges with which the package would abort the process --------------------------------------------------------------------
+
+
+CUT = {"vocab": {"a": 0, "é": 1, "ab": 2}, "merges": [["a", "é"]], "continuing_subword_prefix": "x"}
+SOUND = json.loads(ASSEMBLED["byte level"])["model"]
+
+
+def with_models(*named: dict[str, object], after: str = "}") -> bytes:
+    """Return a file that names each of these models, one after the other."""
+    fields = json.loads(ASSEMBLED["byte level"])
+    del fields["model"]
+    return (json.dumps(fields)[:-1] + "".join(f', "model": {json.dumps(model)}' for model in named) + after).encode()
+
+
+def cut(**changes: object) -> dict[str, object]:
+    return {**SOUND, **CUT, **changes}
+
+
+TWICE = json.dumps(cut(unheard_of=1)).replace('"x"', '"x", "continuing_subword_prefix": null')
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (with_models(cut()), r"the right part of the merge .*'é'.* does not begin with continuing_subword_prefix 'x'"),
+        (with_models(cut(merges=["#version: 0.2", "a é"])), "does not begin with"),
+        (with_models(cut(unheard_of=1)), "does not begin with"),
+        (with_models(cut(vocab={"a": 0, "": 1, "ab": 2}, merges=[["a", ""]])), "does not begin with"),
+        (with_models(cut(vocab={"a": 0, "éb": 1, "ab": 2}, merges=[["a", "éb"]], continuing_subword_prefix="é")), "expected ASCII"),
+        (with_models(cut(), {**SOUND, "unheard_of": 1}), "names a field twice"),
+        (with_models(cut(), after=""), "truncated"),
+        (with_models({}).replace(b'"model": {}', b'"model": ' + TWICE.encode()), "names a field twice"),
+        (with_models(cut(unheard_of=1)).replace(b'"continuing', b'"\\u0063ontinuing'), "with escapes"),
+    ],
+    ids=range(9),
+)
+def test_merges_that_would_abort_the_process_are_refused_before_the_package_sees_them(
+    content: bytes, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tokenizers.Tokenizer
+
+    class Package:
+        @staticmethod
+        def from_buffer(given: bytes) -> tokenizers.Tokenizer:
+            assert json.loads(given)["model"]["merges"] == [], "the package would join the merges"
+            return real.from_buffer(given)
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", Package)
+    monkeypatch.setattr(models, "BPE", lambda *_, **__: pytest.fail("the package would join the merges"))
+    with pytest.raises((ValueError, msgspec.DecodeError), match=message):
+        read_tokenizer(content)
+
+
+@pytest.mark.parametrize("unheard_of", [{}, {"unheard_of": 1}])
+def test_merges_whose_right_parts_continue_a_word_are_read(unheard_of: dict[str, int]) -> None:
+    content = with_models(
+        {**SOUND, "vocab": {"a": 0, "##é": 1, "aé": 2}, "merges": [["a", "##é"]], "continuing_subword_prefix": "##", **unheard_of}
+    )
+    assert json.loads(read_tokenizer(content).tokenizer.to_str()) == json.loads(tokenizers.Tokenizer.from_buffer(content).to_str())

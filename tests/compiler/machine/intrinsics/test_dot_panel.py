@@ -21,7 +21,6 @@ from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.text.parser import parse
 from compiler.machine.formats import PANEL4, PANEL8, TABLE_PANELS
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
-from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import NAMED, Target
 
 ROWS, COLUMNS, K = 4, 16, 64
@@ -34,26 +33,28 @@ def tiled(
     bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, kind: Kind = Kind.INT, op: DotPanel | DotWords | None = None
 ) -> PrimFunc:
     """Return a kernel that computes c = a * b with one tile. What `op` prefetches for later begins at b."""
+    op = op or op_of(bits, rows, height, kind=kind)
+    columns = op.columns
     planes = 2 if isinstance(op, DotPanel) and op.capped else 1
-    a, b = Buffer("a", (Dim.of(height * planes), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
-    c, acc = (Buffer(n, (Dim.of(height), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
+    a, b = Buffer("a", (Dim.of(height * planes), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * columns)), DType.U8)
+    c, acc = (Buffer(n, (Dim.of(height), Dim.of(columns)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
     zero = Dim.of(0)
 
     def each(to: Buffer, *, clear: bool) -> Stmt:
-        i, j, v = DimVar("i", upper=height - 1), DimVar("j", upper=COLUMNS // lanes - 1), DimVar("v", upper=lanes - 1)
+        i, j, v = DimVar("i", upper=height - 1), DimVar("j", upper=columns // lanes - 1), DimVar("v", upper=lanes - 1)
         at = (i.dim, j * lanes + v)
         inner: Stmt = For(v, Dim.of(lanes), Store(to, at, Const(0, DType.I32) if clear else Load(acc, at)), LoopKind.VECTOR)
-        inner = For(j, Dim.of(COLUMNS // lanes), inner, LoopKind.UNROLL)
+        inner = For(j, Dim.of(columns // lanes), inner, LoopKind.UNROLL)
         return For(i, Dim.of(height), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    places += places[-1:] * (0 if op is None else op.later)
-    tile = Tile(op or op_of(bits, rows, height, kind=kind), places, (Dim.of(K), Dim.of(K)))
+    places += places[-1:] * op.later
+    tile = Tile(op, places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
 
-def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, kind: Kind = Kind.INT) -> ProductOp:
+def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, kind: Kind = Kind.INT) -> DotPanel | DotWords:
     return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits, kind)
 
 
@@ -117,16 +118,16 @@ def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target,
     assert wanted[0, 0] == -128 * (113 + 127) * K
 
 
-@pytest.mark.parametrize("height", [1, ROWS])
+@pytest.mark.parametrize(("height", "columns"), [(1, COLUMNS), (ROWS, COLUMNS), (2 * ROWS, 2 * COLUMNS)])
 @pytest.mark.parametrize(("bits", "kind"), [(2, Kind.TERNARY), (4, Kind.INT), (4, Kind.IQ2), (8, Kind.INT)])
 @pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
-def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, kind: Kind, height: int) -> None:
+def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int, kind: Kind, height: int, columns: int) -> None:
     """With the upper plane of rows, products count 256 times. Zeros of upper planes are skipped, but not if another row has other numbers
     there."""
     if not op_of(bits, kind=kind).runs_on(target):
         pytest.skip(f"{target.name} has no exact products of {bits} bits")
-    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, bits, kind, capped=True)
-    b = rng.integers(0, 256, (K * bits // 32, 4 * COLUMNS)).astype(np.uint8)
+    rng, op = np.random.default_rng(4), DotPanel(height, columns, bits, kind, capped=True)
+    b = rng.integers(0, 256, (K * bits // 32, 4 * columns)).astype(np.uint8)
     given = [(b, np.full((height, 2, K), number, np.int8)) for number in (-127, 127)]
     given += [(np.full_like(b, 255), a) for _, a in given]  # the largest sums
     for places in ([], [0], [K - 1], [3, 4, 17], range(K)):
@@ -137,7 +138,7 @@ def test_upper_planes_count_256_times(run_native: Any, target: Target, bits: int
         given.append((b, a))
     numbers = PANELS_OF[bits, kind].stored(b[None]).astype(np.int32)
     for b, a in given:
-        c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
+        c, wanted = np.zeros((height, columns), np.int32), np.zeros((height, columns), np.int32)
         run_native(tiled(bits, target.lanes(4), height=height, op=op), [a.reshape(2 * height, K), b, c], {}, target=target)
         op.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
         np.testing.assert_array_equal(c, wanted)
