@@ -181,7 +181,7 @@ class ProductTiles:
 
     @property
     def scaled(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply rows of bf16 by integers, or by floats of 8 bits; each group of weights has a scale."""
+        """The tiles that multiply rows of bf16 by integers, or by floats of 8 or 4 bits; each group of weights has a scale."""
         return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
 
     @property

@@ -44,6 +44,11 @@ class Target:
         return "sm_90a" in self.features
 
     @property
+    def shared_bytes(self) -> int:
+        """The maximum number of bytes of shared memory of a block on every GPU that runs code for this target."""
+        return next((num_bytes for name, num_bytes in _SHARED_BYTES.items() if name in self.features), _LEAST_SHARED_BYTES)
+
+    @property
     def rounds_bf16(self) -> bool:
         """Whether one instruction rounds f32 to bf16, to nearest, ties to even, and keeps denormals. Those of CPUs flush them."""
         return self.system == GPU
@@ -82,6 +87,10 @@ class Target:
 
 # The features of units that multiply bf16 faster than f32, by the name of the unit (docs/decisions/0008-where-bf16-is-multiplied.md).
 BF16_UNITS: Final = {"amx": frozenset(["amx-bf16"]), "bf16": frozenset(["avx512bf16", "sse4a"])}
+
+# Code for sm_80 and sm_89 also runs on GPUs of compute capability 8.6, 8.9 and 12.0, whose blocks have the least shared memory.
+_LEAST_SHARED_BYTES: Final = 99 << 10
+_SHARED_BYTES: Final = {"sm_90a": 227 << 10, "sm_100a": 227 << 10}
 
 # LLVM adds the features that these imply; for example, avx2 implies avx and sse.
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])

@@ -4,13 +4,17 @@ Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
 If a machine multiplies integers of 8 and 4 bits, or floats of 8 or 4 bits, as bf16 (`beside`), rows that are multiplied by such weights are
 rounded, too: beside floats if the product tolerates it, beside integers always. On a CPU, of the products with experts, only those with
-floats of 8 bits have tiles that multiply bf16.
+floats of 8 bits have tiles that multiply bf16. On a GPU, a product with experts has a tile if the depth, and each group of weights that
+shares a scale, are whole steps of the tile. The rows of products with experts that have no tile stay f32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
@@ -19,6 +23,7 @@ from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
 from compiler.ir.numbers import Kind
+from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
 from compiler.ops.products.experts import EXPERT_LINEAR
@@ -30,7 +35,8 @@ from compiler.passes.rewrite import rewrite_module
 @dataclass(frozen=True, slots=True)
 class RoundOperands:
     beside: frozenset[Kind] = frozenset()  # kinds of quantised weights that the machine multiplies as bf16
-    of_experts: bool = False  # whether all tiles also multiply rows that choose their matrix
+    # Number of elements along k of a step of the tiles that multiply rows which choose their matrix; 0: only tiles for floats of 8 bits do.
+    of_experts: int = 0
 
     def __call__(self, module: IRModule) -> IRModule:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside else {}
@@ -41,8 +47,9 @@ class RoundOperands:
             (x, w, *others), (row, weight) = value.args, [type_of(a) for a in value.args[:2]]
             if not isinstance(row, TensorType) or row.dtype is not DType.F32 or not isinstance(weight, TensorType):
                 return None
-            tolerates, kind = value.attrs.get("tolerates") == str(DType.BF16), _kind(values.get(w)) if isinstance(w, Var) else None
-            if value.op is EXPERT_LINEAR and not self.of_experts and kind is not Kind.E4M3:
+            scaled = _scaled(values.get(w)) if isinstance(w, Var) else None
+            tolerates, kind = value.attrs.get("tolerates") == str(DType.BF16), None if scaled is None else Kind(scaled["kind"])
+            if value.op is EXPERT_LINEAR and not self._takes_experts(row.shape, scaled):
                 return None
             is_rounded = kind in self.beside and (tolerates or kind is Kind.INT)
             if not is_rounded and not (tolerates and weight.dtype is DType.BF16):
@@ -52,10 +59,17 @@ class RoundOperands:
 
         return rewrite_module(module, replace)
 
+    def _takes_experts(self, rows: tuple[Dim, ...] | None, scaled: Mapping[str, Any] | None) -> bool:
+        """Return whether a tile multiplies rows of this shape by matrices that they choose."""
+        if not self.of_experts:
+            return scaled is not None and scaled["kind"] == Kind.E4M3
+        group = 0 if scaled is None else scaled["group"]  # 0: as long as the row
+        return rows is not None and prove_divisible(rows[-1], self.of_experts) and group % self.of_experts == 0
 
-def _kind(weight: Value | None) -> Kind | None:
-    """Return the kind of numbers of a weight that is numbers times scales, without zero points and shifts. Return None for any other
-    weight."""
+
+def _scaled(weight: Value | None) -> Mapping[str, Any] | None:
+    """Return the attributes of the dequantisation of a weight that is numbers times scales, without zero points and shifts. Return None for
+    any other weight."""
     if not isinstance(weight, Call) or weight.op is not DEQUANTIZE or len(weight.args) != 2:
         return None
-    return Kind({**weight.op.attributes, **weight.attrs}["kind"])
+    return {**weight.op.attributes, **weight.attrs}

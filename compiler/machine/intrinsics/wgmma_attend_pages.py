@@ -83,7 +83,7 @@ class Pages(BlockCode):
         loaded = [code.op(f"load i32, {SHARED} {self.gep(SHARED, positions, token, 'i32')}, align 4") for token in tokens]
         for which in ("min", "max"):
             own = reduce(lambda a, b: code.op(f"call i32 @llvm.s{which}.i32(i32 {a}, i32 {b})"), loaded)
-            found.append(code.op(f'call i32 asm sideeffect "redux.sync.{which}.s32 $0, $1, -1;", "=r,r"(i32 {own}) convergent'))
+            found.append(self.over_warp(which, own))
         return found
 
     def _keep(self) -> None:

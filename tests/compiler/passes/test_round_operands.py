@@ -72,7 +72,7 @@ def test_of_products_with_experts_those_with_floats_of_eight_bits_are_rounded(
     """
     becomes(RoundOperands(frozenset([Kind.E4M3])), before, expected)
     integers = before.replace("e4m3", "i8").replace(', kind="i8"', "")
-    becomes(RoundOperands(frozenset([Kind.INT]), experts=True), integers, expected.replace("e4m3", "i8").replace(', kind="i8"', ""))
+    becomes(RoundOperands(frozenset([Kind.INT]), of_experts=8), integers, expected.replace("e4m3", "i8").replace(', kind="i8"', ""))
     stays(RoundOperands(frozenset([Kind.INT])), before.replace("e4m3", "i8").replace(', kind="i8"', ""))
 
 
@@ -91,8 +91,25 @@ def test_where_all_products_with_experts_have_tiles_their_rows_are_rounded(
     given = f"func main(x: f32[n, 64], {w}, e: i32[n]) -> f32[n, 4] {{ {made}"
     before = f'{given} y = expert_linear(x, w, e, tolerates="bf16") return y }}'
     expected = f'{given} r = cast(x, dtype="bf16") y = expert_linear(r, w, e, out_dtype="f32") return y }}'
-    becomes(RoundOperands(frozenset(kinds), of_experts=True), before, expected)
+    becomes(RoundOperands(frozenset(kinds), of_experts=32), before, expected)
     stays(RoundOperands(frozenset(kinds)), before)
+
+
+@pytest.mark.parametrize(
+    ("depth", "w", "made"),
+    [
+        (64, "q: u8[3, 4, 32], s: bf16[3, 4, 4]", 'w = dequantize(q, s, bits=4, group=16, kind="e2m1")'),
+        (64, "q: u8[3, 4, 32], s: bf16[3, 4, 4]", "w = dequantize(q, s, bits=4, group=16)"),
+        (100, "q: i8[3, 4, 100], s: f32[3, 4, 1]", "w = dequantize(q, s)"),
+        (100, "q: e4m3[3, 4, 100], s: f32[3, 4, 1]", 'w = dequantize(q, s, kind="e4m3")'),
+        (100, "w: bf16[3, 4, 100]", ""),
+    ],
+    ids=["groups of 16 floats", "groups of 16 integers", "depth of integers", "depth of floats", "depth of bf16"],
+)
+def test_rows_of_experts_that_no_tile_multiplies_stay(stays: Callable[..., None], depth: int, w: str, made: str) -> None:
+    rows = f"func main(x: f32[n, {depth}], {w}, e: i32[n]) -> f32[n, 4]"
+    kinds = frozenset([Kind.INT, Kind.E4M3, Kind.E2M1])
+    stays(RoundOperands(kinds, of_experts=32), f'{rows} {{ {made} y = expert_linear(x, w, e, tolerates="bf16") return y }}')
 
 
 @pytest.mark.parametrize("kinds", [frozenset([Kind.E4M3]), frozenset([Kind.INT])], ids=["floats", "integers"])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.block_product import BlockProduct
 from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
 from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, predicted, square
@@ -78,6 +79,24 @@ def test_a_product_with_an_unrolled_loop_has_a_time() -> None:
     text = f"func main({given}) -> object where n in 0..64 {{ dataflow {{ y = expert_linear(x, w, e) }} return y }}"
     found = predict(CARDS[0], launch_of(assembled(text), 16), Case(1, 1, 1024))
     assert 0 < found.share <= 1 and found.launched.runs == 16
+
+
+def test_a_product_by_mma_is_refused_by_name() -> None:
+    """Groups of 32 weights are shorter than a step of `wgmma`, so the product has other tiles, which the model does not know."""
+    given = "x: bf16[n, 128], e: i32[n], weight q: u8[16, 256, 64], weight s: bf16[16, 256, 4]"
+    body = 'w = dequantize(q, s, bits=4, group=32, kind="e2m1") y = expert_linear(x, w, e)'
+    text = f"func main({given}) -> object where n in 0..64 {{ dataflow {{ {body} }} return y }}"
+    with pytest.raises(ValueError, match=r"kernel .* has tiles mma_product, .*the model knows no other products"):
+        predict(CARDS[0], launch_of(assembled(text), 16), Case(1, 1, 1024))
+
+
+def test_a_run_has_as_many_rows_as_the_highest_tile() -> None:
+    """Of 256 rows, 128 choose each of two matrices: two runs on a card whose tiles have 128 rows."""
+    given = "x: bf16[n, 128], e: i32[n], weight w: bf16[2, 512, 128]"
+    code = assembled(f"func main({given}) -> object where n in 0..256 {{ dataflow {{ y = expert_linear(x, w, e) }} return y }}")
+    launched = launch_of(code, 256)
+    assert max(tile.op.rows for tile in launched.kernel.tiles if isinstance(tile.op, BlockProduct)) == 128
+    assert (launched.rows, launched.runs) == (128, 2)
 
 
 def test_a_block_that_runs_one_part_of_a_kernel_takes_the_time_of_this_part() -> None:

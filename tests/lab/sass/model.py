@@ -217,6 +217,11 @@ def has_loops(kernel: Kernel) -> bool:
 
 def _work(launched: Launched, case: Case) -> _Work:
     kernel = launched.kernel
+    others = {tile.op.name for tile in kernel.tiles if not isinstance(tile.op, Wgmma)}
+    if others:
+        raise ValueError(
+            f"kernel {kernel.name} has tiles {', '.join(sorted(others))}, expected {Wgmma.name}; the model knows no other products"
+        )
     if has_loops(kernel):
         return _product(launched)
     if "HGMMA" in kernel.kinds and not kernel.tiles:

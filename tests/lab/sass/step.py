@@ -25,8 +25,6 @@ from tests.lab.sass.listing import Listing
 from tests.lab.sass.programs import step_of
 from tests.lab.sass.tools import Assembled, Usage, assemble
 
-MOST_ROWS = 64  # of a run
-
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -146,7 +144,8 @@ def _with_rows(launched: Launched, sizes: Sizes) -> Launched:
     assert every is not None, f"the number of rows of {launched.kernel.name} depends on data"
     matrices = min(every, tile.operands[2].buffer.shape[0].const)
     of_matrix = -(-every // max(1, matrices))
-    runs = matrices * -(-of_matrix // MOST_ROWS)
+    most = max(each.op.rows for each in launched.kernel.tiles if isinstance(each.op, BlockProduct))  # rows of a run
+    runs = matrices * -(-of_matrix // most)
     groups = max(1, launched.blocks // -(-tile.operands[2].buffer.shape[-3].const * tile.op.panel_columns // tile.op.columns))
     return replace(launched, rows=-(-every // max(1, runs)), runs=runs, working=min(1.0, runs / groups), of_block=max(1.0, runs / groups))
 

@@ -83,6 +83,11 @@ def ptx_name(symbol: str) -> str:
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt, KeptArguments.num_bytes(parameters))
+    if shared.num_bytes > target.shared_bytes:
+        raise CompileError(
+            f"phase {symbol} has {shared.num_bytes} bytes of shared memory; a block for {target.name} may have at most "
+            f"{target.shared_bytes}. Choose a smaller tile or fewer threads in its schedule"
+        )
     statements = _Statements(code, parameters, target, name, threads, shared)
     statements.run(stmt)
     counters, blocks = _counters(stmt)

@@ -27,7 +27,7 @@ from compiler.passes.outline import Outliner
 
 @dataclass(frozen=True, slots=True)
 class JoinIndependent:
-    takes: Callable[[PrimFunc], bool]  # whether a schedule computes all stages of a function in one launch
+    takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)

@@ -91,7 +91,7 @@ class _Joiner:
             joined.add(written_out(call, self.prim(call)), made)
             made[binding.var] = joined.outputs[-1]
         inside = [atom for binding in run for atom in operands(binding.value)]
-        results = [b for b in run if uses[b.var] > inside.count(b.var)]
+        results = [b for b in run if uses.get(b.var, 0) > inside.count(b.var)]
         joined.outputs = [made[b.var] for b in results]
         joined.inplace = [None] * len(results)
         joined.temporaries += [buffer for buffer in made.values() if buffer not in joined.outputs]

@@ -6,8 +6,9 @@ all elements in which they meet. So each row and each column is read fewer times
       combine the sums of the threads, first those that are a warp apart, then by halves
     }
 
-With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum is that of rows.py,
-so it depends neither on the tile nor on other rows.
+With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum depends only on its
+length, not on the tile or on other rows. A block has as many threads as divide this length, and few enough that their sums fit the shared
+memory of every GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compiler.backends.cuda.schedule.hold import at_once
-from compiler.backends.cuda.schedule.rows import WARP, combination, folded_warp, num_threads
+from compiler.backends.cuda.schedule.rows import WARP, combination, folded_warp
 from compiler.idioms.product import Product, is_loaded, product_in
 from compiler.idioms.spatial import write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min
@@ -28,6 +29,7 @@ from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.loops.write import Kernel, less
 from compiler.ir.prove import prove_le
 
+THREADS = (128, 64, 32)  # numbers of threads of a block, the best first
 FEW = 8  # maximum number of rows for which a tile has one element
 AT_ONCE = 16  # number of elements of rows, and of columns, that a thread loads at once
 TILE = 8  # number of rows and of columns of a tile for more rows
@@ -43,8 +45,8 @@ def schedule_float_product(prim: PrimFunc) -> PrimFunc | None:
     extents = product.extent, product.num_columns
     if len(product.sums) != 1 or not all(e.is_const for e in extents) or not is_loaded(product.sums[0].columns):
         return None
-    threads = num_threads([product.extent])
-    if product.extent.const % threads:
+    threads = next((n for n in THREADS if product.extent.const % n == 0), None)
+    if not product.extent.const or threads is None:
         return None
     k = Kernel()
     _Blocks(k, product, threads).write()

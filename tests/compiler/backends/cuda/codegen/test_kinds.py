@@ -98,6 +98,16 @@ def test_experts_of_mxfp4_are_multiplied_on_tensor_cores(target: str) -> None:
         assert kernel.tiles and all(tile.op.stages >= 2 for tile in kernel.tiles), kernel.name
         loops = [facts_of(kernel.listing, loop) for loop in kernel.listing.loops_with("HMMA")]
         assert len(loops) == len(kernel.tiles) and all(f.copies >= 2 for f in loops)
+        assert all(f.load_use is None or f.load_use >= AWAY for f in loops), f"{kernel.name} waits for scales"
+
+
+def test_the_router_of_gpt_oss_is_computed_in_tiles() -> None:
+    """Its depth, 2880, is a multiple of 64, and not of 128."""
+    code = built("gpt-oss-shape", MXFP4, "sm_90a")
+    experts = synthetic_config("gpt-oss-shape").mixture
+    assert experts is not None
+    routers = [k for k in code.kernels.values() if "linear" in k.name and k.prim.outputs[0].shape[-1].const == experts.num_experts]
+    assert routers and {k.schedule for k in routers} == {"float product"}
 
 
 @pytest.mark.parametrize(("shape", "form"), MODELS)

@@ -282,6 +282,25 @@ def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None
         emit_kernel("k", PrimFunc((a, b, out), 1, k.body()), get("sm_80"))
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_more_shared_memory_than_a_block_may_have_is_refused(name: str) -> None:
+    most = {"sm_80": 99 << 10, "sm_89": 99 << 10, "sm_90a": 227 << 10, "sm_100a": 227 << 10}[name]
+    for num_floats in (most // 4, most // 4 + 1):
+        k = Kernel()
+        with k.grid("b", 1):
+            shared = k.shared("s", num_floats)
+            with k.threads("t", 1) as t:
+                shared[t] = k.array(X)[t]
+                k.array(Y)[t] = shared[t]
+        prim = PrimFunc((X, Y), 1, k.body())
+        if num_floats * 4 <= most:
+            assert emit_kernel("router", prim, get(name)).phases[0].shared_bytes == most
+        else:
+            refused = rf"phase router\S* has {num_floats * 4} bytes of shared memory; a block for {name} may have at most {most}"
+            with pytest.raises(CompileError, match=refused):
+                emit_kernel("router", prim, get(name))
+
+
 def test_memory_that_is_nowhere_is_refused() -> None:
     for inside in (True, False):
         k = Kernel()

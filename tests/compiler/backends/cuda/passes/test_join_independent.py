@@ -15,6 +15,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
 from compiler.machine.target import get
+from compiler.passes.fusion.fuse import of_weights
 
 assert compiler.ops
 
@@ -78,6 +79,53 @@ def test_elements_beside_what_is_written_in_place_are_one_launch() -> None:
 def test_other_calls_stay(body: str, result: str) -> None:
     before, after = checked(program(body, result))
     assert before == after
+
+
+PRODUCTS = {
+    "a product beside a norm": (
+        "x: f32[t, 64], y: f32[t, 64], weight w: bf16[64, 64], weight v: f32[64]",
+        'a = linear(x, w, tolerates="bf16") b = rms_norm(y, v, eps=1e-5, weight_offset=0.0)',
+        ["product", "rows"],
+    ),
+    "a product before a softmax": (
+        "x: f32[t, 64], y: f32[t, 64], weight w: bf16[64, 64]",
+        'a = linear(x, w, tolerates="bf16") b = softmax(y)',
+        ["product", "rows"],
+    ),
+    "a product with integers beside a norm": (
+        "x: f32[t, 64], y: f32[t, 64], weight q: u8[64, 32], weight s: bf16[64, 2], weight v: f32[64]",
+        "w = dequantize(q, s, bits=4, group=32) a = linear(x, w) b = rms_norm(y, v, eps=1e-5, weight_offset=0.0)",
+        ["product", "rows"],
+    ),
+    "two products of f32": (
+        "x: f32[t, 64], y: f32[t, 64], weight w: f32[3, 64], weight v: f32[5, 64]",
+        "a = linear(x, w) b = linear(y, v)",
+        ["float product", "float product"],
+    ),
+    "a shared expert with a gate": (
+        "x: f32[t, 64], y: f32[t, 64], weight w: bf16[64, 64], weight v: f32[1, 64]",
+        'a = linear(x, w, tolerates="bf16") g = linear(y, v) h = sigmoid(g) b = multiply(a, h)',
+        ["float product", "product"],
+    ),
+    "a choice of experts beside a norm": (
+        "x: f32[t, 64], y: f32[t, 64], weight v: f32[64]",
+        "a = top_experts(x, k=3) b = rms_norm(y, v, eps=1e-5, weight_offset=0.0)",
+        ["rows", "small rows"],
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", list(PRODUCTS))
+def test_calls_with_faster_schedules_keep_them(case: str, target: str) -> None:
+    """The schedule of rows could compute these calls, too, but not on tensor cores, in tiles, or in one warp."""
+    given, body, schedules = PRODUCTS[case]
+    text = f"func main({given}) -> object where t in 0..64 {{ dataflow {{ {body} out = (a, b) }} return out }}"
+    module = pipeline(get(target)).until("schedule_kernels")(parse(text))
+    prepared = of_weights(module.graph("main"))
+    bindings = [b for block in module.graph("main").body.blocks for b in block.bindings if b.var not in prepared]
+    found = [module.prim(b.value.func).attrs["schedule"] for b in bindings if isinstance(b.value, CallTir)]
+    assert sorted(x for x in found if x != "elements") == schedules
 
 
 def test_what_is_computed_once_from_weights_stays() -> None:
