@@ -27,8 +27,8 @@ $run computes one iteration of the block loop, whose number is its last argument
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -49,6 +49,7 @@ from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES
+from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import Target
 
 COUNTERS = "%counters"
@@ -220,6 +221,11 @@ def _is_crowded(stmt: Stmt) -> bool:
     return any(isinstance(s, Tile) and isinstance(s.op, Intrinsic) and s.op.crowded for s in walk_stmts(stmt))
 
 
+def _is_around_products(loop: For) -> bool:
+    """Return whether a loop is serial and contains products, which need most registers."""
+    return loop.kind is LoopKind.SERIAL and any(isinstance(s, Tile) and isinstance(s.op, BlockProduct) for s in walk_stmts(loop.body))
+
+
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
@@ -277,6 +283,7 @@ class _Statements(Statements):
         self.in_thread = False
         self._name, self._num_threads, self._places = name, num_threads, shared
         self.kept: KeptArguments | None = None
+        self._block: DimVar | None = None  # the variable of the loop over blocks
         if shared.arguments is not None:
             self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
@@ -301,10 +308,23 @@ class _Statements(Statements):
 
     def iteration(self, loop: For) -> None:
         is_around = self.kept is not None and loop.kind is LoopKind.SERIAL and _is_crowded(loop.body)
-        with self.kept.again() if self.kept is not None and is_around else nullcontext():
+        with self.kept.again() if self.kept is not None and is_around else self._block_again(loop):
             super().iteration(loop)
         if not self.in_thread and len(_parts(loop.body)) > 1:  # a thread may still read what the next iteration overwrites
             self._barrier()
+
+    @contextmanager
+    def _block_again(self, loop: For) -> Generator[None]:
+        """Hide the number of the block in each iteration of a loop around products, as the loop over blocks does."""
+        env, block = self.indices.env, self._block
+        if block is None or not _is_around_products(loop):
+            yield
+            return
+        outer = env[block]
+        hidden = self.code.hoist(self.code.level, f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {outer.value})')
+        env[block] = Index(hidden, self.code.level)
+        yield
+        env[block] = outer
 
     def store(self, store: Store) -> None:
         if not self.in_thread:
@@ -338,11 +358,15 @@ class _Statements(Statements):
             self.iteration(loop)
             return
         end = str(self.indices.value(loop.extent).value)
-        with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
+        has_runs = any(isinstance(s, For) and _is_around_products(s) for s in walk_stmts(loop.body))
+        step = self.code.fresh("grid") if has_runs else self._special("nctaid")
+        with self.code.loop(self._special("ctaid"), end, step=step) as counter:
             # LLVM would compute addresses of all tiles before the loop, and keep them in registers. It cannot if the number is hidden.
             number = self.code.hoist(self.code.level, f'call i64 asm "mov.b64 $0, $1;", "=l,l"(i64 {counter})')
-            self.indices.env[loop.var] = Index(number, self.code.level)
+            self.indices.env[loop.var], self._block = Index(number, self.code.level), loop.var
             self.iteration(loop)
+            if has_runs:  # read the size of the grid again after each block, so that it takes no register meanwhile
+                self.code.do(f"{step} = zext i32 {self.code.op(GRID_AGAIN)} to i64")
 
     def _threads(self, loop: For) -> None:
         if self.in_thread:

@@ -261,14 +261,13 @@ class _Blocks:
         tiles, matrices = ceil_div(p.num_columns, NARROW), self.operands[0].weights.buffer.shape[0]
         of_block = dim_max(num_rows // matrices, 1)  # number of rows of a block
         groups = ceil_div(num_rows, of_block)
-        with k.grid("b", groups * tiles) as b:
+        with k.grid("b", groups * tiles) as b, k.serial("n", of_block) as n:
             group, number = k.unravel(b, [("group", groups), ("columns", tiles)])
-            with k.serial("n", of_block) as n:
-                first = k.let("first", dim_min(group * of_block + n, num_rows - 1), num_rows - 1)
-                before = self.chosen(choice, dim_max(first - 1, 0))
-                begins = equal(index(first % most), 0) | not_equal(self.chosen(choice, first), before)
-                with k.when(less(group * of_block + n, num_rows) & begins):
-                    self.write_run(k, choice, first, number)
+            first = k.let("first", dim_min(group * of_block + n, num_rows - 1), num_rows - 1)
+            before = self.chosen(choice, dim_max(first - 1, 0))
+            begins = equal(index(first % most), 0) | not_equal(self.chosen(choice, first), before)
+            with k.when(less(group * of_block + n, num_rows) & begins):
+                self.write_run(k, choice, first, number)
 
     def write_run(self, k: Kernel, choice: Choice, first: Dim, number: Dim) -> None:
         """Write code that computes a tile of the run that begins with the row `first`."""
