@@ -231,12 +231,12 @@ def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
 
 
 def main() -> None:
-    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
         print(msgspec.json.encode({"forms": estimate_forms(advance(begin(load), Opened).files, load)}).decode())
     except LoadError as error:
         print(msgspec.json.encode({"code": error.code, "message": error.message}).decode())
+    generated_code.keep()
 
 
 if __name__ == "__main__":

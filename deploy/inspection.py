@@ -176,13 +176,13 @@ def _by_part(source: WeightSource) -> dict[str, int]:
 
 
 def main() -> None:
-    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     try:
         print(msgspec.json.encode(plan_load(load)).decode())
     except LoadError as error:
         refusal = {"code": error.code, "message": error.message, "required": error.required_bytes, "free": error.free_bytes}
         print(msgspec.json.encode(refusal).decode())
+    generated_code.keep()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ NICE = 10  # niceness of the process: the models that are being served have prio
 
 def main() -> None:
     os.nice(NICE)
-    generated_code.keep()
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     answer: dict[str, object] = {}
     try:
@@ -39,6 +38,7 @@ def main() -> None:
     except LoadError as error:
         answer = {"code": error.code, "message": error.message}
     print(msgspec.json.encode(answer).decode())
+    generated_code.keep()
 
 
 if __name__ == "__main__":
