@@ -186,7 +186,9 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("arena", in_units(plan.arena_bytes))
     if plan.graphs_bytes:
         table.add_row("graphs", in_units(plan.graphs_bytes))
-    table.add_row("kv cache", f"up to {in_units(plan.kv_cache_bytes)}, as it fills" if plan.groups else "none")
+    size = in_units(plan.kv_cache_bytes)
+    filled = f"up to {size}, as it fills" if found.devices == ("cpu",) else size  # a GPU allocates it at load
+    table.add_row("kv cache", filled if plan.groups else "none")
     for group in plan.groups:
         table.add_row("", _group(group))
     table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")

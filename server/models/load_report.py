@@ -26,7 +26,7 @@ def tell_loading(spec: ModelSpec) -> None:
 def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -> None:
     """Log that a model is ready, and what its users should know. `least_bytes`: bytes of the weights with `auto`; 0: unknown."""
     name, ready = model.spec.name, loaded.ready
-    names = {"kv_cache": "KV cache up to"}  # on a CPU, a KV cache takes memory as it fills
+    names = {"kv_cache": "KV cache up to" if model.cache_grows else "KV cache"}
     parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
     compiled = "from the cache" if ready.cache_hit else "compiled"
     log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, ready.max_context)

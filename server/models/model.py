@@ -66,7 +66,7 @@ class MemoryUse(TypedDict):
     """The memory of a model. On a CPU, the KV cache takes memory only as it fills; on a GPU, it is allocated at load."""
 
     resident_bytes: int  # what the worker's processes hold now, including the pages of packed weights that they map
-    planned_bytes: int  # what the model takes without any request: weights, arena and graphs
+    planned_bytes: int  # what the model takes without any request: weights, arena, graphs, and on a GPU the KV cache
     bound_bytes: int  # what the model takes at most, with a full KV cache
 
 
@@ -193,9 +193,14 @@ class Model:
         bound_bytes = sum(parts.values())
         return {
             "resident_bytes": usage.own_bytes + usage.mapped_bytes,
-            "planned_bytes": bound_bytes - parts.get("kv_cache", 0),
+            "planned_bytes": bound_bytes - (parts.get("kv_cache", 0) if self.cache_grows else 0),
             "bound_bytes": bound_bytes,
         }
+
+    @property
+    def cache_grows(self) -> bool:
+        """Whether the KV cache takes memory only as it fills. A GPU allocates it at load."""
+        return self.spec.device == "cpu"
 
     @property
     def condition(self) -> str:

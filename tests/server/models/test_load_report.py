@@ -38,6 +38,16 @@ def test_the_log_names_a_load_and_its_end(serve: Any, caplog: pytest.LogCaptureF
     assert "null: its weights take 1.0 MiB as f32; auto keeps the numbers of its files, about 256.0 KiB" in said
 
 
+@pytest.mark.parametrize(("device", "least", "said"), [("cpu", 20, "KV cache up to 3 B"), ("cuda", 23, "KV cache 3 B")])
+def test_a_cache_grows_on_a_cpu_alone(serve: Any, caplog: pytest.LogCaptureFixture, device: str, least: int, said: str) -> None:
+    ready = with_answer("", weights_bytes=20, arena_bytes=0, kv_cache_bytes=3)
+    with caplog.at_level(logging.INFO, LOADS):
+        server = serve(initial=(ModelSpec("null", "null", device=device),), script=ready)
+    (model,) = server.registry.models()
+    assert (model.memory["planned_bytes"], model.memory["bound_bytes"]) == (least, 23)
+    assert any(said in record.getMessage() for record in caplog.records if record.name == LOADS)
+
+
 def test_the_log_names_parts_of_the_checkpoint_that_are_left_out(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, LOADS):
         serve(script=with_answer("", left_out=("talker", "token2wav")))
