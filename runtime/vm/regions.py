@@ -31,7 +31,10 @@ def region_step(loader: Loader, region: Region) -> Step:
             run(frame.heap_handle, frame.arena, frame.registers, machine.profile.add)
 
     def in_parts(frame: Frame) -> Iterator[None]:
-        return captured.in_parts(frame.heap_handle, frame.arena, frame.registers)
+        if machine.profile is None:
+            yield from captured.in_parts(frame.heap_handle, frame.arena, frame.registers)
+        else:
+            step(frame)
 
     loader.function.divided[step] = in_parts
     return step

@@ -385,6 +385,14 @@ def test_a_profile_counts_kernels_and_ends(session: Session) -> None:
     assert "add_one" in str(profile) and "3 x" in str(profile)
 
 
+def test_a_profile_counts_the_kernels_of_a_call_in_parts(session: Session) -> None:
+    with session.profile() as profile:
+        assert np.array_equal(whole(session.in_parts("plus_three", vector(30))), vector(30) + 1 + 1 + 1)
+    assert sum(profile.count.values()) == 3 and profile.total_s > 0.0
+    whole(session.in_parts("plus_three", vector(30)))
+    assert sum(profile.count.values()) == 3
+
+
 def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
     session = Session(executable, device_threads=1)
     session.call("plus_three", vector(10))
