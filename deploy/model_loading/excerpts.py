@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from runtime.parts import InParts, OneAtATime
 from server.engine.step_model import Excerpts, Seen
 from server.messages import Excerpt
 
-KEPT_BYTES = 64 << 20  # most bytes of rows kept for later chunks, resumed sequences and other requests that have the same excerpt
+KEPT_BYTES = 64 << 20  # most bytes of rows kept for resumed sequences and other requests; rows that running prompts read next may take more
 Rows = NDArray[np.float32]
 
 
@@ -27,24 +27,37 @@ class ExcerptEncoder(ABC):
     def __init__(self, row_size: int) -> None:
         self._row_size = row_size
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()  # least recently used first
-        self._begun = OneAtATime[list[Rows]]()
+        self._spared: frozenset[bytes] = frozenset()
+        self._begun = OneAtATime[bool]()
 
     @abstractmethod
     def rows_of(self, excerpts: Sequence[Any]) -> InParts[list[Rows]]:
         """Encode excerpts in parts: yield between two parts, and return the rows of each excerpt, in the order of its tokens."""
+
+    def together(self, excerpts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Yield the excerpts, in order, in groups that one call of the program encodes. The rows of a group are kept once it is encoded."""
+        return ((excerpt,) for excerpt in excerpts)
+
+    def spare(self, keys: Collection[bytes]) -> None:
+        """From now on, keep the rows with these keys, whatever their number of bytes. Rows spared before may be dropped again."""
+        self._spared = frozenset(keys)
 
     def is_encoded(self, key: bytes) -> bool:
         """Return whether the rows of an excerpt are kept. Another thread may ask while this one encodes."""
         return key in self._kept
 
     def encode(self, excerpts: Excerpts) -> bool:
-        """Run the next part of encoding some excerpts. If others have begun, drop those. Return whether the rows are there."""
-        keys = tuple(excerpts)
-        found = self._begun.advance(keys, lambda: self.rows_of(tuple(excerpts.values())))
-        if found is None:
-            return False
-        self._kept |= zip(keys, found, strict=True)
-        self._trim(keys)
+        """Run the next part of encoding those of some excerpts whose rows are not kept. If other excerpts have begun, drop those of them
+        whose rows are not there yet. Return whether all rows are there."""
+        return self._begun.advance(tuple(excerpts), lambda: self._encoded(excerpts)) is not None
+
+    def _encoded(self, excerpts: Excerpts) -> InParts[bool]:
+        missing = {key: excerpt for key, excerpt in excerpts.items() if key not in self._kept}
+        keys = iter(missing)
+        for some in self.together(tuple(missing.values())):
+            rows = yield from self.rows_of(some)
+            self._kept |= zip(islice(keys, len(some)), rows, strict=True)
+            self._trim(excerpts)
         return True
 
     def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
@@ -61,15 +74,17 @@ class ExcerptEncoder(ABC):
         at = np.concatenate([np.arange(one.at, one.at + one.count, dtype=np.int32) for one in seen])
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
 
-    def _trim(self, used: Iterable[bytes]) -> None:
+    def _trim(self, used: Collection[bytes]) -> None:
         """Drop the rows of the least recently used excerpts, as long as there are too many bytes. `used` are the keys used now."""
-        spared = {key for key in used if key in self._kept}
-        for key in spared:
-            self._kept.move_to_end(key)
+        spared = {*self._spared, *used}
+        for key in dict.fromkeys(used):
+            if key in self._kept:
+                self._kept.move_to_end(key)
         num_bytes = sum(rows.nbytes for rows in self._kept.values())
-        while num_bytes > KEPT_BYTES and len(self._kept) > len(spared):
-            _, rows = self._kept.popitem(last=False)
-            num_bytes -= rows.nbytes
+        for key in [key for key in self._kept if key not in spared]:
+            if num_bytes <= KEPT_BYTES:
+                return
+            num_bytes -= self._kept.pop(key).nbytes
 
 
 class BothEncoders(ExcerptEncoder):
@@ -79,8 +94,9 @@ class BothEncoders(ExcerptEncoder):
         super().__init__(row_size)
         self.encoders = encoders
 
-    def rows_of(self, excerpts: Sequence[Excerpt]) -> InParts[list[Rows]]:
-        found: list[Rows] = []
+    def together(self, excerpts: Sequence[Excerpt]) -> Iterator[Sequence[Excerpt]]:
         for kind, some in groupby(excerpts, type):
-            found += yield from self.encoders[kind].rows_of(tuple(some))
-        return found
+            yield from self.encoders[kind].together(tuple(some))
+
+    def rows_of(self, excerpts: Sequence[Excerpt]) -> InParts[list[Rows]]:
+        return self.encoders[type(excerpts[0])].rows_of(excerpts)

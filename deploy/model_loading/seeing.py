@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,9 @@ class Seer(ExcerptEncoder):
         if not self._vision.both_ways:
             return found
         return *found, np.repeat(np.array([one.last for one in seen], np.int32), [one.count for one in seen])
+
+    def together(self, excerpts: Sequence[Crop]) -> Iterator[Sequence[Crop]]:
+        return together(self._vision, excerpts)
 
     def rows_of(self, excerpts: Sequence[Crop]) -> InParts[list[Rows]]:
         return encoded_in_parts(self._session, self._vision, excerpts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -205,6 +205,9 @@ class _Stepping:
     def is_encoded(self, key: bytes) -> bool:
         return True  # a model that reads no excerpts
 
+    def spare(self, keys: Collection[bytes]) -> None:
+        pass
+
     def encode(self, work: Excerpts | Heard) -> bool:
         return True
 
@@ -265,6 +268,9 @@ class MultimodalModel(CompiledModel):
 
     def is_encoded(self, key: bytes) -> bool:
         return self._encoder.is_encoded(key)
+
+    def spare(self, keys: Collection[bytes]) -> None:
+        self._encoder.spare(keys)
 
     def encode(self, work: Excerpts | Heard) -> bool:
         assert not isinstance(work, Heard), "a model that hears no windows of audio"

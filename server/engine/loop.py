@@ -30,7 +30,6 @@ from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step,
 from server.stages.relay import Relay
 
 LONG_S = 10.0  # if a step may take at least this long, the front is told so
-FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this factor with each briefer part
 
 
 @dataclass(slots=True)
@@ -84,7 +83,6 @@ class Engine:
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
         self._has_announced = False
-        self._part_s = 0.0  # about the longest recent part of an encoding
 
     @property
     def has_work(self) -> bool:
@@ -112,7 +110,7 @@ class Engine:
         """Encode excerpts for a while, and run one step. Return False if there was nothing to encode, no sequence could run, and there was
         no page to exchange with another server."""
         self._requests.admit()
-        plan = self.scheduler.settle(self.scheduler.schedule())
+        plan = self._settled(self.scheduler.schedule())
         has_moved = self._move_pages(plan)
         self._announce(plan)
         encoding_s = self._encode(plan)
@@ -123,11 +121,18 @@ class Engine:
             self._record(plan, self._clock() - launched, kernel_s)
         self.scheduler.observe_encoding(plan, encoding_s)
         self._publish()
-        return bool(plan.items) or plan.encoding is not None or has_moved
+        return plan.has_work or has_moved
+
+    def _settled(self, plan: Plan) -> Plan:
+        """Close a plan, and keep the rows of excerpts that it needs."""
+        self.scheduler.settle(plan)
+        if self._model.limits.excerpts:
+            self._model.spare(plan.needed)
+        return plan
 
     def _announce(self, plan: Plan) -> None:
         """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
-        if not plan.items and plan.encoding is None:
+        if not plan.has_work:
             return
         limit_s = self.scheduler.limit_s(plan)
         if limit_s >= LONG_S or self._has_announced:
@@ -164,17 +169,19 @@ class Engine:
 
     def _encode(self, plan: Plan) -> float:
         """Encode for as long as the pace allows before the step of a plan, but at least one part. Return the seconds that it took."""
-        if plan.encoding is None:
-            return 0.0
-        encoding, limit_s, began = plan.encoding, self.scheduler.encoding_s(plan), self._clock()
-        spent_s = 0.0
-        while True:
-            encoding.is_done = self._model.encode(encoding.work)
-            part_s = self._clock() - began - spent_s
-            spent_s += part_s
-            self._part_s = max(part_s, self._part_s * FADES)
-            if encoding.is_done or spent_s + self._part_s >= limit_s:
-                return spent_s
+        spent_s = longest_s = 0.0
+        if not plan.encodings:
+            return spent_s
+        limit_s, began, has_run = self.scheduler.encoding_s(plan), self._clock(), False
+        for encoding in plan.encodings:
+            while not encoding.is_done:
+                if has_run and spent_s + (encoding.longest_s or longest_s) >= limit_s:
+                    return spent_s
+                encoding.is_done = self._model.encode(encoding.work)
+                part_s = self._clock() - began - spent_s
+                encoding.observe(part_s)
+                spent_s, longest_s, has_run = spent_s + part_s, max(longest_s, part_s), True
+        return spent_s
 
     def _run(self, batch: StepBatch) -> tuple[Logits, float]:
         started = self._clock()

@@ -8,6 +8,7 @@ from typing import Any
 
 from server.engine.helper import Helper
 from server.engine.loop import Engine, Outputs
+from server.engine.scheduling.cache_pool import Copy
 from server.engine.scheduling.scheduler import Plan
 
 
@@ -29,7 +30,7 @@ class OverlappedEngine(Engine):
         if not plan.items:
             self._publish()
             self.scheduler.observe_encoding(plan, self._encode(plan))
-            return plan.encoding is not None or has_moved
+            return plan.has_work or has_moved
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
         try:
@@ -44,13 +45,18 @@ class OverlappedEngine(Engine):
         return True
 
     def _next_plan(self) -> Plan:
-        """Return the plan made while the last step ran, extended by requests that have arrived since."""
+        """Return the plan made while the last step ran, extended by requests that have arrived since. If none of its sequences can run any
+        more, return another plan, which also makes the page copies of the first: a sequence that waits for its image has these pages."""
+        copies: list[Copy] = []
         if self._is_planned:
             self._is_planned = False
-            plan = self.scheduler.settle(self.scheduler.extend())
+            plan = self._settled(self.scheduler.extend())
             if plan.items:
                 return plan
-        return self.scheduler.settle(self.scheduler.schedule())
+            copies = plan.copies
+        plan = self._settled(self.scheduler.schedule())
+        plan.copies[:0] = copies
+        return plan
 
     def _prepare(self, plan: Plan) -> Outputs:
         self._publish()

@@ -7,7 +7,7 @@ keeps nothing between steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import ClassVar, NewType, Protocol
@@ -229,9 +229,14 @@ class StepModel(Protocol):
         """Return whether the rows of an excerpt are kept, so that `run` need not encode it. Another thread may ask meanwhile."""
         ...
 
+    def spare(self, keys: Collection[bytes]) -> None:
+        """Until the next call of `spare`, keep the rows of excerpts with these keys once they are there. Others may be dropped at any
+        time."""
+        ...
+
     def encode(self, work: Excerpts | Heard) -> bool:
-        """Run the next part of encoding some excerpts, or of hearing audio. Other work that has begun is dropped. Return whether this was
-        the last part. Steps may run between two parts."""
+        """Run the next part of encoding those of some excerpts that are not encoded, or of hearing audio. Other work that has begun is
+        dropped, except excerpts that are encoded already. Return whether this was the last part. Steps may run between two parts."""
         ...
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:

@@ -9,7 +9,7 @@ wrong tokens, as on a device. The model also refuses a batch that breaks the con
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -64,7 +64,10 @@ class NullModel:
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
         self.num_parts = 3  # parts of an encoding
-        self.encoded: set[bytes] = set()  # keys of the excerpts that are encoded
+        self.encoded: set[bytes] = set()  # keys of the excerpts that are encoded and kept
+        self.spared: frozenset[bytes] = frozenset()
+        self.late: set[bytes] = set()  # keys of the excerpts that a step had to encode
+        self.forgets = False  # it keeps nothing that is not spared
         self._work: Excerpts | Heard | None = None  # what has begun
         self._num_parts_left = 0
 
@@ -74,6 +77,8 @@ class NullModel:
 
     def run(self, batch: StepBatch) -> Logits:
         self._check(batch)
+        self._forget()
+        self.late |= {seen.key for seen in batch.seen if not self.is_encoded(seen.key)}
         for cache, places in zip(self._caches, batch.places, strict=True):
             cache.tokens.reshape(-1)[places.slots] = batch.tokens
             for i, pages in enumerate(places.page_tables):
@@ -89,14 +94,24 @@ class NullModel:
         return key in self.encoded
 
     def encode(self, work: Excerpts | Heard) -> bool:
-        if work is not self._work:
+        if not isinstance(work, Heard) and work.keys() <= self.encoded:
+            return True
+        if work is not self._work and (isinstance(work, Heard) or work != self._work):
             self._work, self._num_parts_left = work, self.num_parts
         self._num_parts_left -= 1
         if self._num_parts_left:
             return False
         self._work = None
+        self._forget()
         self.encoded.update(() if isinstance(work, Heard) else work)
         return True
+
+    def spare(self, keys: Collection[bytes]) -> None:
+        self.spared = frozenset(keys)
+
+    def _forget(self) -> None:
+        if self.forgets:
+            self.encoded &= self.spared
 
     def _rows(self, batch: StepBatch, wanted: NDArray[np.int32], size: int, row_of: LogitsOf) -> NDArray[np.float32]:
         rows = np.empty((len(wanted), size), np.float32)

@@ -83,9 +83,9 @@ def check_excerpts_after_kills(rig: Callable[..., Rig], submits: Sequence[Submit
 
 
 def counted(encoder: ExcerptEncoder, monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
-    """Return a list to which the encoder will add the excerpts that it encodes together."""
-    found, rows_of = list[list[Any]](), encoder.rows_of
-    monkeypatch.setattr(encoder, "rows_of", lambda excerpts: found.append([*excerpts]) or rows_of(excerpts))
+    """Return a list to which the encoder will add the excerpts that it encodes for a chunk."""
+    found, together = list[list[Any]](), encoder.together
+    monkeypatch.setattr(encoder, "together", lambda excerpts: found.extend([[*excerpts]] if excerpts else []) or together(excerpts))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import lcm
 
@@ -108,10 +108,13 @@ class CachePool:
 
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
-    def can_admit(self, held: Held, start: int, stop: int, num_spare: int) -> bool:
-        """Return whether there are enough pages to compute positions start .. stop - 1, and `num_spare` more pages."""
-        lists = zip(self.pools, held.lists, strict=True)
-        return all(pool.num_to_admit(pages, start, stop) + num_spare <= pool.num_available for pool, pages in lists)
+    def can_admit(self, prompts: Collection[tuple[Held, int, int]], num_spare: int) -> bool:
+        """Return whether there are enough pages to compute, of each of the prompts, positions start .. stop - 1, and `num_spare` more
+        pages."""
+        return all(
+            sum(pool.num_to_admit(held.lists[group], start, stop) for held, start, stop in prompts) + num_spare <= pool.num_available
+            for group, pool in enumerate(self.pools)
+        )
 
     def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
         """Give `held` private pages for the positions start .. stop - 1, and take back pages that no later token reads. Return the page
@@ -150,6 +153,12 @@ class CachePool:
             pool.rewind(pages, num_computed)
         held.change()
         return num_computed
+
+    def give_back_after(self, held: Held, num_computed: int) -> None:
+        """Give back the pages that hold none of the first `num_computed` tokens: later tokens are not computed yet after all."""
+        for pool, pages in zip(self.pools, held.lists, strict=True):
+            pool.rewind(pages, num_computed)
+        held.change()
 
     def release(self, held: Held) -> None:
         for pool, pages in zip(self.pools, held.lists, strict=True):

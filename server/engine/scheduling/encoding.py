@@ -2,22 +2,25 @@
 
 The engine encodes in parts, between its steps, so that streams do not wait for a whole excerpt. A sequence keeps its slot and its pages
 while it waits here, and other sequences run. What has begun goes on, unless a sequence of a better priority waits. Otherwise API keys take
-turns.
+turns. What is dropped for a better priority has that priority from then on, so it is dropped once for each priority at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from bisect import insort
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
 
-from server.engine.request import PlacedExcerpt, Sequence, among
+from server.engine.request import PlacedExcerpt, Sequence, among, num_before
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import Excerpts, Heard, StepLimits
-from server.messages import Excerpt
+from server.messages import IDLE, Excerpt
+
+FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this factor with each briefer part
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +30,22 @@ class Encoding:
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together
     cost: int  # prompt tokens that take about as long
+    priority: int = field(init=False)  # at first that of the sequence
+    has_begun: bool = False  # a part has run since it was chosen or dropped
     is_done: bool = False  # all parts have run
+    longest_s: float = 0.0  # about the longest of its recent parts; 0: none has run
+
+    def __post_init__(self) -> None:
+        self.priority = self.seq.rank[0]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.priority == IDLE
+
+    def observe(self, part_s: float) -> None:
+        """Learn from a part that has run."""
+        self.has_begun = True
+        self.longest_s = max(part_s, self.longest_s * FADES)
 
 
 class EncodingQueue:
@@ -37,8 +55,8 @@ class EncodingQueue:
         self._pace = pace
         self._is_encoded = is_encoded
         self._waiting: dict[Sequence, Encoding] = {}
-        self._queue: FairQueue[Sequence] = FairQueue()
-        self._begun: Encoding | None = None
+        self._queue: FairQueue[Sequence] = FairQueue()  # those that are not chosen yet
+        self._chosen: list[Encoding] = []  # in the order in which they are encoded
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -46,49 +64,57 @@ class EncodingQueue:
     def __contains__(self, seq: Sequence) -> bool:
         return seq in self._waiting
 
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
+
     @property
     def first_priority(self) -> int | None:
-        """The priority of the next sequence; None: none waits."""
-        return self._queue.first_priority
+        """The best priority of what waits; None: nothing waits."""
+        found = [encoding.priority for encoding in self._chosen[:1]]
+        if (queued := self._queue.first_priority) is not None:
+            found.append(queued)
+        return min(found, default=None)
 
     # --- what a chunk needs ------------------------------------------------------------------------------------------------
 
     def affordable(self, seq: Sequence, count: int, budget: int) -> int:
         """Return how many of the next `count` tokens of a prompt to plan, so that encoding their excerpts together takes at most as long as
-        `budget` tokens. A chunk may always have one excerpt that is not encoded yet."""
+        `budget` tokens. A chunk may always have its first excerpt. So the rows of an expensive one are read before the next is encoded."""
         cost = 0
-        for placed in self._missing(seq, count):
-            is_first, cost = not cost, cost + self._cost((placed.excerpt,))
-            if not is_first and cost > budget:
+        first = num_before(seq.request.excerpts, seq.num_computed)
+        for placed in self.missing(seq, seq.num_computed, seq.num_computed + count):
+            cost += self._cost((placed.excerpt,))
+            if placed is not seq.request.excerpts[first] and cost > budget:
                 return placed.start - seq.num_computed
         return count
 
     def must_wait(self, seq: Sequence, count: int) -> bool:
         """Return whether the next `count` tokens of a prompt read excerpts that are not encoded yet, or audio that is not heard yet."""
-        return self.hears(seq) or bool(self._missing(seq, count))
+        return self.hears(seq) or bool(self.missing(seq, seq.num_computed, seq.num_computed + count))
 
     def hears(self, seq: Sequence) -> bool:
         """Return whether the next tokens of a prompt are its first ones, and its audio is not heard yet."""
         return seq.request.submit.audio is not None and seq.num_computed == 0 and not seq.has_heard
 
     def push(self, seq: Sequence, count: int) -> None:
-        """Let a sequence wait for what its next `count` tokens read. If it hears, it has pages for these tokens."""
+        """Let a sequence wait for what its next `count` tokens read. If it hears, it has a page of the group for audio."""
         audio = seq.request.submit.audio
         if audio is not None and self.hears(seq):
             heard = Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, seq.held.lists[-1].pages[0])
             encoding = Encoding(seq, heard, self._limits.hearing_cost)
         else:
-            excerpts = {placed.key: placed.excerpt for placed in self._missing(seq, count)}
+            missing = self.missing(seq, seq.num_computed, seq.num_computed + count)
+            excerpts = {placed.key: placed.excerpt for placed in missing}
             encoding = Encoding(seq, excerpts, self._cost(excerpts.values()))
         self._waiting[seq] = encoding
         self._queue.push(seq)
 
-    def _missing(self, seq: Sequence, count: int) -> list[PlacedExcerpt]:
-        """Return the excerpts that the next `count` tokens read, and that are not encoded yet."""
-        excerpts, start = seq.request.excerpts, seq.num_computed
+    def missing(self, seq: Sequence, start: int, stop: int) -> list[PlacedExcerpt]:
+        """Return the excerpts that the tokens start .. stop - 1 of a sequence read, and that are not encoded yet."""
+        excerpts = seq.request.excerpts
         if not excerpts or start >= excerpts[-1].stop:
             return []
-        return [placed for placed in among(excerpts, start, start + count) if not self._is_encoded(placed.key)]
+        return [placed for placed in among(excerpts, start, stop) if not self._is_encoded(placed.key)]
 
     def _cost(self, excerpts: Collection[Excerpt]) -> int:
         """Return the cost of encoding excerpts, in prompt tokens."""
@@ -101,8 +127,11 @@ class EncodingQueue:
     # --- the queue ---------------------------------------------------------------------------------------------------------
 
     def remove(self, seq: Sequence) -> None:
-        del self._waiting[seq]
-        self._queue.remove(seq)
+        encoding = self._waiting.pop(seq)
+        if seq in self._queue:
+            self._queue.remove(seq)
+        else:
+            self._chosen.remove(encoding)
 
     def take_done(self) -> list[Sequence]:
         """Remove and return the sequences for which all is encoded. Several may have waited for the same excerpt."""
@@ -115,13 +144,35 @@ class EncodingQueue:
     def _are_encoded(self, work: Excerpts | Heard) -> bool:
         return not isinstance(work, Heard) and all(map(self._is_encoded, work))
 
-    def next(self) -> Encoding | None:
-        """Return what to encode next."""
-        head = self._queue.head()
-        if head is None:
-            return None
-        begun = self._begun
-        if begun is None or self._waiting.get(begun.seq) is not begun or head.rank[0] < begun.seq.rank[0]:
-            self._begun = begun = self._waiting[head]
-            self._queue.charge(head.fairness_key, begun.cost)
-        return begun
+    def choose(self, limit_s: float) -> list[Encoding]:
+        """Return what to encode next, in order: besides the first, which may be nearly done, as much as takes about `limit_s` seconds. API
+        keys are charged for what is chosen."""
+        chosen = self._chosen
+        while (head := self._queue.head()) is not None and not self._is_enough(limit_s, head.rank[0]):
+            encoding = self._waiting[head]
+            self._leave_out_encoded(encoding)
+            self._queue.charge(head.fairness_key, encoding.cost)
+            self._queue.remove(head)
+            insort(chosen, encoding, key=_priority)
+        for encoding in chosen[1:]:
+            if encoding.has_begun:  # the first one drops it
+                encoding.priority, encoding.has_begun = chosen[0].priority, False
+        chosen.sort(key=_priority)
+        return [*chosen]
+
+    def _is_enough(self, limit_s: float, priority: int) -> bool:
+        """Return whether enough is chosen that need not wait for a sequence of this priority. Before costs are measured, two are enough."""
+        ahead = [encoding for encoding in self._chosen if encoding.priority <= priority]
+        further = sum(encoding.cost for encoding in ahead[1:])
+        further_s = self._pace.prompt_s(further) if further else 0.0
+        return bool(ahead) and (further_s >= limit_s or (further > 0 and not further_s))
+
+    def _leave_out_encoded(self, encoding: Encoding) -> None:
+        """Reduce an encoding by what others have encoded since it was queued."""
+        if not isinstance(encoding.work, Heard):
+            encoding.work = {key: excerpt for key, excerpt in encoding.work.items() if not self._is_encoded(key)}
+            encoding.cost = self._cost(encoding.work.values())
+
+
+def _priority(encoding: Encoding) -> int:
+    return encoding.priority

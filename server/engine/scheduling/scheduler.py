@@ -17,7 +17,7 @@ known. If a sequence ends or is parked before that, it is taken out of the open 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -59,7 +59,8 @@ class Plan:
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
-    encoding: Encoding | None = None  # what to encode before the step, for as long as the pace allows
+    encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
+    needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
@@ -85,6 +86,15 @@ class Plan:
     @property
     def num_decode(self) -> int:
         return self.num_tokens - self.num_prefill
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.items or self.encodings)
+
+    @property
+    def encodes_idle(self) -> bool:
+        """Whether what is encoded before the step is for idle sequences: it is for either them or others."""
+        return any(encoding.is_idle for encoding in self.encodings)
 
     @property
     def in_order(self) -> list[Item]:
@@ -228,10 +238,14 @@ class Scheduler:
                 self.queue.push(item.seq)
 
     def settle(self, plan: Plan) -> Plan:
-        """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""
+        """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed, and let sequences
+        wait whose excerpts are not kept any more. So the step encodes nothing."""
         assert plan is self._open
+        if self.limits.excerpts:
+            self._let_wait(plan)
+            plan.needed = frozenset(self._needed(plan))
         if len(self.encoding) and not self.paused:
-            plan.encoding = self._next_encoding()
+            plan.encodings = self._next_encodings()
         for item in plan.items.values():
             if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so no token is drawn from it
                 assert item.num_rows == 1
@@ -249,29 +263,48 @@ class Scheduler:
         for item in plan.items.values():
             item.seq.num_awaited -= item.draws
 
-    def _next_encoding(self) -> Encoding | None:
-        """Return what to encode before the step of the open plan. Idle sequences take only what others leave."""
-        encoding = self.encoding.next()
-        return None if encoding is None or (encoding.seq.is_idle and self._left_for_idle() < 1) else encoding
+    def _let_wait(self, plan: Plan) -> None:
+        """Take sequences out of the open plan that read excerpts which were encoded when it was made, but are not kept any more."""
+        for item in [item for item in plan.items.values() if self.encoding.missing(item.seq, item.start, item.stop)]:
+            self._unplan(item.seq)
+            self.pool.give_back_after(item.seq.held, item.start)
+            if item.seq in self.queue:
+                self.queue.remove(item.seq)
+            self.encoding.push(item.seq, item.count)
+
+    def _needed(self, plan: Plan) -> Iterator[bytes]:
+        """Yield the keys of the excerpts that a plan, or the next chunk of a running prompt, reads."""
+        for seq in self.running:
+            if excerpts := seq.request.excerpts:
+                item = plan.items.get(seq)
+                start = seq.num_computed if item is None else item.start
+                if start < excerpts[-1].stop:
+                    yield from (placed.key for placed in among(excerpts, start, seq.num_computed + self.limits.max_tokens))
+
+    def _next_encodings(self) -> list[Encoding]:
+        """Return what to encode before the step of the open plan, in order. Idle sequences take only what others leave."""
+        plan = self._open
+        chosen = self.encoding.choose(self.pace.encoding_s(plan.num_tokens, plan.num_decode))
+        live = [encoding for encoding in chosen if not encoding.is_idle]
+        return live if live or self._left_for_idle() < 1 else chosen
 
     def observe(self, plan: Plan, step_s: float) -> None:
         self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
 
     def observe_encoding(self, plan: Plan, encoding_s: float) -> None:
         """Learn how long excerpts were encoded before the step of a plan."""
-        if plan.encoding is not None and plan.encoding.seq.is_idle:
+        if plan.encodes_idle:
             self.pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
 
     def encoding_s(self, plan: Plan) -> float:
         """Return for how long excerpts may be encoded before the step of a plan. One part always runs."""
-        if plan.encoding is not None and plan.encoding.seq.is_idle and plan.num_tokens > plan.num_idle:
-            return 0.0
+        if plan.encodes_idle:  # if only idle sequences decode, new requests must not wait for as long as a stream may
+            return 0.0 if plan.num_tokens > plan.num_idle else self.pace.encoding_s(plan.num_tokens, 0)
         return self.pace.encoding_s(plan.num_tokens, plan.num_decode)
 
     def limit_s(self, plan: Plan) -> float:
         """Return how long the step of a plan, and the encoding before it, may take before it counts as stalled."""
-        cost = 0 if plan.encoding is None else plan.encoding.cost
-        return self.pace.limit_s(max(1, plan.num_tokens + cost))
+        return self.pace.limit_s(max(1, plan.num_tokens + sum(encoding.cost for encoding in plan.encodings)))
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
@@ -361,7 +394,7 @@ class Scheduler:
         it waits, or was preempted because there are no pages for its audio."""
         if not self.encoding.must_wait(seq, count):
             return False
-        if not self.encoding.hears(seq) or self._make_writable(seq, count):
+        if not self.encoding.hears(seq) or self._make_writable(seq, 1):
             self.queue.remove(seq)
             self.encoding.push(seq, count)
         return True
@@ -407,8 +440,10 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Return whether there are pages for the whole prompt of `seq` and one more per running sequence, to avoid an early preemption."""
-        return self.pool.can_admit(seq.held, seq.num_computed, seq.num_known, len(self.running))
+        """Return whether there are pages for the whole prompts of `seq` and of sequences that wait for their images or audio, and one more
+        per running sequence, to avoid an early preemption."""
+        prompts = [(one.held, one.num_computed, one.num_known) for one in (seq, *self.encoding)]
+        return self.pool.can_admit(prompts, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
         """Give `seq` pages that are computed already: the pages of the leader's prompt, or published pages."""

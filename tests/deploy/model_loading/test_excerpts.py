@@ -76,6 +76,29 @@ def test_the_least_recently_used_rows_are_dropped(monkeypatch: pytest.MonkeyPatc
     assert encoder.is_encoded(b"6") and not encoder.is_encoded(b"1")
 
 
+def test_spared_rows_are_kept_until_others_are_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(excerpts, "KEPT_BYTES", 2 * SIZE * 4)
+    encoder = Fake()
+    encoder.look(seen(1))
+    encoder.spare([b"1", b"2"])
+    for value in (2, 3, 4):
+        encoder.look(seen(value))
+    assert [encoder.is_encoded(b"%d" % value) for value in (1, 2, 3, 4)] == [True, True, False, True]
+    encoder.spare([b"2"])
+    encoder.look(seen(5))
+    assert [encoder.is_encoded(b"%d" % value) for value in (1, 2, 5)] == [False, True, True]
+
+
+def test_what_is_dropped_loses_only_the_excerpt_that_has_begun() -> None:
+    encoder = Fake()
+    assert not any(encoder.encode(wanted(1, 2)) for _ in range(4))
+    while not encoder.encode(wanted(3)):
+        pass
+    while not encoder.encode(wanted(1, 2)):
+        pass
+    assert encoder.encoded == [1, 3, 2]
+
+
 def test_each_kind_has_its_encoder() -> None:
     images, sounds = Fake(), Fake()
     both = BothEncoders(SIZE, {Crop: images, Clip: sounds})

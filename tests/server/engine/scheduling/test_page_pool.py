@@ -176,13 +176,13 @@ def test_a_sequence_of_any_length_runs_in_the_pages_that_a_window_needs() -> Non
     group = GroupLimits(1 + (GroupLimits(0, WINDOW).most_pages(64) or 0), WINDOW)
     assert limits_of(group).capacity == 400 and limits_of(GroupLimits(group.num_pages - 1, WINDOW)).capacity == 16 * (group.num_pages - 2)
     pool = pool_of(group)
-    assert pool.can_admit(nothing(pool), 0, 400, num_spare=0) and not pool.can_admit(nothing(pool), 0, 400, num_spare=1)
+    assert pool.can_admit([(nothing(pool), 0, 400)], num_spare=0) and not pool.can_admit([(nothing(pool), 0, 400)], num_spare=1)
     held = filled(pool, 400, chunk=64)
     assert pool.pools[0].num_used <= group.num_pages - 1
     pool.release(held)
     found = nothing(pool)
     start = pool.reuse(found, TEXT, 399)
-    assert start > 0 and pool.can_admit(found, start, 400, num_spare=0), "pages that the sequence already holds count"
+    assert start > 0 and pool.can_admit([(found, start, 400)], num_spare=0), "pages that the sequence already holds count"
 
 
 def test_a_hit_needs_of_a_window_its_last_pages_only() -> None:

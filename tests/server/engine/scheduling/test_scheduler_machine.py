@@ -266,16 +266,17 @@ class GroupsMachine(OverlappedMachine):
 
 
 class WholeCrops(NullModel):
-    """Refuses steps that end within an image, or read an image that was never encoded."""
+    """Keeps only the rows of images that are spared, and refuses steps that end within an image."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.forgotten: set[bytes] = set()
+        self.forgets = True
 
     def run(self, batch):
-        assert all(seen.key in self.encoded | self.forgotten for seen in batch.seen), batch.seen
         assert all(seen.row + seen.count == seen.excerpt.num_tokens for seen in batch.seen), batch.seen
-        return super().run(batch)
+        logits = super().run(batch)
+        assert not self.late, "an image was not encoded before its step"
+        return logits
 
 
 class ImagesMachine(OverlappedMachine):
@@ -298,9 +299,8 @@ class ImagesMachine(OverlappedMachine):
 
     @rule()
     def forget(self) -> None:
-        """Forget the rows of all images. Those of a step that is planned already are encoded with the step."""
-        model = self.engine._model
-        model.forgotten, model.encoded = model.encoded, set()
+        """Forget the rows of all images, also those that the plan for the next step reads: its sequences wait again."""
+        self.engine._model.encoded = set()
 
     def without_images(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(0 if token_id == SEEING.token else token_id for token_id in prompt)
