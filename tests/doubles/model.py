@@ -66,6 +66,7 @@ class NullModel:
         self.num_parts = 3  # parts of an encoding
         self.encoded: set[bytes] = set()  # keys of the excerpts that are encoded and kept
         self.spared: frozenset[bytes] = frozenset()
+        self.late: set[bytes] = set()  # keys of the excerpts that a step had to encode
         self.forgets = False  # it keeps nothing that is not spared
         self._work: Excerpts | Heard | None = None  # what has begun
         self._num_parts_left = 0
@@ -77,8 +78,7 @@ class NullModel:
     def run(self, batch: StepBatch) -> Logits:
         self._check(batch)
         self._forget()
-        if not all(self.is_encoded(seen.key) for seen in batch.seen):
-            raise BatchError("the step reads an excerpt that is not encoded")
+        self.late |= {seen.key for seen in batch.seen if not self.is_encoded(seen.key)}
         for cache, places in zip(self._caches, batch.places, strict=True):
             cache.tokens.reshape(-1)[places.slots] = batch.tokens
             for i, pages in enumerate(places.page_tables):

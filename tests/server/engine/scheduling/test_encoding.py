@@ -39,7 +39,9 @@ class Slow(NullModel):
         self.now_s += STEP_S if len(batch.tokens) < 8 else 0.1 * len(batch.tokens) / 64
         self.did.append("step")
         self.steps_s.append(self.now_s)
-        return super().run(batch)
+        logits = super().run(batch)
+        assert not self.late, "an image was not encoded before its step"
+        return logits
 
     def encode(self, work):
         self.now_s += self.part_s

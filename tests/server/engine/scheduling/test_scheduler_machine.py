@@ -274,7 +274,9 @@ class WholeCrops(NullModel):
 
     def run(self, batch):
         assert all(seen.row + seen.count == seen.excerpt.num_tokens for seen in batch.seen), batch.seen
-        return super().run(batch)
+        logits = super().run(batch)
+        assert not self.late, "an image was not encoded before its step"
+        return logits
 
 
 class ImagesMachine(OverlappedMachine):
