@@ -24,14 +24,15 @@ COPY runtime runtime
 COPY server server
 COPY deploy deploy
 ARG EXTRAS=hub
-# Remove what the image does not need: tests of other packages, their files for type checkers and C compilers, and the symbols of LLVM.
+# Remove what the image does not need: tests of other packages, their files for type checkers and C compilers, and the symbols of large
+# libraries.
 RUN /build/bin/python -m pip --python /opt/relaxserve install $CHECK $(python3 docker/requirements.py "$EXTRAS") \
  && /build/bin/python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /build/bin/python -m pip --python /opt/relaxserve install --no-index --no-deps /wheels/*.whl \
  && /opt/relaxserve/bin/python -m deploy.sbom constraints.txt > /opt/relaxserve/sbom.json \
  && find /opt/relaxserve/lib -type d -name tests -prune -exec rm -r {} + \
- && find /opt/relaxserve/lib -name '*.pyi' -delete -o -name '*.a' -delete -o -name '*.pxd' -delete \
- && find /opt/relaxserve/lib -name libllvmlite.so -exec strip --strip-unneeded {} +
+ && find /opt/relaxserve/lib -name '*.pyi' -delete -o -name '*.a' -delete -o -name '*.pxd' -delete -o -path '*/include/*.h' -delete \
+ && find /opt/relaxserve/lib \( -name libllvmlite.so -o -name tokenizers.abi3.so -o -name hf_xet.abi3.so \) -exec strip --strip-unneeded {} +
 
 FROM ${BASE}
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin relaxserve \

@@ -75,7 +75,7 @@ def imported(path: Path) -> list[str]:
 def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
     """The wheel contains each file of the packages that is not Python, except those that configure other programs."""
     files = {path.relative_to(ROOT).as_posix() for top in TOPS for path in (ROOT / top).rglob("*") if path.is_file()}
-    data = {path for path in files if not path.endswith((".py", ".pyc")) and not path.startswith(OF_HOSTS)}
+    data = {path for path in files if "/__pycache__/" not in path and not path.endswith(".py") and not path.startswith(OF_HOSTS)}
     assert len(data) > 70 and sorted(data - contents) == []
 
 
