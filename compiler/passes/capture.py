@@ -8,20 +8,16 @@ one launch is a captured block. The order of bindings is kept, except that a che
 from __future__ import annotations
 
 from compiler.ir.graph.atoms import ScalarValue, Var
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, If, Value
 from compiler.ir.graph.values import Alloc, Call, Copy, Launch, MakeTuple, MatchCast
 from compiler.ir.module import IRModule
 from compiler.ir.types import binders_of
 from compiler.ops.tables import VIEWS
+from compiler.passes.rewrite import rewrite_bodies
 
 
 def capture(module: IRModule) -> IRModule:
-    changed: dict[str, Function] = {}
-    for name, func in module.graph_functions.items():
-        body = _body(func.body)
-        if body is not func.body:
-            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-    return module.update(changed) if changed else module
+    return rewrite_bodies(module, lambda func: _body(func.body))
 
 
 def _body(body: Body) -> Body:

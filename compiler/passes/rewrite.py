@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.function import Binding, BlockKind, Body, Function, If, Value
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
 from compiler.ir.graph.values import Copy
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
@@ -39,6 +39,25 @@ def rewrite_function(
     if not walker.changed:
         builder.add(name, func)
     return walker.changed
+
+
+def rewrite_bodies(module: IRModule, body_of: Callable[[Function], Body], builder: Builder | None = None) -> IRModule:
+    """Give each graph function the body that `body_of` returns for it. A function that keeps its body stays the same object. `builder` has
+    the functions that new bodies call."""
+    changed: dict[str, Function] = {}
+    for name, func in module.graph_functions.items():
+        body = body_of(func)
+        if body is not func.body:
+            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
+    if not changed:
+        return module
+    return (module if builder is None else builder.finish()).update(changed)
+
+
+def rewrite_dataflow(body: Body, block_of: Callable[[Block], Block]) -> Body:
+    """Replace each dataflow block of a body. If all blocks stay the same objects, so does the body."""
+    blocks = tuple(block_of(b) if b.kind is BlockKind.DATAFLOW else b for b in body.blocks)
+    return body if all(a is b for a, b in zip(blocks, body.blocks, strict=True)) else Body(blocks, body.result)
 
 
 class _Walker:

@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
-from compiler.ir.graph.function import Binding, Block, Body, Function, If, Value
+from compiler.ir.graph.function import Binding, Block, Body, If, Value
 from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, MatchCast, TupleGet
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
+from compiler.passes.rewrite import rewrite_bodies
 
 
 def share_subexpressions(module: IRModule) -> IRModule:
-    changed: dict[str, Function] = {}
-    for name, func in module.graph_functions.items():
-        body = _share(func.body, {}, {})
-        if body is not func.body:
-            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-    return module.update(changed) if changed else module
+    return rewrite_bodies(module, lambda func: _share(func.body, {}, {}))
 
 
 def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:

@@ -68,7 +68,7 @@ REPEATABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What decides which replica is best for a request. Each request for a lease passes it to the router."""
+    """The properties of a request that decide which replica is best for it. Each request for a lease passes it to the router."""
 
     keys: tuple[bytes, ...] = ()  # keys of the prompt's beginnings, the shortest first, then the key of the session if there is one
     place: bytes = b""  # `place_of` the replica that must serve the request, because it stores an earlier response; empty: any may

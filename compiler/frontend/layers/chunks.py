@@ -29,7 +29,7 @@ from compiler.ops.reduce import MIN
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What attention is told about a step: the sequence and the position of each token, and each sequence's pages."""
+    """The operands of attention that describe a step: the sequence and the position of each token, and each sequence's pages."""
 
     seq_ids: Var
     positions: Var  # [tokens], or [tokens, 2]: the first and the last position that each token sees

@@ -35,7 +35,7 @@ from compiler.passes.fusion.annotate_patterns import Pattern, pattern_of
 from compiler.passes.fusion.join import decodes, join, stacks
 from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
-from compiler.passes.rewrite import count_uses
+from compiler.passes.rewrite import count_uses, rewrite_bodies
 
 MOST_OPERANDS = 24  # maximum number of operands of a joined function
 NUMBERS_AND_SCALES = 3  # numbers, scales and result: the buffers of a function that multiplies numbers by scales and subtracts no shifts
@@ -44,12 +44,11 @@ NUMBERS_AND_SCALES = 3  # numbers, scales and result: the buffers of a function 
 def fuse(module: IRModule) -> IRModule:
     builder = Builder(module)
     outliner = Outliner(builder, module)
-    changed: dict[str, Function] = {}
-    for name, func in module.graph_functions.items():
-        body = _Fuser(module, outliner, Owners(func.body), of_weights(func)).body(func.body, dict(count_uses(func.body)))
-        if body is not func.body:
-            changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-    return builder.finish().update(changed) if changed else module
+
+    def body_of(func: Function) -> Body:
+        return _Fuser(module, outliner, Owners(func.body), of_weights(func)).body(func.body, dict(count_uses(func.body)))
+
+    return rewrite_bodies(module, body_of, builder)
 
 
 def of_weights(func: Function) -> frozenset[Var]:

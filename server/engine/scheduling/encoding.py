@@ -25,7 +25,7 @@ FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this 
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """What a sequence waits for."""
+    """The excerpts, or the audio, for which a sequence waits, and how far their encoding is."""
 
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together

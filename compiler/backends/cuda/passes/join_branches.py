@@ -16,7 +16,7 @@ from compiler.idioms.spatial import match_spatial, stages
 from compiler.ir.dims import Dim, row_major
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.function import Binding, Block, Body, Function, If
 from compiler.ir.graph.values import Call, CallTir
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
@@ -29,7 +29,7 @@ from compiler.ops.memory import Owners
 from compiler.ops.ranks import RANKS
 from compiler.passes.fusion.join import written_out
 from compiler.passes.outline import Outliner
-from compiler.passes.rewrite import count_uses
+from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,12 @@ class JoinBranches:
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
         joiner = _Joiner(Outliner(builder, module), self.takes)
-        changed: dict[str, Function] = {}
-        for name, func in module.graph_functions.items():
+
+        def body_of(func: Function) -> Body:
             owners, uses = Owners(func.body), count_uses(func.body)
-            blocks = tuple(joiner.block(b, owners, uses) if b.kind is BlockKind.DATAFLOW else b for b in func.body.blocks)
-            if any(a is not b for a, b in zip(blocks, func.body.blocks, strict=True)):
-                body = Body(blocks, func.body.result)
-                changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-        return builder.finish().update(changed) if changed else module
+            return rewrite_dataflow(func.body, lambda block: joiner.block(block, owners, uses))
+
+        return rewrite_bodies(module, body_of, builder)
 
 
 @dataclass(frozen=True, slots=True)

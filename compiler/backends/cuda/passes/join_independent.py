@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from compiler.backends.cuda.passes.joined import JoinedCall, with_results
 from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.function import Binding, Block, Body, Function
 from compiler.ir.graph.values import CallTir
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.prim_func import PrimFunc
@@ -23,6 +23,7 @@ from compiler.ops.ranks import RANKS
 from compiler.passes.fusion.fuse import of_weights
 from compiler.passes.fusion.join import written_out
 from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import rewrite_bodies, rewrite_dataflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,11 @@ class JoinIndependent:
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
         outliner = Outliner(builder, module)
-        changed: dict[str, Function] = {}
-        for name, func in module.graph_functions.items():
-            joiner = _Joiner(outliner, self.takes, Owners(func.body), of_weights(func), {})
-            blocks = tuple(joiner.block(b) if b.kind is BlockKind.DATAFLOW else b for b in func.body.blocks)
-            if any(a is not b for a, b in zip(blocks, func.body.blocks, strict=True)):
-                body = Body(blocks, func.body.result)
-                changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-        return builder.finish().update(changed) if changed else module
+
+        def body_of(func: Function) -> Body:
+            return rewrite_dataflow(func.body, _Joiner(outliner, self.takes, Owners(func.body), of_weights(func), {}).block)
+
+        return rewrite_bodies(module, body_of, builder)
 
 
 @dataclass(frozen=True, slots=True)

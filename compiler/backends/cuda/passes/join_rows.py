@@ -14,7 +14,7 @@ from compiler.idioms.small_rows import match_small_rows
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
+from compiler.ir.graph.function import Binding, Block, Body, Function
 from compiler.ir.graph.values import CallTir
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
@@ -23,7 +23,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.passes.fusion.join import written_out
 from compiler.passes.outline import Outliner
-from compiler.passes.rewrite import count_uses
+from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 
 NAME = "route"  # of joined calls
 
@@ -35,14 +35,12 @@ class JoinRows:
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
         joiner = _Joiner(Outliner(builder, module), self.takes, {})
-        changed: dict[str, Function] = {}
-        for name, func in module.graph_functions.items():
+
+        def body_of(func: Function) -> Body:
             uses = count_uses(func.body)
-            blocks = tuple(joiner.block(b, uses) if b.kind is BlockKind.DATAFLOW else b for b in func.body.blocks)
-            if any(a is not b for a, b in zip(blocks, func.body.blocks, strict=True)):
-                body = Body(blocks, func.body.result)
-                changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
-        return builder.finish().update(changed) if changed else module
+            return rewrite_dataflow(func.body, lambda block: joiner.block(block, uses))
+
+        return rewrite_bodies(module, body_of, builder)
 
 
 @dataclass(frozen=True, slots=True)

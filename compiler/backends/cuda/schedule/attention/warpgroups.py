@@ -130,7 +130,7 @@ class _LongRuns:
             self._find_tokens(tile)
             self._find_runs(tile)
             with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
-                # What follows from the number of the block is computed again, because threads have no registers to keep it.
+                # Each use computes the values that follow from the block's number again: threads have no registers to keep them.
                 start, group = self._place(b, tiles)
                 self._attend(replace(tile, start=start, group=group), *self._run(tile, n))
                 (start, group), (u, count) = self._place(b, tiles), self._run(tile, n)
