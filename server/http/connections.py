@@ -23,6 +23,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.is_stopping = False  # the server stops: each connection closes after its answer
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # connections without a request, longest idle first
         self._surplus: set[Connection] = set()
@@ -51,6 +52,11 @@ class Connections:
     def rests(self, connection: Connection) -> None:
         if connection in self._open:
             self._idle[connection] = None
+
+    def give_way(self) -> None:
+        """Close all connections at once."""
+        for connection in tuple(self._open):
+            connection.give_way()
 
     def takes(self, connection: Connection, path: bytes) -> bool:
         """Return whether a request for `path` may be answered on this connection."""

@@ -33,6 +33,7 @@ ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSoc
 PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
+LATE_S = 1.0  # seconds in which a connection that was accepted while the server began to stop sends a request
 LINGER_BODIES = 2  # bodies of the largest allowed size that are still read
 
 
@@ -91,7 +92,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._socket = transport
         self._outgoing = _Transport(transport, self.outbox, self)
         super().connection_made(self._outgoing)
-        self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
+        wait_s = LATE_S if self.held.is_stopping else self.limits.keep_alive_s
+        self._header_timer = self.loop.call_later(wait_s, transport.abort)
         self.held.opened(self)
 
     def give_way(self) -> None:
@@ -313,6 +315,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.held.is_stopping:
+            self.transport.close()
         if self.transport.is_closing():
             return
         self.held.rests(self)

@@ -38,7 +38,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""
-        own = {"limits": settings, "outbox": Outbox(), "held": Connections(settings.max_connections), "turns": Turns()}
+        self._held = Connections(settings.max_connections)
+        own = {"limits": settings, "outbox": Outbox(), "held": self._held, "turns": Turns()}
         protocol = type("LimitedProtocol", (GuardedProtocol,), own)
         super().__init__(
             uvicorn.Config(
@@ -73,13 +74,17 @@ class Server(uvicorn.Server):
                 same.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received."""
+        """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received.
+        uvicorn waits for every connection, but closes only those that it has when it begins, and none whose client reads nothing."""
         if num_running := len(self.server_state.tasks):
             drain_s = self.config.timeout_graceful_shutdown
             log.info("stopping: running requests (%d) have %s s to finish; a second interrupt ends them now", num_running, drain_s)
         else:
             log.info("stopping")
+        self._held.is_stopping = True
         await super().shutdown(sockets)
+        self._held.give_way()
+        await asyncio.sleep(0)  # asyncio closes a socket one iteration after it was told to
         log.info("stopped")
         for handler in logging.getLogger().handlers:
             handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once

@@ -1,0 +1,61 @@
+"""A server that stops leaves no connection open, whatever state the connection is in."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import time
+
+import pytest
+
+from tests.doubles.worker import NullScript
+from tests.server.conftest import Running
+
+
+def stop(server: Running) -> float:
+    """Stop the server; return how long it took, in seconds."""
+    begin = time.monotonic()
+    server.stop()
+    gc.collect()  # an unclosed transport causes a warning when it is collected
+    return time.monotonic() - begin
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_connection_accepted_while_the_server_stops(serve, asks):
+    """The connection has been accepted, but is not among the server's connections when the server begins to stop."""
+    server = serve(drain_s=60.0)
+    socks: list[socket.socket] = []
+
+    def connect_and_stop() -> None:
+        socks.append(server.connect())
+        if asks:
+            socks[0].sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        server.server.should_exit = True
+        time.sleep(0.2)  # uvicorn's next look for its end is due too, so it follows the accepting in one iteration of the loop
+
+    server.loop.call_soon_threadsafe(connect_and_stop)
+    took_s = stop(server)
+    with socks[0] as sock:
+        answer = server.read_all(sock)
+    assert took_s < 30 and answer[:9] == (b"HTTP/1.1 " if asks else b"")
+
+
+def test_a_connection_that_reads_the_rest_of_a_refused_body(serve):
+    server = serve(drain_s=1.0, max_body_bytes=1000)
+    with server.connect() as sock:
+        sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2000\r\n\r\n{")
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
+        stop(server)
+
+
+def test_a_client_that_reads_nothing(serve):
+    server = serve(script=NullScript(answer=lambda _submit, _choice: [[120] * 1000] * 20_000, max_context=1 << 30), drain_s=1.0)
+    with server.connect() as sock:
+        body = b'{"prompt": "x", "stream": true, "max_tokens": 20000000}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(
+            body
+        )
+        sock.sendall(head + body)
+        while not server.worker.submits:
+            time.sleep(0.01)
+        assert stop(server) > 1.0  # the server waited for the client
