@@ -64,7 +64,7 @@ class ServedForm:
 
 def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[ServedForm]:
     """Return all formats that the model's matrices can have, sorted by their rounding error, and by size if errors are equal. Leave out
-    `auto` if the files already have one of the other formats."""
+    `auto` if it stands for the format of the files and they are not quantised: then the weights are the same as with `bf16`."""
     formats = _formats(files, load)
     if files.held is None and formats.get("auto") == AS_STORED:
         del formats["auto"]

@@ -236,7 +236,7 @@ class VMFunction(Struct, frozen=True, tag=True):
     instructions: tuple[Instruction, ...]
     derive: str | None = None  # shape function that is called when the function is entered
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
-    signature: str = ""
+    signature: str = ""  # shape signature of an entry point, as text
     num_prepared: int = 0  # number of weights that the preparations return; they are the last weights
     # `variables` has the slot of each declared variable, in the order of the signature. None: the function does not use the variable.
     variables: tuple[int | None, ...] = ()

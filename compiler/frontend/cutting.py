@@ -96,8 +96,8 @@ def _tiles(fields: Fields, vision: Vision, known: Tiles) -> Tiles:
 
 
 def _grid(fields: Fields, vision: Vision, known: Grid) -> Grid:
-    """Read how an image becomes a grid of crops. Processors cut images even if the file says `crop_to_patches: false`, which is only the
-    default of the image processor when it is used alone."""
+    """Read how an image becomes a grid of crops. `crop_to_patches` is not read: a file may say `crop_to_patches: false`, but this applies
+    only if the image processor is used alone. The model's processor, which calls the image processor, cuts images anyway."""
     fields.require_equal("min_patches", 1, "the only smallest number of crops that is supported")
     fields.require(use_thumbnail=True)
     _require_crop_size(fields, vision)

@@ -303,7 +303,7 @@ DimLike = int | DimVar | Dim
 
 
 def factor_of(terms: Sequence[Term]) -> int:
-    """Return the greatest integer known to divide every value of a sum of terms; 0 if there are none."""
+    """Return the greatest integer known to divide every value of a sum of terms; 0 if there are no terms."""
     common = 0
     for c, m in terms:
         for atom in m:

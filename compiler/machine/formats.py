@@ -368,7 +368,7 @@ class Order:
         return parts.transpose(0, 1 + self._num_column_parts, *axes).reshape(count, lines, -1)
 
     def unpacked(self, panels: Any) -> Any:
-        """Unpack panels, in NumPy."""
+        """Unpack panels to numbers [panels * columns, lines * depth], in NumPy. The zeros that pad the last panel are included."""
         count, lines, _ = panels.shape
         parts = panels.reshape(count, lines, *(1 << bits.count for bits in self.bits))
         axes = [2 + i for i in self._by_index]
@@ -406,7 +406,7 @@ class Ordered(Elements):
         return self.order.packed(np.pad(numbers, ((0, -len(numbers) % self.columns), (0, 0))))
 
     def unpacked(self, panels: Any) -> Any:
-        """Unpack panels to numbers [n, k], in NumPy."""
+        """Unpack panels to numbers [panels * columns, k], in NumPy. The zeros that pad the last panel are included."""
         return self.order.unpacked(panels)
 
 
@@ -470,7 +470,7 @@ class IntegerFragments(Format):
         return lower if self.upper is None else lower | number(column, k + (1 << self.upper.low)) << 4
 
     def unpacked(self, panels: Any) -> Any:
-        """Unpack panels, in NumPy. Return the weights [n, k] without their offset."""
+        """Unpack panels to weights [panels * columns, k] without their offset, in NumPy. The padding of the last panel is included."""
         order = self.order
         if self.upper is not None:
             panels, order = np.stack([panels & 15, panels >> 4], -1).reshape(*panels.shape[:2], -1), Order((*order.bits, self.upper))

@@ -91,7 +91,8 @@ def _require_whole(path: Path) -> Path:
 
 
 def files_of_model(path: Path) -> list[Path]:
-    """Return the files of the folder or GGUF file at a path."""
+    """Return the files of a model. In a folder and its direct subfolders, these are the files that loading may read (READ, and CT2 in the
+    folder itself). For a GGUF file, these are all its parts that exist."""
     if not path.is_file():
         return sorted(_files_of(path))
     return [part for name in parts_of(path.name) if (part := path.with_name(name)).is_file()]

@@ -66,6 +66,8 @@ class JsonScan:
     def _check(self) -> None:
         for num, limit, what in (
             (self.num_parts, MAX_PARTS, "objects, lists, names and texts"),
+            # A lower bound on the numbers (and true, false, null): each object, list, name or text accounts for at most one comma, so every
+            # other comma belongs to a number.
             (self.num_commas - self.num_parts, MAX_NUMBERS, "numbers"),
             (self.num_escapes, MAX_ESCAPES, "backslashes"),
         ):

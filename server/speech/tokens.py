@@ -13,8 +13,8 @@ TRANSCRIBE, TRANSLATE, ONE_SPEAKER = "<|transcribe|>", "<|translate|>", "<|start
 SILENCE = ("<|nospeech|>", "<|nocaptions|>")
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 ENGLISH_END = 50256  # id of END in the vocabulary of models that only know English, which has no tokens for languages and tasks in prompts
-# Texts that transcripts of speech do not contain. Of each only the first token is banned, and only if the text is one token, unless it is
-# a musical note: the first bytes of all notes are the same token.
+# Texts that transcripts of speech do not contain. The token of such a text is banned if the text is one token. Of a musical note, the first
+# token is banned in any case; it is the same for all notes.
 MARKS = (
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
     *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
@@ -61,7 +61,7 @@ class SpeechTokens:
             tasks=tasks,
             silence=silence,
             languages={} if ids[END] == ENGLISH_END else languages,
-            banned=tuple(sorted(special | _marks(tokenizer))),
+            banned=tuple(sorted(special | _banned_marks(tokenizer))),
         )
 
     def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:
@@ -73,7 +73,9 @@ class SpeechTokens:
         return [*before, self.start, self.languages[language], self.tasks[task]]
 
 
-def _marks(tokenizer: Tokenizer) -> set[int]:
+def _banned_marks(tokenizer: Tokenizer) -> set[int]:
+    """Return the tokens to ban for texts that transcripts do not contain: each of MARKS and NOTES, with and without a space before it.
+    Also ban the first token of a hyphen and of an apostrophe after a space. Inside words both stay allowed."""
     found = {token for text in (" -", " '") for token in tokenizer.encode(text, False)[:1]}
     marks = [*MARKS, *NOTES]
     encoded = tokenizer.encode_all([text for mark in marks for text in (mark, f" {mark}")], False)

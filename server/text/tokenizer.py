@@ -183,9 +183,9 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 
 
 def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
-    """Return the chat template, or None. It is among the model's defaults, in its own file (newer models), or in tokenizer_config.json or
-    chat_template.json as a string or as a list of named templates, of which `default` and `tool_use` are used. The first of these places
-    wins. For models without any, BUILT_IN may have one."""
+    """Return the chat template, or None. A template among the model's defaults replaces all others. Otherwise the templates `default` and
+    `tool_use` each come from a file of their own (newer models), or else from tokenizer_config.json or chat_template.json, which have a
+    string (`default`) or a list of named templates. If there is no `default`, BUILT_IN may have one for the model type."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):

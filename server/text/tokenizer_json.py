@@ -139,7 +139,8 @@ def _require_joinable(content: bytes) -> None:
 
 
 def _fields_of(content: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
-    """Return the fields of an object by name, or none of another value. Raise ValueError if a field is named twice, or with escapes."""
+    """Return the fields of a JSON object by name. Return an empty dictionary if the JSON value is not an object. Raise ValueError if the
+    object has two fields of the same name, or writes a name with escapes that it does not need."""
     compact = msgspec.json.format(bytes(content), indent=-1)
     try:
         fields = msgspec.json.decode(compact, type=dict[str, msgspec.Raw])

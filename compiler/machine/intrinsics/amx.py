@@ -198,7 +198,7 @@ class _AmxProduct(MatrixUnitOp):
         before the products of a step, and returns a function that writes code after each product."""
         size = 4 // self.packed
         last = code.op(f"sub nsw i64 {code.op(f'sdiv i64 {k}, {TILE_BYTES // size}')}, 1")
-        for j in self.sides:
+        for j in self.column_blocks:
             self.load_columns(code, j, b)
         for i, left in enumerate(lefts):
             self.load_rows(code, i, left, row_stride)
@@ -206,28 +206,28 @@ class _AmxProduct(MatrixUnitOp):
             after = each(step)
             following = code.op(f"add nsw i64 {step}, 1")
             right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {following}")
-            for j in self.sides:
+            for j in self.column_blocks:
                 for i, left in enumerate(lefts):
                     self.multiply(code, i, j)
-                    if j == self.sides[-1]:
+                    if j == self.column_blocks[-1]:
                         self.load_rows(code, i, code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {left}, i64 {following}"), row_stride)
                     after(j * len(lefts) + i)
                 self.load_columns(code, j, right)
         after = each(last)
-        for j in self.sides:
+        for j in self.column_blocks:
             for i in range(len(lefts)):
                 self.multiply(code, i, j)
                 after(j * len(lefts) + i)
 
     def step(self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: After = _nothing) -> None:
         """Add the products of one step. `lefts` are the first rows of each register of rows. `after` writes code after each product."""
-        for j in self.sides:
+        for j in self.column_blocks:
             self.load_columns(code, j, right)
         for i, left in enumerate(lefts):
             self.load_rows(code, i, left, row_stride)
-            for j in self.sides:
+            for j in self.column_blocks:
                 self.multiply(code, i, j)
-                after(i * len(self.sides) + j)
+                after(i * len(self.column_blocks) + j)
 
     def rows_at(self, code: Code, a: str, stride: int | str) -> tuple[list[str], str]:
         """Return the first rows of each register of rows, and the bytes from one row to the next."""
@@ -236,8 +236,8 @@ class _AmxProduct(MatrixUnitOp):
         return [code.op(f"getelementptr i8, ptr {a}, i64 {top}") for top in tops], row_stride
 
     @property
-    def sides(self) -> range:
-        """The registers of columns."""
+    def column_blocks(self) -> range:
+        """The numbers of the blocks of 16 columns: 0, or 0 and 1. Register tmm6 holds columns of block 0, and tmm7 columns of block 1."""
         return range(self.columns // TILE_ROWS)
 
     @property

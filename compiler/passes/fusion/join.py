@@ -170,7 +170,9 @@ def _values(prim: PrimFunc) -> list[Scalar]:
 
 
 def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
-    """Whether the consumer reads the producer elementwise: at its own loop variables, outside folds, over the same extents."""
+    """Whether the consumer's right-hand side can be wrapped around the producer's last store. The consumer must be a single loop nest that
+    reads the producer at the consumer's own loop variables, outside folds, over the same extents. If the consumer has folds itself, the
+    producer must be a product, and the sums of both must fit into one tile."""
     form = staged(second)
     if form is None or form.stages or form.temporaries:
         return False
@@ -183,8 +185,7 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
         return False
     if any(list(b.shape) != list(form.last.store.buffer.shape) for b in (second.params[i] for i in places) if isinstance(b, Buffer)):
         return False
-    # Two products may share a tile if they run over the same rows and the same contracted extent. Any other consumer with folds is not
-    # joined.
+    # The sums of two products may share a tile if there are at most MOST_SUMS of them, all with the same key (`_sums`).
     has_fold = any(isinstance(s, Fold) for s in walk_scalar(value))
     if not has_fold:
         return True

@@ -36,7 +36,7 @@ NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # how a keep_alive of 0 
 
 
 class OllamaOptions(SamplingBody):
-    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: generate until the context is full
+    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # 0 or below: generate until the context is full
 
     # No effect: these say how to run the model, which a request cannot change here.
     num_ctx: Any = None
@@ -96,7 +96,8 @@ class OllamaBody(Options):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields of the ChatBody or CompletionBody that this request is converted to."""
+        """The fields of this request that ChatBody and CompletionBody share: the model, the sampling parameters, the format and the maximum
+        length of the answer, and whether the answer is streamed."""
         options = self.options or OllamaOptions()
         form = None
         if self.format == "json":

@@ -64,7 +64,11 @@ TERMS = {
     "shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; `several fields` are requests with "
     "large answers. Status 0 means that the server closed the connection before it had read the body.",
     "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
-    "launches. Limits are those of products with weights, and those of all other kernels.",
+    "launches. The limit of a kernel is the time that its bytes take at the memory bandwidth, or its operations at the peak of "
+    "arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time; it may exceed 1, since data in a "
+    "cache are read faster than memory. `limits of weights` are the bandwidth and the peak for kernels that multiply by weights; "
+    "`limits of others` are those for all other kernels, with the peak of f32. `ms`, `MB read` and `GFLOP` are sums over all launches "
+    "in a step.",
     "load": "Goals of memory are those of the plan. The first start has an empty cache; a later start finds the compiled program and "
     "the packed weights in the cache.",
     "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "

@@ -34,7 +34,8 @@ class Used:
 
 class McpCalls:
     def __init__(self, body: ResponseBody, servers: McpServers) -> None:
-        """Raise ApiError if the request names a server that the operator does not allow."""
+        """Raise ApiError if the request names an MCP server that the operator does not allow, gives two servers the same label, names a
+        connector, or has headers that cannot be sent."""
         self._servers = servers
         self._taken = [tool.name for tool in body.tools or () if isinstance(tool, ResponseTool)]
         self._used: dict[str, Used] = {}
