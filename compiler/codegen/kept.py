@@ -69,7 +69,8 @@ class KeptCode:
         self._found: dict[str, KeptKernel] = {}  # what `recall` found: another process may remove the file afterwards
 
     def emit(self, text: str, target: Target) -> bytes:
-        """Return the machine code of LLVM IR: from the folder if it is kept there, otherwise compiled by `link.emitted`, and keep it."""
+        """Return the machine code of LLVM IR: from the folder if it is kept there, otherwise from `emitted`, which compiles
+        it. Keep it then."""
         key = key_of(text, target)
         code = self._load(key)
         if code is not None:
