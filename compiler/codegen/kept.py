@@ -69,7 +69,7 @@ class KeptCode:
         self._found: dict[str, KeptKernel] = {}  # what `recall` found: another process may remove the file afterwards
 
     def emit(self, text: str, target: Target) -> bytes:
-        """Return the machine code of LLVM IR: from the folder if it is kept there, otherwise compiled by `link.emitted`, and keep it."""
+        """Return the machine code of LLVM IR. If the folder does not have it, `emitted` compiles it, and it is kept."""
         key = key_of(text, target)
         code = self._load(key)
         if code is not None:
