@@ -89,7 +89,7 @@ NOT_A_GENERATOR = ErrorKind(
 NOT_A_CLASSIFIER = ErrorKind(
     "not_a_classifier",
     400,
-    "The model has no classification head for texts or for tokens.",
+    "The model has no classification head for texts. No model classifies single tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
 NOT_A_SPEECH_MODEL = ErrorKind("not_a_speech_model", 400, "The model does not transcribe speech.", "Ask a speech model, such as Whisper.")
