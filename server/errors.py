@@ -58,7 +58,7 @@ UNKNOWN_FIELD = ErrorKind(
 UNSUPPORTED_CONTENT = ErrorKind(
     "unsupported_content",
     400,
-    "A message part is video or a file, or it is an image or audio and the model reads none.",
+    "A part of a message is video or a file, or it is an image or audio that the model does not read.",
     "Send text; send images to a vision model, such as SmolVLM, and audio to a model that hears it, such as Voxtral.",
 )
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
@@ -73,14 +73,14 @@ TEMPLATE_FAILED = ErrorKind(
 INVALID_SCHEMA = ErrorKind(
     ErrorCode.INVALID_SCHEMA,
     400,
-    "A schema, regular expression or grammar cannot be compiled, or needs more CPU time or memory than is allowed.",
+    "A schema, regular expression or grammar cannot be compiled, or it needs more CPU time or memory than is allowed.",
     "Avoid the keyword that the message names; write a grammar so that a text can be parsed in one way only.",
 )
 NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(
     ErrorCode.NOT_AN_EMBEDDING_MODEL,
     400,
-    "The model computes no embeddings: it classifies, or it generates text and was not trained for embeddings.",
+    "The model computes no embeddings: it classifies texts, or it generates text and was not trained for embeddings.",
     "Ask a model that was trained for embeddings, or load a generator with `embeddings: true`.",
 )
 NOT_A_GENERATOR = ErrorKind(
@@ -89,7 +89,7 @@ NOT_A_GENERATOR = ErrorKind(
 NOT_A_CLASSIFIER = ErrorKind(
     "not_a_classifier",
     400,
-    "The model has no classification head for texts or for tokens.",
+    "The model has no classification head for texts. No model classifies single tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
 NOT_A_SPEECH_MODEL = ErrorKind("not_a_speech_model", 400, "The model does not transcribe speech.", "Ask a speech model, such as Whisper.")
@@ -134,7 +134,7 @@ ADMIN_DISABLED = ErrorKind(
     "API keys are set or the server is `insecure`, but there is no admin key, so the administration is closed.",
     "Start the server with an admin key.",
 )
-KEY_RESTRICTED = ErrorKind("key_restricted", 403, "The answer names models that the key may not use.", "Use a key for all models.")
+KEY_RESTRICTED = ErrorKind("key_restricted", 403, "The answer would name models that the key may not use.", "Use a key for all models.")
 HOST_NOT_ALLOWED = ErrorKind(
     "host_not_allowed",
     403,
@@ -151,7 +151,7 @@ NOT_FOUND_PATH = ErrorKind("path_not_found", 404, "There is nothing at this path
 ONE_SERVER = ErrorKind(
     "one_server",
     404,
-    "In a fleet, the path means one server: files, batches, realtime, the administration and metrics.",
+    "In a fleet, only a single server can answer this path: files, batches, realtime, the administration, load and metrics.",
     "Use the address of the server.",
 )
 MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "No model of that name or alias is loaded.", "See `/v1/models`.")
@@ -178,15 +178,21 @@ FILE_NOT_FOUND = ErrorKind(
     "file_not_found",
     404,
     "No uploaded file has this id, or it belongs to another key.",
-    "See `/v1/files`. Files that a batch wrote are forgotten after `batch_store_s`.",
+    "See `/v1/files`. Files that a batch wrote are deleted after `batch_store_s`.",
 )
 BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")
 BATCHES_OFF = ErrorKind("batches_off", 501, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`.")
 CONFLICTING_BATCH = ErrorKind(
-    "conflicting_batch", 409, "The batch has ended, or it has not ended yet.", "Read the message: it names the status."
+    "conflicting_batch",
+    409,
+    "A batch that has ended cannot be cancelled. A batch that has not ended cannot be deleted, and neither can its files.",
+    "Read the message. Cancel a batch before you delete it or its files.",
 )
 STORE_FULL = ErrorKind(
-    "store_full", 507, "Uploaded files take all the space that they may, or there are too many.", "Delete files or cancel batches."
+    "store_full",
+    507,
+    "Uploaded files take all the space of `batch_store_bytes`, there are too many files, or too many batches of the key have not ended.",
+    "Delete files or cancel batches.",
 )
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
     "previous_response_not_found",
@@ -230,7 +236,7 @@ BODY_TOO_LARGE = ErrorKind(
 BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",
     413,
-    "The body has more values than a request may have: 24576 objects, lists, names and texts, 327680 numbers, and 2097152 backslashes.",
+    "The body has more than 24576 objects, lists, names and texts together, more than 327680 numbers, or more than 2097152 backslashes.",
     "Split the request.",
 )
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, "The request line and headers exceed `max_header_bytes`.", "Shorten them.")
@@ -249,7 +255,7 @@ RATE_LIMITED = ErrorKind(
     "Wait for `Retry-After`.",
     retry=True,
 )
-CLIENT_CLOSED = ErrorKind("client_closed", 499, "The client closed the connection; appears in logs and metrics only.", "None.")
+CLIENT_CLOSED = ErrorKind("client_closed", 499, "The client closed the connection. Only logs and metrics show this code.", "None.")
 INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, "The server has a bug.", "Report it with the `x-request-id`.")
 GENERATION_FAILED = ErrorKind(
     ErrorCode.GENERATION_FAILED, 500, "The model's worker could not finish this request.", "Report it with the `x-request-id`."
@@ -268,19 +274,19 @@ FETCH_FAILED = ErrorKind(
     ErrorCode.FETCH_FAILED,
     502,
     "The hub or the package index did not deliver the model.",
-    "Read the message: the name may be wrong, access denied, or the network down.",
+    "Read the message: the name may be wrong, access may be denied, or the network may be down.",
 )
 REPLICA_LOST = ErrorKind(
     "replica_lost",
     502,
-    "In a fleet, the server ended that had the request, and the request has side effects, so no other server got it.",
+    "In a fleet, the server that had the request has ended. The request has side effects, so it was sent to no other server.",
     "See what the request has done before you send it again.",
 )
 NO_REPLICA = ErrorKind(
     "no_replica",
     503,
     "In a fleet, no server could take the request in time.",
-    "Send it again later; read the log of the servers if it stays so.",
+    "Send it again later. If the error persists, read the logs of the servers.",
     retry=True,
 )
 MODEL_NOT_READY = ErrorKind(
