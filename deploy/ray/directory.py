@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from deploy.ray.open_requests import OpenRequests
 from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Lease, Wish, place_of
@@ -24,11 +25,11 @@ AVOID_S = 5.0  # seconds for which other requests avoid a replica that has faile
 
 class Directory:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.requests: Counter[str] = Counter()  # open requests of this process, by the name of the replica
+        self.requests = OpenRequests(clock)
         self._clock = clock
         self._owners = Owners(clock=clock)
         self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
-        self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with times of this process
+        self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with what they mean for this process
         self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
         self._is_told = False
         self._moved: OrderedDict[str, str] = OrderedDict()  # the replica that stores a response, by the id of the response
@@ -38,13 +39,22 @@ class Directory:
         """Replace what replicas have reported. Forget replicas that `stats` does not name."""
         with self._lock:
             now_s = self._clock()
-            dated = {name: self._stats[name] if self._reports.get(name) == found else _dated(found, now_s) for name, found in stats.items()}
+            read = {
+                name: self._stats[name] if self._reports.get(name) == found else self._read(name, found, now_s)
+                for name, found in stats.items()
+            }
             if self._stats.keys() - stats.keys():
                 self._owners.forget(stats.keys())
-            for name in [name for name, count in list(self.requests.items()) if not count and name not in stats]:
-                del self.requests[name]
-            self._reports, self._stats, self._is_told = stats, dated, True
+            self.requests.forget(stats.keys())
+            self._reports, self._stats, self._is_told = stats, read, True
             self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
+
+    def _read(self, name: str, found: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
+        """Return a report with `num_others`, the replica's requests from other processes, and with `kept_since_s`, the time by this
+        process's clock since which the replica has evicted nothing that it used."""
+        num_others = max(0, int(found.get("num_requests", 0)) - self.requests.most_lately(name))
+        age_s = found.get("kept_s")
+        return {**found, "num_others": num_others} | ({} if age_s is None else {"kept_since_s": now_s - age_s})
 
     @property
     def is_told(self) -> bool:
@@ -114,12 +124,6 @@ class Directory:
         with self._lock:
             since_s = {name: float(self._stats.get(name, {}).get("kept_since_s", 0.0)) for name in names}
             return self._owners.num_kept(wish.keys[: wish.num_blocks], since_s)
-
-
-def _dated(found: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
-    """Return a report with `kept_since_s`, the time by this process's clock since which the replica has evicted nothing that it used."""
-    age_s = found.get("kept_s")
-    return found if age_s is None else {**found, "kept_since_s": now_s - age_s}
 
 
 _directories: defaultdict[str, Directory] = defaultdict(Directory)

@@ -12,7 +12,6 @@ import logging
 import re
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 from yarl import URL
 
+from deploy.ray.open_requests import OpenRequests
 from deploy.ray.progress import Progress
 from deploy.ray.refusal import refusal
 from deploy.ray.wish import RESPONSES, Lease, Reading, Wish, place_of
@@ -74,7 +74,7 @@ class Passage(Response):
 
     client: aiohttp.ClientSession
     borrow: Borrow
-    open_requests: Counter[str]  # number of open requests, by the name of the replica
+    open_requests: OpenRequests
     method: str
     target: str
     given: Headers  # headers of the request
@@ -122,7 +122,7 @@ class Passage(Response):
 
     async def _attempt(self, lease: Lease, send: Send) -> bool:
         """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
-        self.open_requests[lease.replica] += 1
+        self.open_requests.begin(lease.replica)
         try:
             if not self.started:  # the ids of the answer name the replica that gives it
                 self.nonce = place_of(lease.replica) + secrets.token_bytes(12)
@@ -156,7 +156,7 @@ class Passage(Response):
             await self._send_error(ApiError(REPLICA_LOST, why), send)
             return True
         finally:
-            self.open_requests[lease.replica] -= 1
+            self.open_requests.end(lease.replica)
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
         if self.started and answer.status != 200:

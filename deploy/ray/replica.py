@@ -35,6 +35,7 @@ class Replica:
         follow(self._cache, self._server.events)
         self._lease = Lease(self._name, self._server.url, self._server.key)
         self._stops = False
+        self._num_reports = 0
         threading.Thread(target=self._watch, name="server-watch", daemon=True).start()
 
     async def lease(self, wish: Wish) -> Lease:
@@ -50,7 +51,8 @@ class Replica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         lease = self._lease
-        found = {"num_requests": await self._num_requests(), "kept_s": self._cache.kept_s()}
+        self._num_reports += 1  # so that no report equals the one before
+        found = {"number": self._num_reports, "num_requests": await self._num_requests(), "kept_s": self._cache.kept_s()}
         return {**found, "url": lease.url, "key": lease.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from aiohttp import ClientSession, web  # noqa: E402
 from starlette.datastructures import Headers  # noqa: E402
 
 from deploy.ray.body import receive  # noqa: E402
+from deploy.ray.open_requests import OpenRequests  # noqa: E402
 from deploy.ray.passage import Passage  # noqa: E402
 from deploy.ray.wish import (  # noqa: E402
     Lease,
@@ -39,7 +39,7 @@ class Replicas:
     scripts: list[Script] = field(default_factory=list)
     seen: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     wishes: list[Wish] = field(default_factory=list)
-    open_requests: Counter[str] = field(default_factory=Counter)
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
     moved: dict[str, str] = field(default_factory=dict)  # the replica that stores a response, by the id of the response
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -32,7 +32,7 @@ def test_the_owner_of_a_prefix_is_chosen_again() -> None:
     first = directory.choose(Wish(KEYS))
     assert first is not None
     assert first == Lease(first.replica, f"http://{first.replica}:1", f"key of {first.replica}")
-    directory.requests[first.replica] += 1
+    directory.requests.begin(first.replica)
     assert directory.choose(Wish(KEYS)) == first
     other = directory.choose(Wish())
     assert other is not None
@@ -130,11 +130,10 @@ def test_what_lost_replicas_had_is_forgotten() -> None:
     directory = Directory()
     directory.hear({"a": reported("a")})
     assert directory.choose(Wish(KEYS)) is not None
-    directory.requests.update(a=0, gone=1)
+    directory.requests.begin("a")
     directory.hear({"b": reported("b")})
-    assert directory.requests == {"gone": 1}, "a request of a lost replica still counts until it ends"
-    directory.hear({"a": reported("a"), "b": reported("b", 1)})
-    directory.requests["a"] = 2
+    assert directory.requests["a"] == 1, "a request of a lost replica still counts until it ends"
+    directory.hear({"a": reported("a"), "b": reported("b")})
     found = directory.choose(Wish(KEYS))
     assert found is not None
     assert found.replica == "b", "a came back with an empty cache"

@@ -42,8 +42,8 @@ def test_a_busy_owner_gives_way() -> None:
     assert ranked(Wish(long), idle(a=SLACK + 1), NO_STATS, owners)[-1] == "a", "others wait too long, whatever the prefix saves"
 
 
-def test_the_load_that_replicas_report_counts_too() -> None:
-    stats = NO_STATS | {"a": {"num_requests": 9}, "b": {"num_requests": 2}}
+def test_requests_of_other_processes_count_too() -> None:
+    stats = NO_STATS | {"a": {"num_others": 9}, "b": {"num_others": 2}}
     assert ranked(Wish(), idle(c=5), stats, Owners()) == ["b", "c", "a"]
 
 

@@ -1,0 +1,56 @@
+"""The open requests of this process, by the name of the replica that has them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection
+
+HEARD_S = 1.0  # seconds in which a report of a replica arrives here
+
+
+class OpenRequests:
+    """A replica reports the number of all its requests, those of this process among them. The report arrives a little later, so a request
+    of this process that ended meanwhile must not count as one of another process: `most_lately` counts it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._numbers: Counter[str] = Counter()
+        # Times at which a request ended, and how many were open before; in the last HEARD_S, only those that no later one exceeds.
+        self._before: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._lock = threading.Lock()  # requests begin and end in the event loop, reports may arrive in another thread
+
+    def __getitem__(self, replica: str) -> int:
+        return self._numbers[replica]
+
+    def begin(self, replica: str) -> None:
+        with self._lock:
+            self._numbers[replica] += 1
+
+    def end(self, replica: str) -> None:
+        with self._lock:
+            before, num_before = self._recent(replica), self._numbers[replica]
+            while before and before[-1][1] <= num_before:
+                before.pop()
+            before.append((self._clock(), num_before))
+            self._numbers[replica] -= 1
+
+    def most_lately(self, replica: str) -> int:
+        """Return the largest number of requests that were open at once in the last HEARD_S seconds."""
+        with self._lock:
+            before = self._recent(replica)
+            return max(self._numbers[replica], before[0][1] if before else 0)
+
+    def forget(self, replicas: Collection[str]) -> None:
+        """Forget all replicas but these and those with open requests."""
+        with self._lock:
+            for name in [name for name, number in self._numbers.items() if not number and name not in replicas]:
+                del self._numbers[name]
+                self._before.pop(name, None)
+
+    def _recent(self, replica: str) -> deque[tuple[float, int]]:
+        before = self._before[replica]
+        while before and before[0][0] < self._clock() - HEARD_S:
+            before.popleft()
+        return before
