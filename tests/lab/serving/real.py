@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ import numpy as np
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.ir.dtypes import DType
+from deploy.bench.limits import Gauge
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import OverHttp, Prompt
 from deploy.bench.serving.serve import Texts, throughput
@@ -51,6 +53,7 @@ from tests.lab.serving.start import RELAXSERVE
 
 MODELS = ("smollm2", "gemma-3-270m", "qwen2.5-coder-1.5b")
 PROMPT, ANSWER = 128, 64  # tokens of a client
+DECODES = 5  # turns of a single client for each turn of the other measurements
 LONG = 1024  # tokens of the prompt whose prefill is measured
 NUM_TOKENS = 32_000  # tokens of prompts are drawn from the first ones, which every vocabulary here has
 CLIENTS = {8: 2.5, 32: 2.5}  # number of clients -> goal of the quotient of throughputs
@@ -200,17 +203,39 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
     def clients(count: int) -> Callable[[OverHttp, int], float]:
         return lambda driver, number: throughput(driver.run([Prompt(texts.make(number + i, PROMPT), ANSWER) for i in range(count)]))
 
-    cells = [("decode of 1", 1.15, decode), (f"prefill of {LONG}", 2.0, prefill)]
-    cells += [(f"{count} clients", goal, clients(count)) for count, goal in CLIENTS.items()]
-    figures: list[Figure] = []
+    cells = [(f"prefill of {LONG}", 2.0, prefill), *((f"{count} clients", goal, clients(count)) for count, goal in CLIENTS.items())]
     for driver in drivers:
         driver.run(texts.several(WARM_UP, max(CLIENTS), 2))  # touches memory for the first time
-    for at, (cell, goal, run) in enumerate(cells):
+    figures = decodes(model, files.path.stat().st_size, [partial(decode, driver) for driver in drivers], DECODES * rounds)
+    for at, (cell, goal, run) in enumerate(cells, 1):
         rates = [[run(driver, 10_000 * at + 1_000 * number) for driver in drivers] for number in range(rounds)]
         quotient = median(mine / theirs for mine, theirs in rates)
         mine, theirs = (median(some) for some in zip(*rates, strict=True))
         figures.append(Figure(f"{model}: {cell} / llama.cpp's", quotient, "", goal, True, f"{mine:.0f} and {theirs:.0f} tokens/s"))
     return figures
+
+
+def decodes(model: str, file_bytes: int, runs: Sequence[Callable[[int], float]], rounds: int) -> list[Figure]:
+    """Run single clients in turns, with a measurement of the memory's bandwidth before each turn: a decoding step reads the whole file, and
+    on a machine that shares its memory with others the bandwidth changes within seconds. While it is low, both servers read as fast as
+    memory allows, and neither can be ahead."""
+    gauge, found = Gauge("bf16"), list[tuple[float, float, float]]()
+    for number in range(rounds):
+        gauge.forget()
+        gauge.sample()
+        mine, theirs = (run(1_000 * number) for run in runs)
+        found.append((gauge.limits.bytes_per_s, mine, theirs))
+    limits, *rates = zip(*found, strict=True)
+    mine, theirs = map(median, rates)
+    reads = [median(file_bytes * rate / limit for limit, rate in zip(limits, some, strict=True)) for some in rates]
+    memory = f"memory {min(limits) / 1e9:.0f} to {max(limits) / 1e9:.0f} GB/s, {reads[0]:.2f} and {reads[1]:.2f} of it read"
+    note = f"{mine:.0f} and {theirs:.0f} tokens/s; {memory}"
+    quotients = [mine / theirs for _, mine, theirs in found]
+    fast = sorted(range(rounds), key=lambda at: limits[at])[rounds // 2 :]
+    return [
+        Figure(f"{model}: decode of 1 / llama.cpp's", median(quotients), "", 1.15, True, note),
+        Figure(f"{model}: the same in the half of the turns with the fastest memory", median(quotients[at] for at in fast), ""),
+    ]
 
 
 def prediction(model: str, path: Path, own: Place) -> Figure:
