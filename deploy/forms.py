@@ -193,7 +193,7 @@ def _divides(files: ModelFiles, format: WeightFormat) -> bool:
 
 
 def _loss(files: ModelFiles, format: WeightFormat) -> float:
-    if format.as_stored and not format.budget:
+    if format.as_stored and not format.budget and files.held is not None:
         return 0.0
     power, error = 0.0, 0.0
     for w in _samples(files.weights):

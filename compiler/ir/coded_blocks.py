@@ -2,8 +2,8 @@
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
 compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits; each code is the index of a number in a table of
-compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit. The
-exclusive or of a word of the grid and of eight shifted signs is thus eight codes. A value is its number times the scale of its group. A
+compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in IQ1, the
+upper bit chooses one of two offsets instead). The exclusive or of a word of the grid and of eight shifted signs is thus eight codes. A value is its number times the scale of its group. A
 scale is a float of the block, or an odd integer times that float.
 """
 

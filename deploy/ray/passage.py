@@ -35,7 +35,7 @@ from server.peers.named import header_of
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
-MOST_BUSY = 2  # number of answers that a queue is full after which the client gets the next such answer
+MOST_BUSY = 2  # number of times that a request is sent again because a queue is full; then the client gets that answer
 MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')

@@ -51,7 +51,7 @@ def router(context: Context) -> APIRouter:
         if ask.num_tokens > (most := (loaded.worker.ready or loaded.ready).max_context):
             raise ApiError(INVALID_VALUE, f"digests has the pages of {ask.num_tokens} tokens; expected at most max_context, {most}")
         if places.locked():
-            raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} others; compute the prompt")
+            raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} other requests; compute the prompt")
         if ask.prompt_ids:
             await while_connected(request, _compute(loaded, ask))
         return _Pages(_frames(loaded, ask, proofs, places), caller(request).arrived_s + ask.limit_s)

@@ -136,11 +136,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
         if self.cycle.scope["http_version"] == "1.0":  # HTTP/1.0 has no interim answers
-            self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+            self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self._give_up)
             return
         if not self.cycle.response_started:
             self.transport.write(STILL_WORKING)
         self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def _give_up(self) -> None:
+        """Close the connection of a client of HTTP/1.0 whose end still cannot be seen, unless its answer has begun."""
+        self._probe_timer = None
+        if self._waits_for_answer and not self.cycle.response_started and (self._eof.is_set() or not self._is_reading):
+            self.transport.abort()
 
     def lingers(self) -> bool:
         """Return whether the connection stays open to read what the client still sends. Closing it at once would reset it, and a reset may

@@ -32,7 +32,7 @@ PROOF_BYTES = 32
 NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
 FRAME_BYTES = 256 << 10  # maximum size of a frame with several pages; a larger page has a frame of its own
-MOST_GIVINGS = 8  # maximum number of servers to which a server gives pages at a time
+MOST_GIVINGS = 8  # maximum number of requests of other servers to which a server gives pages at a time
 SKEW_S = 30.0  # by how much the clocks of two servers may differ
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
 

@@ -35,6 +35,13 @@ def test_half_closed_clients_are_answered(serve, answering, stream, version):
     assert not server.worker.aborted
 
 
+def test_a_stream_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answering):
+    """There is no interim answer by which to find out whether the client is there, but the stream itself is written."""
+    server = serve(script=answering("Hello", interval_s=0.2), header_timeout_s=0.4)
+    answer = ask_and_close_half(server, request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 5, "stream": True}, "1.0"))
+    assert b"[DONE]" in answer and not server.worker.aborted
+
+
 def test_every_request_of_a_half_closed_pipeline_is_answered(server):
     answer = ask_and_close_half(server, request("GET", "/health/live") * 3)
     assert answer.count(b"HTTP/1.1 200 OK") == 3

@@ -190,7 +190,7 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
     if not has_fold:
         return True
     own, other = _sums(first), _sums(second)
-    return bool(own) and len(own) + len(other) <= MOST_SUMS and len({*own, *other}) == 1
+    return bool(own and other) and len(own) + len(other) <= MOST_SUMS and len({*own, *other}) == 1
 
 
 def _sums(prim: PrimFunc) -> list[str]:
