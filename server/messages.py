@@ -132,12 +132,12 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 
 
 class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True):
-    """A part of a recording, as much as the encoder of a model that listens takes at once: see `server/audio/clips.py`."""
+    """A part of a recording, at most as much as a model's audio encoder takes at once: see `server/audio/clips.py`."""
 
     samples: memoryview  # little-endian f32, with the samples before and after the part that its hops read; silence at the end is left out
     loudest: float  # the largest energy of the whole recording
     num_hops: int  # hops that are heard, of 10 ms
-    num_tokens: int  # tokens of the prompt that read its rows
+    num_tokens: int  # tokens that stand for the clip in the prompt; the encoder computes one vector for each
     digest: bytes  # digest of the fields above: clips with equal digests are equal
 
     @staticmethod
@@ -152,7 +152,7 @@ class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 
     @property
     def rows(self) -> int:
-        """The number of rows of its tokens, which have no second dimension."""
+        """Always 1: the tokens of a clip form one line, while those of a crop form a grid of `rows` by `columns`."""
         return 1
 
     @property

@@ -54,13 +54,12 @@ def _help(_: Conversation, __: str) -> str:
 
 def _model(conversation: Conversation, name: str) -> str:
     listed = conversation.client.get("/v1/models")["data"]
-    names = [
-        known for model in listed if model.get("chats", model.get("generates", True)) for known in (model["id"], *model.get("aliases", ()))
-    ]
+    chatting = [model for model in listed if model.get("chats", model.get("generates", True))]
+    names = dict.fromkeys(known for model in chatting for known in (model["id"], *model.get("aliases", ())))
     if not name:
         return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
     if name not in names:
-        raise CommandError(f"model {name!r} is not loaded; loaded are: {', '.join(names) or 'none'}")
+        raise CommandError(f"no model that can chat is named {name!r}; those that can: {', '.join(names) or 'none'}")
     conversation.model = name
     return f"answers come from {name}"
 

@@ -28,8 +28,9 @@ class Unit:
         return tuple(self.costs)
 
 
-def plain_of(widths: Sequence[Width]) -> Width:
-    """Return the width in which sensitivities are measured."""
+def measured_width(widths: Sequence[Width]) -> Width:
+    """Return the smallest width with groups of 32 numbers. All matrices that are quantised can have it, since their rows are multiples of
+    32. They are first quantised in this width, to measure how much the predictions change."""
     return next(width for width in widths if width.group == 32)
 
 

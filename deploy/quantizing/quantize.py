@@ -19,7 +19,7 @@ from deploy.model_loading.known import Progress
 from deploy.quality.observe import Bound, Observer, mean_squares, windows_of
 from deploy.quantizing.kept import Result, head_of
 from deploy.quantizing.matrices import Search, values_of
-from deploy.quantizing.mix import Unit, choose, fitting, plain_of
+from deploy.quantizing.mix import Unit, choose, fitting, measured_width
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
 
 STAGE = "quantise"
@@ -49,8 +49,8 @@ class Model:
     widths: Sequence[Width]  # those that matrices of the layers may have
 
     @property
-    def plain(self) -> Width:
-        return plain_of(self.widths)
+    def measured_width(self) -> Width:
+        return measured_width(self.widths)
 
     def weight(self, name: str) -> Array:
         return self.files.weights.read(name)
@@ -86,7 +86,7 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
             chosen = choose(units, budget)
             parts = {name: arrays for name, (arrays, _) in plain.items()}
             found = {name: width for unit, width in zip(units, chosen, strict=True) for name in unit.names}
-            parts |= {name: model.parts(name, width)[0] for name, width in found.items() if width != model.plain}
+            parts |= {name: model.parts(name, width)[0] for name, width in found.items() if width != model.measured_width}
             for names in groups:
                 if (head := head_of(names[0], tensors)) is not None:
                     found[head], parts[head] = HEAD, model.parts(names[0], HEAD)[0]
@@ -145,10 +145,10 @@ def _coarse(value: float) -> float:
 
 
 def _plain(model: Model, report: Callable[[float], None]) -> dict[str, tuple[dict[str, Array], float]]:
-    """Quantise all matrices to the plain width."""
+    """Quantise all matrices to the measured width."""
     found: dict[str, tuple[dict[str, Array], float]] = {}
     for done, names in enumerate(model.groups):
-        found |= {name: model.parts(name, model.plain) for name in names}
+        found |= {name: model.parts(name, model.measured_width) for name in names}
         report((done + 1) / len(model.groups))
     return found
 
@@ -166,12 +166,12 @@ def _units(
     for names in model.groups:
         kinds.setdefault(kind_of(names, num_layers), []).extend(names)
     measured = divergences(
-        bound, model.files.weights, lambda name: values_of(plain[name][0], model.plain), kinds, window, SENSED_ROWS, report
+        bound, model.files.weights, lambda name: values_of(plain[name][0], model.measured_width), kinds, window, SENSED_ROWS, report
     )
     errors = {names: _relative_errors(model, plain, names) for names in model.groups}
     of_kinds = dict.fromkeys(kinds, 0.0)
     for names in model.groups:
-        of_kinds[kind_of(names, num_layers)] += errors[names][model.plain]
+        of_kinds[kind_of(names, num_layers)] += errors[names][model.measured_width]
     return [
         Unit(
             names,
@@ -196,5 +196,5 @@ def _relative_errors(model: Model, plain: Mapping[str, tuple[dict[str, Array], f
         w, importance = model.weight(name), model.importance[name]
         power += float((np.square(w, dtype=np.float32).reshape(-1, w.shape[-1]).sum(0) * importance).sum())
         for width in fitting(model.widths, w.shape[-1]):
-            totals[width] += plain[name][1] if width == model.plain else model.search.sampled_error(w, importance, width)
+            totals[width] += plain[name][1] if width == model.measured_width else model.search.sampled_error(w, importance, width)
     return {width: total / power if power else 0.0 for width, total in totals.items()}

@@ -46,13 +46,14 @@ class Run:
 
 class Runner:
     def __init__(self, store: Store, registry: Registry, app: ASGIApp, *, max_line_bytes: int, keep_s: int) -> None:
+        """Lines are sent as requests to `app`. The output and error files of a batch are kept for `keep_s` seconds."""
         self._store = store
         self._registry = registry
         self._app = app
         self._max_line_bytes = max_line_bytes
         self._keep_s = keep_s
-        self._slots: dict[str, asyncio.Semaphore] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}  # by model; "": all models that are not loaded
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the batch's id, like _runs
         self._runs: dict[str, Run] = {}
         self._is_closing = False
 

@@ -79,11 +79,14 @@ def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
 
 
 def _without_length(cycle: RequestResponseCycle, send: Send) -> Send:
-    """Return a `send` for the parts of a body whose length no header names. Several tasks may send."""
+    """Return a `send` for the parts of a body whose length no header states. uvicorn refuses a part that is longer than the length it still
+    expects, so the expected length is set anew for each part. Several tasks may send."""
     turn = asyncio.Lock()
 
     async def send_part(message: Message) -> None:
-        async with turn:  # uvicorn compares the lengths after it has waited for a slow reader
+        # uvicorn may wait for a slow reader before it compares the part with the expected length; no other task may change that length
+        # meanwhile
+        async with turn:
             cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 

@@ -10,7 +10,7 @@ class Care:
     """The delays and timeouts of a supervisor."""
 
     stall_s: float = 15.0  # seconds without a message after which a worker that has work may count as stalled: see watchdog.py
-    first_delay_s: float = 0.1  # seconds before the second start in a row; doubled before each further start
+    first_delay_s: float = 0.1  # seconds before the second restart in a row; the first has no delay; doubled before each further restart
     longest_delay_s: float = 5.0
     killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
     settled_s: float = 30.0  # a worker that lived this long resets the restart delay

@@ -54,8 +54,9 @@ def called_nests(body: Body) -> Iterator[str]:
 
 
 def used_vars(value: Value) -> Uses:
-    """Return everything on which the value depends. A variable that a match_cast defines is included only if it is also used; `binders_of`
-    returns the variables that a match_cast defines."""
+    """Return everything on which the value depends, with one exception: a variable that is a whole dimension in the annotation of a
+    match_cast, which the match_cast defines or, if it is known already, tests. Such a variable (see `binders_of`) is included only if the
+    value uses it outside that annotation; in the branches of an If, before the match_cast."""
     found = _Uses()
     found.value(value)
     return found.result

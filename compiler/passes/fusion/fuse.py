@@ -264,7 +264,8 @@ def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
 
 
 def _key(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, atoms: list[Atom]) -> Hashable:
-    """Return a key of a join, and append the distinct operands to `atoms`. Joins with equal keys differ only in these operands."""
+    """Return a key of a join, and append its distinct operands to `atoms`. Values of dimensions are not appended; they are part of the key.
+    So joins with equal keys differ only in the operands in `atoms`."""
     numbers: dict[Atom, int] = {}
 
     def operand(param: Buffer | ScalarParam | DimVar, atom: Atom) -> Hashable:

@@ -64,7 +64,7 @@ class Outcome:
 
 
 class Timeline:
-    """Events between arrivals, in the order of time."""
+    """Events other than arrivals, run in the order of their times."""
 
     def __init__(self) -> None:
         self._number = count()

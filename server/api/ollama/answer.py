@@ -154,7 +154,8 @@ class OllamaAnswer(BlockAnswer):
             said: dict[str, object] = {"message": {"role": "assistant", "content": texts[Kind.TEXT], **thinking, **further}}
         else:
             said = {"response": texts[Kind.TEXT], **thinking}
-        self._num_told = 0  # no line was sent: a whole answer has the log-probabilities of all tokens
+        # grown() has built and counted lines, but none was sent: the whole answer has the log-probabilities of all tokens
+        self._num_told = 0
         return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
     def _line(self, form: bytes, text: str) -> bytes:

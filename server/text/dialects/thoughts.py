@@ -31,7 +31,8 @@ class Thoughts:
         return prompt.rstrip("\n").endswith(self.begin.rstrip("\n"))
 
     def in_vocabulary(self, ids_of: Callable[[str], list[int]]) -> bool:
-        """Return whether both markers are single tokens; only then does a model surely write them."""
+        """Return whether each marker is a single token of the vocabulary. A model with such tokens is assumed to write thoughts, unless a
+        setting says otherwise."""
         return all(len(ids_of(marker)) == 1 for marker in (self.opening, self.closing))
 
     def ids(self, specials: Mapping[str, int]) -> tuple[int, int] | None:
@@ -41,7 +42,8 @@ class Thoughts:
         return None
 
     def before(self, constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
-        """Return `constraint` preceded by a block that the model may write, or whose opening ends the prompt (`open_already`)."""
+        """Return `constraint` with thoughts allowed before the answer: an optional block or, if `open_already`, the rest of the block that
+        the prompt has opened."""
         opening = f"{marker_rule(self.opening, specials)} {literal(self.label)}".rstrip()
         start = "thought gap" if open_already else f"({opening} thought gap)?"
         head = "\n".join([f"start: {start} answer", up_to_marker("thought", self.closing, specials), "gap: /\\n*/"])

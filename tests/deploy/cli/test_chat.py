@@ -16,7 +16,11 @@ from deploy.cli import line_editor
 from deploy.cli.conversation import COMMANDS, CommandError, Conversation
 from tests.terminal import PROMPT, terminal
 
-MODELS = [{"id": "demo", "aliases": ["tiny"], "generates": True}, {"id": "minilm", "aliases": [], "generates": False}]
+MODELS = [
+    {"id": "demo", "aliases": ["tiny"], "generates": True},
+    {"id": "tiny", "aliases": [], "generates": True},  # an alias with defaults of its own has an entry, too
+    {"id": "minilm", "aliases": [], "generates": False},
+]
 
 
 class Server:
@@ -42,7 +46,7 @@ def test_models_are_listed_and_chosen_by_name_or_alias(talk: Conversation) -> No
     assert talk.obey("/model") == "* demo\n  tiny"
     talk.obey("/model tiny")
     assert talk.model == "tiny"
-    with pytest.raises(CommandError, match="model 'minilm' is not loaded; loaded are: demo, tiny"):
+    with pytest.raises(CommandError, match="no model that can chat is named 'minilm'; those that can: demo, tiny$"):
         talk.obey("/model minilm")
 
 

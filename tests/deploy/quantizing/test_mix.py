@@ -6,7 +6,7 @@ import pytest
 
 from compiler.frontend.quantized.held import Width, two_level_form
 from compiler.ir.numbers import Kind
-from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, Unit, bits_of, choose, fitting, plain_of
+from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, Unit, bits_of, choose, fitting, measured_width
 from deploy.quantizing.sensitivity import kind_of
 
 LENGTH = 512
@@ -31,7 +31,7 @@ def test_bits_count_scales_shifts_and_units():
 def test_widths_are_in_the_order_of_their_bits(widths):
     bits = [bits_of(two_level_form(width, LENGTH)) for width in widths]
     assert bits == sorted(bits) and bits[0] < 4.4 < bits[-1]
-    assert plain_of(widths) in fitting(widths, 32)  # every matrix that is quantised can have the width that sensitivities are measured in
+    assert measured_width(widths) in fitting(widths, 32)  # every matrix that is quantised can have the measured width
 
 
 @pytest.mark.parametrize("budget", [4.4, 4.6, 4.75, 5.0, 5.5, 6.5])

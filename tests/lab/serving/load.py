@@ -155,7 +155,10 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
             note=f"best of {num_starts} starts; of which {second.ready.load_s:.2f} s loading",
         ),
         Figure(
-            "share of the packed weights read before the first token, cold start", cold.packed_share, "", note=f"{cold.first_token_s:.2f} s"
+            "share of the packed weights read before the first token, cold start",
+            cold.packed_share,
+            "",
+            note=f"first token after {cold.first_token_s:.2f} s",
         ),
     ]
 
