@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
-        """Turn texts into vectors. `truncate` names the side at which a text that is too long is truncated; with NONE, it is refused."""
+        """Turn texts into vectors. `truncate` names the side at which too long texts are truncated; with NONE, they are refused."""
         model, loaded, ignored = context.begin(request, body, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(

@@ -22,7 +22,8 @@ def routers(context: Context) -> list[APIRouter]:
 
 
 def error_shapes() -> dict[str, ErrorShape]:
-    """Return the function that encodes errors, by path prefix. An API whose errors differ from OpenAI's declares it in `ERROR_SHAPES`."""
+    """Return the functions that encode errors, by path prefix. An API whose errors differ from OpenAI's declares its function in the
+    dictionary `ERROR_SHAPES`."""
     return {path: shape for module in _modules() for path, shape in getattr(module, "ERROR_SHAPES", {}).items()}
 
 

@@ -12,7 +12,7 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-PATHS = {  # a field that only one API requires, and this API's path; the first of these fields in the body decides
+PATHS = {  # the API that answers a body with a field; if a body has several of these fields, the first of this list decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "documents": "/v1/rerank",

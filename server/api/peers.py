@@ -60,7 +60,8 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends when the taker waits no longer, because a taker that is gone, or does not read, would keep its place."""
+    """A stream of frames. It ends at the time until which the taker waits: otherwise, a taker that has gone or does not read would keep its
+    place among MOST_GIVINGS."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
         """`end_s`: the time of the monotonic clock until which the taker waits."""

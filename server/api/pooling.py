@@ -30,7 +30,7 @@ encode = msgspec.json.encode
 
 class PoolingBody(EmbeddingBody):
     task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
-    input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of it
+    input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of input_type
 
 
 class Pooled(TypedDict):

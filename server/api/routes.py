@@ -1,4 +1,4 @@
-"""Make routers that accept only strict JSON. Those of the administration check the caller's access a second time."""
+"""Make routers that accept only strict JSON. Routers of the administration check the caller's access a second time."""
 
 from __future__ import annotations
 

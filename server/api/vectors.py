@@ -89,7 +89,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> int:
-    """Count the tokens of inputs. An image counts as many as its encoder has vectors. `crops` has the images by their index."""
+    """Count the tokens of inputs. An image counts as many tokens as its encoder has vectors. `crops` has the images by their index."""
     return sum(_sizes(prompts, crops, loaded))
 
 
@@ -125,8 +125,9 @@ def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
-    """Return the model's prompt name for `input_type`, which each client's API spells differently. Raise ApiError if the model has no
-    prompt for it, unless it means documents."""
+    """Return the name of the model's prompt for texts of this type, which each API spells differently: see KINDS. Return an empty name if
+    the type means documents and the model has no prompt for them. Raise ApiError if the model has no prompt for another type, or has no
+    prompts."""
     if not known:
         raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; leave it out: the model has no prompts", param="input_type")
     kind = next((names for names in KINDS if input_type in names), (input_type,))
@@ -156,7 +157,7 @@ async def embed_all(
 ) -> list[Vector]:
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
     [tokens, size]. `seconds` has, for each pair, the index of the second text's first token. `crops` has the images, by the index of the
-    prompts in whose place they are.
+    prompt that an image replaces.
 
     The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
     nor waits until the queue is empty.

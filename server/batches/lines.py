@@ -43,8 +43,8 @@ class Written(msgspec.Struct):
 
 
 def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[Fault]]:
-    """Return the number of lines of an input file, and its faults. Stop after MAX_LINES lines or MAX_FAULTS faults; the number is then
-    smaller."""
+    """Return the number of lines of an input file, and its faults. Stop after MAX_LINES lines or MAX_FAULTS faults, and then return the
+    number of lines that were read."""
     seen: set[str] = set()
     faults: list[Fault] = []
     number = 0

@@ -49,11 +49,11 @@ class Fault(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct):
-    """A batch. Times are seconds since 1970. `times` has the stages that the batch has reached."""
+    """A batch. Times are seconds since 1970. `times` says when the batch reached each of its stages."""
 
     id: str
     owner: str
-    key_digest: str  # of the key that made the batch; the requests of all keys take turns
+    key_digest: str  # digest of the key that made the batch; the requests of different keys take turns
     endpoint: str
     input_file_id: str
     output_file_id: str

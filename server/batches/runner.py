@@ -1,4 +1,4 @@
-"""Run batches: each line is a request to this server that gets only what other requests leave free.
+"""Run batches: send each line to this server as a request that gets only the part of each step that other requests leave free.
 
 A batch runs a file's lines in order, as many at a time as the model's batch holds. Lines of several batches for one model take turns. A
 line that the server cannot take now, such as one for a model that is still loading, is tried again until the batch expires. Every line
@@ -177,7 +177,8 @@ class Runner:
         while not run.stopped.is_set():
             answer = await inward.call(self._app, line.url, bytes(line.body), passed, record.id, run.stopped)
             if self._is_closing:
-                raise asyncio.CancelledError  # the gateway has answered the cancellation as a request of a server that stops
+                # the gateway caught the cancellation of this task and answered that the server stops, so end the task here
+                raise asyncio.CancelledError
             if run.stopped.is_set() and answer.status != HTTPStatus.OK:
                 break  # the request was aborted
             if answer.status not in AGAIN:
@@ -215,7 +216,7 @@ class Runner:
 
 
 async def _is_first(work: Coroutine[None, None, object], other: Coroutine[None, None, object]) -> bool:
-    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has."""
+    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has ended."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -91,7 +91,8 @@ class Store:
             self.num_bytes += num_bytes
 
     def append(self, file_id: str, line: bytes) -> None:
-        """Append a line to a file that a batch writes. Answers are kept even beyond the limit of the store, which refuses new files."""
+        """Append a line to a file that a batch writes. The line is kept even if the store then exceeds its limit, which only stops new
+        uploads."""
         with self.data(file_id).open("ab", buffering=0) as file:
             file.write(line)
         self._count(len(line))
@@ -135,7 +136,8 @@ class Store:
         self.batches[record.id] = record
 
     def end(self, record: BatchRecord, status: Status) -> None:
-        """End a batch. Clients see the end once it is written, so that none deletes a batch that is written afterwards."""
+        """End a batch. Clients see that it has ended only after its record is written, so that no client deletes a batch whose record is
+        written afterwards."""
         times = {**record.times, status: now()}
         self._write("batches", msgspec.structs.replace(record, status=status, times=times))
         record.times, record.status = times, status

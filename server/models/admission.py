@@ -18,7 +18,7 @@ FIRST_GUESS_S = 0.5  # seconds between completions to assume until a full model 
 
 
 class Admission:
-    """Counts the running and waiting sequences of one model, and its prompt tokens that no step has read yet."""
+    """Counts the running and waiting sequences of one model, and the prompt tokens of requests whose first token has not come yet."""
 
     def __init__(self, model: str, *, max_running: int, max_queued: int, max_queued_tokens: int, max_constraints: int = 64) -> None:
         self.model = model
@@ -27,13 +27,13 @@ class Admission:
         # sequences of one request that may be in the worker: a full batch that runs, and a full batch that waits
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
-        self.max_constraints = max_constraints  # different constraints of one key
+        self.max_constraints = max_constraints  # most different constraints that the requests of one key may have
         self.num_requests = 0  # admitted and not ended; without those of batches, like the next two
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.held: Counter[str] = Counter()  # sequences of each key
         self.constraints: dict[str, Counter[Constraint]] = {}  # by key: its running and waiting requests with each constraint
-        self._idle: Admission | None = None  # counts the sequences of batches, which take no place of others
+        self._idle: Admission | None = None  # counts requests of batches, which take no places of other requests
         self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
         self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
 

@@ -96,7 +96,7 @@ class Budget:
         return footprint, free_bytes
 
     def require_room(self, spec: ModelSpec, num_bytes: int) -> None:
-        """Raise RequestError if fewer than `num_bytes` are free, which a sleeping model takes when it wakes."""
+        """Raise RequestError if fewer than `num_bytes` are free. A sleeping model takes so many bytes when it wakes."""
         free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
             amounts = f"{in_units(num_bytes)}, of which {in_units(free_bytes)} are free"

@@ -14,7 +14,7 @@ from server.models.quality import in_words
 from server.models.state import ModelSpec
 
 LOADS = __name__  # the name of the logger
-MUCH_LARGER = 1.25  # a note says so if the weights take more than this many times the bytes that they would take with `auto`
+MUCH_LARGER = 1.25  # a note is logged if the weights take more than this many times the bytes that they would take with `auto`
 
 log = logging.getLogger(LOADS)
 

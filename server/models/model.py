@@ -97,7 +97,8 @@ def rfc3339(seconds: float) -> str:
 
 
 def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
-    """Return the sampling parameters that a model's files recommend. Files that recommend no sampling ask for the most probable token."""
+    """Return the sampling parameters that a model's files recommend. If the files turn sampling off (`do_sample` is false), the temperature
+    is 0."""
     found = {name: getattr(defaults, name) for name in NEUTRAL}
     if defaults.do_sample is False:
         found["temperature"] = 0.0
@@ -118,7 +119,7 @@ class Loaded:
     speech: SpeechTokens | None = None  # tokens of transcripts; None if the model does not transcribe
     sight: Sight | None = None  # None: the model sees no images
     ears: Ears | None = None  # None: the model hears no audio in conversations
-    image_decoder: ImageDecoder | None = None  # of images that are embedded; None: the model embeds none
+    image_decoder: ImageDecoder | None = None  # decodes images to embed; None: the model embeds no images
     defaults: Defaults = field(default_factory=Defaults)  # values for fields that requests leave out
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
 
@@ -129,8 +130,8 @@ class Loaded:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the worker that answers now: a worker that replaces another may have a different one. The defaults are part
-        of it."""
+        """The fingerprint of the worker that answers now, marked with the defaults. A worker that replaces another may have a different
+        fingerprint."""
         return self.defaults.mark((self.worker.ready or self.ready).fingerprint)
 
     @property

@@ -36,7 +36,7 @@ class OperationReport(TypedDict):
     stages: dict[str, float]  # seconds spent in each stage
     started_at: float
     ended_at: float | None
-    total_bytes: NotRequired[int]  # of a download: the bytes that were missing when it began; 0 if that is unknown
+    total_bytes: NotRequired[int]  # bytes that were missing when a download began; 0: unknown
     completed_bytes: NotRequired[int]
     error: dict[str, object] | None  # code, message, status, and further details of the error
 

@@ -1,4 +1,4 @@
-"""The registry: which models are loaded, under which names, and in what memory.
+"""Keep the registry of the models: load and unload them, find them by name or alias, and record which models are loaded.
 
 A load is a transaction: it claims a name and memory first, and frees them again if the worker does not become ready. If a model's
 source has changed, the new version loads while the old one is served, and replaces it after it has answered a probe.
@@ -121,7 +121,7 @@ class Registry:
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
-            if alias in saved and saved[alias].source == source:  # saved under a name that is an alias now, as those of GGUF files are
+            if alias in saved and saved[alias].source == source:  # saved under a name that is now an alias, such as the name of a GGUF file
                 del saved[alias]
                 self._saved.drop(alias)
         specs = [*{**saved, **given}.values()]
@@ -186,7 +186,7 @@ class Registry:
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there is none or several. `has_begun`: it is a further part of a request, answered even while the server stops."""
+        if there is none or several. `has_begun`: this is a further part of a request, which is answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -353,7 +353,7 @@ class Registry:
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
-        with `force`. If the last load of a model has failed, forget it: the next start does not load it."""
+        with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it."""
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()

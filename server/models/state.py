@@ -26,9 +26,9 @@ NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 
 
 
 class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
-    """The settings of a load and what its model is called. `source` is resolved: a path the server may read, or a hub id it may fetch.
-    A state file or configuration is refused if a value is outside these ranges. The worker refuses values within them that the model or the
-    machine does not allow, and names the remedy."""
+    """The settings of a load, and the names of its model. `source` is resolved: a path the server may read, or a hub id it may fetch.
+    A state file or configuration is refused if a value is outside these ranges. The worker refuses values in these ranges that the model or
+    the machine does not allow, and names the remedy."""
 
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
@@ -39,7 +39,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
-    reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks
+    reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks, or if the format has no such blocks
     defaults: Defaults = Defaults()  # for requests; they win over those of the file beside the model
     presets: dict[str, Defaults] = msgspec.field(
         default_factory=dict

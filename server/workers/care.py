@@ -1,4 +1,4 @@
-"""How patient a supervisor is with its workers, and how long it waits before it starts the next one."""
+"""Define how long a supervisor waits for its workers, and how long it waits before it starts the next worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Care:
 
 
 class EarlyDeaths:
-    """Counts the workers in a row that died early, before they had produced anything. The delay before the next start grows with them."""
+    """Counts the workers in a row that died early, before they had produced anything. The more have died, the longer is the delay before
+    the next start."""
 
     def __init__(self, care: Care) -> None:
         self._care = care

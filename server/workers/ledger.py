@@ -1,4 +1,5 @@
-"""The ledger of running requests: the data to continue each request in another worker, and how much each is to blame for dead workers."""
+"""The ledger of running requests: the data to continue each request in another worker, and how much each request is blamed for the deaths
+of workers."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Generation(Job):
     emitted: list[list[int]] = field(init=False)
     finished: set[int] = field(init=False)
     dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
-    # Not bounded itself, because a client that reads slowly must not hold up the others. `is_unread` bounds it.
+    # Unbounded, because a client that reads slowly must not hold up others. A request leaves the worker once it `is_unread`.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None
 

@@ -1,4 +1,5 @@
-"""The front's supervisor of one worker. It starts and watches the worker. If the worker dies, it starts another and resubmits its requests.
+"""The front's supervisor of one worker. It starts and watches the worker. If the worker dies, it starts another worker, and submits the
+requests of the dead one to that.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
@@ -79,10 +80,10 @@ class Supervisor:
         self.stats: Stats | None = None
         self.card: CardUsage | None = None
         self.ready: Ready | None = None
-        self.outage: Outage | None = None  # while a worker that was ready is down
+        self.outage: Outage | None = None  # None: no worker that was ready is down
         self.restarts = 0
         self.resubmitted = 0
-        self.before_wake: Callable[[], None] = lambda: None
+        self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the sleeping model may not wake
         self._command = command
         self._load = load
         self._progress = progress
@@ -95,7 +96,7 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
-        self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker has heard
+        self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)
         self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up

@@ -2,7 +2,7 @@
 as long as usual.
 
 A silent worker has stalled if it used almost no CPU time for `stall_s`, because it is suspended or waits for something that never comes. It
-has also stalled if its step takes longer than `stall_s` and than the limit that the worker announced: the cost of such a step, times a wide
+has also stalled if its step takes longer than both `stall_s` and the limit that the worker announced: the cost of such a step, times a wide
 margin.
 
 Time is counted in looks and not by the clock: if this process itself was delayed, it reads the worker's messages before the next look.

@@ -192,8 +192,8 @@ def power(x: Array, coefficients: Sequence[float]) -> Array:
 
 
 def _power(code: Code, x: str, coefficients: Sequence[float]) -> str:
-    """Emit 2^x for each lane: `reduce` computes x - floor(x), and `scalef` multiplies the polynomial of it by 2^floor(x). Lanes with x below
-    LEAST_EXPONENT become 0."""
+    """Emit 2^x for each lane: `reduce` computes x - floor(x), and `scalef` multiplies the polynomial of it by 2^floor(x). Lanes with x
+    below LEAST_EXPONENT become 0."""
     all_lanes = f"i16 -1, i32 {_CURRENT}"  # mask and rounding mode
     fraction = code.op(
         f"call {_NUMBERS} @llvm.x86.avx512.mask.reduce.ps.512({_NUMBERS} {x}, i32 {_DOWN}, {_NUMBERS} zeroinitializer, {all_lanes})"

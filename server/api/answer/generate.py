@@ -147,7 +147,7 @@ class Generation:
         try:
             async for event in events if submit.deadline is None else self._until(submit.deadline, events):
                 if event.choice not in running:
-                    continue  # the event was on its way when a stop string ended the choice
+                    continue  # the event was on its way when this process ended the choice
                 if self._first_s is None:
                     lease.prefilled()
                 step = self._take(event)

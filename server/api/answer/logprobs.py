@@ -38,6 +38,7 @@ class Columns:
             self.text_offset.append(encode(shape["text_offset"])[1:-1])
 
     def behind(self, first: Columns) -> Columns:
+        """Return the columns of `first`, continued by these."""
         return Columns(
             first.tokens + self.tokens,
             first.token_logprobs + self.token_logprobs,

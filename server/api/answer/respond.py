@@ -81,7 +81,7 @@ def in_pieces(answer: Mapping[str, object], name: str, entries: Iterable[bytes])
 
 
 class Client(Protocol):
-    """An object, such as a Request or a Caller, whose `receive` waits until the client has left."""
+    """An object with the ASGI function `receive` of a request, such as a Request or a Caller."""
 
     @property
     def receive(self) -> Receive: ...

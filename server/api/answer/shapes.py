@@ -209,7 +209,7 @@ class Embeddings(TypedDict):
 
 
 class RequestDefaults(TypedDict):
-    """What a client needs to know before it writes a request: what messages may contain, and the values of fields that the request leaves
+    """The fields that tell a client how to write a request: what messages may contain, and the values of fields that the request leaves
     out."""
 
     chats: NotRequired[bool]  # whether the model generates and has a chat template
@@ -221,7 +221,7 @@ class RequestDefaults(TypedDict):
 
 
 class Quality(TypedDict):
-    """How far the predictions with the served weights are from those with the exact weights, measured on a text."""
+    """Figures that compare the predictions of the served weights with those of the exact weights, measured on a text."""
 
     kl_divergence: float  # nats per token
     top1_agreement: float  # fraction of tokens after which both predict the same most probable token

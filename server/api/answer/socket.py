@@ -31,7 +31,7 @@ NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and le
 class SocketLimits:
     most_bytes: int  # bytes of the largest message
     message_s: float  # time within which a message must arrive as a whole
-    open_s: float  # time for which the connection stays open
+    open_s: float  # longest time for which the connection stays open
 
 
 class Connection:
@@ -57,7 +57,7 @@ class Connection:
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
         """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. Whenever bytes
-        have arrived, `hold` is called with the size of the incomplete message; it may raise."""
+        have arrived, `hold` is called with the size of the incomplete message; `hold` may raise."""
         count = 0
         async with aclosing(self._received()) as received:
             async for data in received:

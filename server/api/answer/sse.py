@@ -3,9 +3,9 @@
 APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 
 A stream has one task that writes and one that watches for a disconnect. A client that has closed its sending side may have left or may
-still read. Only a write can show which, so heartbeats then follow one another quickly. Whatever ends the stream also closes the generator
-of its payloads. Unless the client has left, a stream whose headers were sent ends as its API requires, after an error event if there was an
-error.
+still read. Only a write can show whether it reads, so heartbeats then follow one another quickly. However a stream ends, the generator of
+its payloads is closed. Unless the client has left, a stream whose headers were sent ends as its API requires, after an error event if there
+was an error.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ async def until_disconnect(receive: Receive) -> None:
 
 
 async def run_until_disconnect(work: Awaitable[None], receive: Receive) -> None:
-    """Run `work`, which sends the answer, until it ends or the client has left, which cancels it."""
+    """Run `work`, which sends the answer. Cancel it if the client leaves."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_disconnect(receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -32,8 +32,8 @@ NOT_UNDERSTOOD = {
 
 
 def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> list[dict[str, object]]:
-    """Return the messages for a template. `markers` has the text that stands for a part in the contents, by the part's type. Parts without
-    one are refused unless they are texts."""
+    """Return the messages for a template. `markers`: by the type of a part, the text that stands for such a part in a content. A part whose
+    type has no marker is refused unless it is a text."""
     return [_message(message, f"messages[{index}]", markers) for index, message in enumerate(messages)]
 
 

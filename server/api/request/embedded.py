@@ -18,7 +18,7 @@ from server.messages import Crop
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
-Item = tuple[str, str, bool]  # path in the request; a text, or where an image is; whether it is an image
+Item = tuple[str, str, bool]  # path in the request; a text, or the URL or base64 of an image; whether it is an image
 BARE = "data:image;base64,"  # put before bare base64, it makes a URL
 
 

@@ -35,7 +35,7 @@ MOST_BYTES = 240 << 20  # most bytes of decoded pixels and samples in a request 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
     """Return the conversation with empty places for its images and recordings, and the images and recordings in order. Raise ApiError if
-    the model does not read them, if one cannot be decoded, or if the client leaves."""
+    the model does not read them, if there are too many, if one cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []
@@ -52,7 +52,7 @@ async def decoded(
     who: Caller,
     settings: ServerSettings,
 ) -> list[list[Found]]:
-    """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, and the context for each.
+    """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, but the context for each one.
     `param`: the field with the prompts. `truncates`: how many tokens of a prompt the request wants to keep. Raise ApiError as `media_of`
     does."""
     places = [place for prompt in prompts for place in prompt]
@@ -67,7 +67,8 @@ async def decoded(
 
 
 async def _decoded(prompts: Sequence[Sequence[Place]], param: str, loaded: Loaded) -> list[list[Found]]:
-    """Return the images and recordings of each prompt. Raise ApiError as soon as they are more than a request may have."""
+    """Return the images and recordings of each prompt. Raise ApiError as soon as those of one prompt have more tokens than the context, or
+    those of all prompts have more than MOST_BYTES."""
     found: list[list[Found]] = []
     before: list[ContentPart] = []
     num_bytes, context = 0, context_of(loaded)

@@ -23,7 +23,7 @@ async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[
 
 
 def part_at(prompt: str, at: int, body: ChatBody) -> str:
-    """Name the part of a request which the template wrote at a character of the prompt: `system[0], character 81`, `tools[4]`, or
+    """Name the part of the request that the template wrote at character `at` of the prompt: `system[0], character 81`, `tools[4]`, or
     `template` for text of the template itself."""
     messages = list(_named(body.messages))
     end, following = 0, 0  # the end of the last message found, and the index of the one after it

@@ -113,7 +113,8 @@ def max_tokens_of(
 
 
 def capped_header(asked: int | None, *jobs: Job, name: str = "max_tokens") -> dict[str, str]:
-    """Return the header that names a limit on the answer's tokens which was lowered because the context has no room for as many."""
+    """Return the header that names the limit on the answer's tokens, if the limit was lowered because the context has less room. Otherwise
+    return no header."""
     least = min(job.submit.params.max_tokens for job in jobs)
     return {} if asked is None or asked <= least or asked < 1 else {"x-capped-params": f"{name}={least}"}
 
@@ -286,7 +287,7 @@ def _structures(form: ResponseFormat, most: int) -> list[Structure]:
 
 
 def _check_size(value: object, param: str, most: int) -> None:
-    """Raise ApiError before a value is parsed or encoded if it is too large. Its JSON text has at least as many bytes as `num_chars`
+    """Raise ApiError if a value is too large, before it is parsed or encoded. Its JSON text has at least as many bytes as `num_chars`
     counts."""
     if num_chars(value, most) > most:
         raise invalid(param, f"{param} has more than {most} bytes; expected at most {most}")

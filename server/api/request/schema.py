@@ -177,7 +177,7 @@ class AudioUrl(Options):
 
 class InputAudio(Options):
     data: Text  # a file in base64
-    format: Label | None = None  # no effect: the first bytes of the file say it
+    format: Label | None = None  # no effect: the first bytes of the file tell its format
 
 
 class ContentPart(Options):

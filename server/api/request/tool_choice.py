@@ -27,7 +27,7 @@ class ToolUse:
 
 
 def with_tools(body: ChatBody) -> ChatBody:
-    """Return a request with `functions` and `function_call` as one with `tools` and `tool_choice`, which have replaced them. An answer to
+    """Convert `functions` and `function_call` of a request to `tools` and `tool_choice`, by which OpenAI has replaced them. An answer to
     functions has at most one call. Raise ApiError if the request has fields of both kinds, or names a function that it does not offer."""
     if body.functions is None and body.function_call is None:
         return body

@@ -12,11 +12,12 @@ from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
 from server.http.multipart import MAX_FORM_BYTES, Sink
 from server.settings import ServerSettings
 
-SLOWEST = 64 << 10  # bytes per second of an upload that may take longer than body_timeout_s
+SLOWEST = 64 << 10  # least bytes per second of an upload that takes longer than body_timeout_s
 
 
 def sized(sink: Sink, settings: ServerSettings, setting: str) -> Sink:
-    """Return a sink for a file that raises ApiError if the file is larger than the setting of this name allows."""
+    """Return a sink that passes the bytes of a file on to `sink`. It raises ApiError if the file is larger than the setting named `setting`
+    allows."""
     num_bytes = 0
 
     def take(data: bytes) -> None:
@@ -34,7 +35,7 @@ def _too_large(settings: ServerSettings, setting: str) -> ApiError:
 
 
 async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
-    """Yield the body. `setting` is the name of the setting that limits its file; other parts of the form may take MAX_FORM_BYTES. Raise
+    """Yield the body. `setting`: name of the setting that limits the file in the form; other parts may take MAX_FORM_BYTES. Raise
     ApiError if the body is too large or arrives too slowly."""
     most, declared = getattr(settings, setting) + MAX_FORM_BYTES, request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from server.api.request.fields import Options
 
 AFTER_S = 1.0  # seconds after the start, so that the first requests come first
-PAUSE_S = 0.01  # between two validators, of which the largest takes 20 ms
+PAUSE_S = 0.01  # seconds between two validators; building the largest takes 20 ms
 
 log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ def test_models_are_listed_and_chosen_by_name_or_alias(talk: Conversation) -> No
     assert talk.obey("/model") == "* demo\n  tiny"
     talk.obey("/model tiny")
     assert talk.model == "tiny"
-    with pytest.raises(CommandError, match="no model that can chat is named 'minilm'; those that can: demo, tiny$"):
+    with pytest.raises(CommandError, match=r"no model that can chat is named 'minilm'; those that can: demo, tiny$"):
         talk.obey("/model minilm")
 
 

@@ -69,9 +69,9 @@ TERMS = {
     "cache are read faster than memory. `limits of weights` are the bandwidth and the peak for kernels that multiply by weights; "
     "`limits of others` are those for all other kernels, with the peak of f32. `ms`, `MB read` and `GFLOP` are sums over all launches "
     "in a step.",
-    "load": "The goal of a memory figure is the memory that the load plans: weights, arena, KV pages and 300 MiB for the process, and while "
-    "loading also the largest shard. The first start has an empty cache. A later start finds the compiled program and the packed weights in "
-    "the cache. A cold start finds them too, but no packed weights in memory, only on disk; its prompt has one token.",
+    "load": "The goal of a memory figure is the memory that the load plans: weights, arena, KV pages and 300 MiB for the process, and "
+    "while loading also the largest shard. The first start has an empty cache. A later start finds the compiled program and the packed "
+    "weights in the cache. A cold start finds them too, but no packed weights in memory, only on disk; its prompt has one token.",
     "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
     "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
     "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
