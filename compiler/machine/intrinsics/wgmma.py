@@ -144,8 +144,8 @@ class Wgmma(BlockProduct):
 
     @property
     def fills_left(self) -> bool:
-        """Whether the rows of a stage, which follow its weights, are as long as the 32 columns that the last left operand of a thin tile
-        lacks."""
+        """Whether the rows of a stage, which follow its weights in shared memory, have at least as many bytes as 32 columns of weights. The
+        last left operand of a thin tile then reads them in place of the 32 columns that it lacks; nothing uses these products."""
         return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
 
     @property
@@ -160,7 +160,7 @@ class Wgmma(BlockProduct):
 
     @property
     def adders(self) -> int:
-        """The number of threads of one of `takers`. Those of the first one add the sums of all."""
+        """The number of threads of each of the `takers`. The threads of the first taker add the sums of all takers."""
         return CONSUMERS // self.takers
 
     @property
