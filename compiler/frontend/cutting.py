@@ -18,6 +18,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
 MOST_CROPS_PER_EDGE = 16
 HALF = (0.5,) * 3
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# Ways of cutting (runtime/fits.py) with the defaults of transformers, for what the file of a model's image processor does not state.
 TILES = Cutting(Tiles(longest_edge=4 * 364), LANCZOS, 1 / 255, HALF, HALF)
 STRETCHED = Cutting(Stretched(), BILINEAR, 1 / 255, HALF, HALF)
 GRID = Cutting(Grid(most_crops=12), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
@@ -29,7 +30,7 @@ CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 MIXED_TOKENS = 64, 256  # least and most tokens of an image
-MIXED_TOLERANCE = 2.0  # an image is cut if it has more pixels than this number times the most pixels of an image that is not cut
+MIXED_TOLERANCE = 2.0  # an image is cut into tiles if its pixels exceed this number times the most pixels to which others are scaled
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),

@@ -237,9 +237,9 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledPanels(Format):
-    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group is the weights at `depth` neighbours along k:
-    it has lines like those of a panel, and then one scale per column. So reading the weights in order also reads the scales in order. A run
-    has adjacent groups of a panel. Consecutive runs are in different streams, because a core without prefetches reads several streams
+    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group is the weights at `depth` neighbours along
+    k: it has lines like those of a panel, and then one scale per column. So reading the weights in order also reads the scales in order. A
+    run has adjacent groups of a panel. Consecutive runs are in different streams, because a core without prefetches reads several streams
     faster than one."""
 
     panels: Panels

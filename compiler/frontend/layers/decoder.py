@@ -150,7 +150,7 @@ class Step:
 
     @property
     def sees_back(self) -> bool:
-        """Whether attention of image tokens is causal in layers without a window."""
+        """Whether the tokens of an image attend to later tokens only in layers with a window. Attention of other layers is causal."""
         return self.config.vision is not None and self.config.vision.windows_only
 
     def places_of(self, cache: KVCache, window: int) -> Places:

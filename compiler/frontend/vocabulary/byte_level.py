@@ -113,7 +113,8 @@ def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
 
 
 def _is_word(text: str) -> bool:
-    """Return whether a text is a word however it is split, or begins or ends inside a character."""
+    """Return whether the text of a token shows nothing about the splitting: every splitting keeps it whole (letters after at most one
+    space), or it begins or ends inside a character."""
     return text.removeprefix(" ").isalpha() or "\ufffd" in text
 
 

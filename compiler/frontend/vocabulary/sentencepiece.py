@@ -34,7 +34,7 @@ from compiler.frontend.vocabulary.stated import Stated
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL = 1
-NEVER = 1000.0  # a byte's piece has a score that much below all others, so that texts that look like it are read as characters
+NEVER = 1000.0  # the score of a byte's piece is this much below all others, so that a text such as "<0x41>" is read as characters
 TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
 

@@ -81,8 +81,8 @@ class _BestKeys(BlockCode):
         return self._select(exists, code.op(f"load i32, {SHARED} {self._place(self.keys, near)}, align 4"), LOWEST)
 
     def _write(self, wins: Sequence[str]) -> None:
-        """Write the indices of the chosen keys in ascending order: those among the first keys of all lanes, then those among the second keys,
-        and so on."""
+        """Write the indices of the chosen keys in ascending order: those among the first keys of all lanes, then those among the second
+        keys, and so on."""
         code = self.code
         below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # the lanes before this one
         first = "0"

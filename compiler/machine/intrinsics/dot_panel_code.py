@@ -62,8 +62,8 @@ class Panel:
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:
-        """Add the products of both planes of each row. In the upper plane, multiply only those lines of the panel for which a row has numbers
-        other than zero."""
+        """Add the products of both planes of each row. In the upper plane, multiply only those lines of the panel for which a row has
+        numbers other than zero."""
         if self.in_halves is None:
             self._store(self._sums(self._with_upper(), self._rows(1)))
         else:
