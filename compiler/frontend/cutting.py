@@ -118,14 +118,14 @@ def _require_crop_size(fields: Fields, vision: Vision) -> None:
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled. The most is lowered to what one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled, at most as many as one call of the encoder takes."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
     fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
-    if vision.tower is Tower.GLM4V:  # whose processor counts the pixels of all frames
+    if vision.tower is Tower.GLM4V:  # the processor of GLM-4.1V counts the pixels of all frames
         least, most = -(-least // vision.num_frames), most // vision.num_frames
     able = MOST_PATCHES * vision.patch_size**2
     fit = replace(known, least_pixels=least, most_pixels=min(most, able))
