@@ -304,7 +304,7 @@ class StagedModel(CompiledModel):
 
 
 class EmbeddingModel(_Stepping):
-    """A decoder without a language-model head."""
+    """A decoder that embeds or classifies texts: its program returns vectors or numbers of classes instead of logits."""
 
     def run(self, batch: StepBatch) -> Logits:
         self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)
