@@ -3,9 +3,10 @@
     see(patches[q, m, values], points[q, m, 2], crop_ids[q * m], ends[n], (window_ids[q * m], window_ends[w])?,
         (taps[q * m, 4], shares[q * m, 4])?, (shares[q * m, e])?) -> rows[q, depths * hidden size]
 
-The `n` crops of a call consist of `q` squares of `m` patches, and each square becomes one row. A patch is a row of bytes, and its point is
-its row and column in its crop. `ends` says after which patch each crop ends. The program scales and normalises the bytes, multiplies each
-patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2, RoPE rotates queries and keys by row and column.
+An operand with a question mark exists only in some encoders. The `n` crops of a call consist of `q` squares of `m` patches, and each square
+becomes one row. A patch is a row of bytes, and its point is its row and column in its crop. `ends` says after which patch each crop ends.
+The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2,
+RoPE rotates queries and keys by row and column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
 patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of

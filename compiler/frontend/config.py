@@ -126,7 +126,7 @@ class LayerInputs:
 @dataclass(frozen=True, slots=True)
 class AltUp:
     """Alternating updates (Baykal et al., arXiv 2301.13310): the residual stream is several streams side by side. A layer predicts all of
-    them, computes one, and corrects the others by the error of its prediction."""
+    them and computes the first one. Then it corrects all of them by the error of the first prediction."""
 
     num_streams: int
     laurel_rank: int  # rank of the learned part of the residual connection around attention

@@ -18,6 +18,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # numbers of filters in Pillow
 MOST_CROPS_PER_EDGE = 16
 HALF = (0.5,) * 3
 CLIP_MEAN, CLIP_DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# Ways of cutting (runtime/fits.py) with the defaults of transformers, for what the file of a model's image processor does not state.
 TILES = Cutting(Tiles(longest_edge=4 * 364), LANCZOS, 1 / 255, HALF, HALF)
 STRETCHED = Cutting(Stretched(), BILINEAR, 1 / 255, HALF, HALF)
 GRID = Cutting(Grid(most_crops=12), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
@@ -29,7 +30,7 @@ CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
 MIXED_TOKENS = 64, 256  # least and most tokens of an image
-MIXED_TOLERANCE = 2.0  # an image is cut if it has more pixels than this number times the most pixels of an image that is not cut
+MIXED_TOLERANCE = 2.0  # an image is cut into tiles if its pixels exceed this number times the most pixels to which others are scaled
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),
@@ -117,14 +118,14 @@ def _require_crop_size(fields: Fields, vision: Vision) -> None:
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled. The most is lowered to what one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled, at most as many as one call of the encoder takes."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
     fields.require_equal("patch_size", vision.patch_size, "patch_size in config.json")
     fields.require_equal("merge_size", vision.merge, "spatial_merge_size in config.json")
     fields.require_equal("temporal_patch_size", vision.num_frames, "temporal_patch_size in config.json")
-    if vision.tower is Tower.GLM4V:  # whose processor counts the pixels of all frames
+    if vision.tower is Tower.GLM4V:  # the processor of GLM-4.1V counts the pixels of all frames
         least, most = -(-least // vision.num_frames), most // vision.num_frames
     able = MOST_PATCHES * vision.patch_size**2
     fit = replace(known, least_pixels=least, most_pixels=min(most, able))

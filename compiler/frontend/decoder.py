@@ -4,10 +4,10 @@
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
                                                        for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
-                                                       `seen_at[v], seen_rows[v, depths * size]` follow if it sees or listens:
-                                                       rows that are read in place of the embeddings of the tokens `seen_at`, and rows that
-                                                       are added to these tokens after the first layers; then `seen_lasts[v]` if the tokens
-                                                       of an image attend to all of them: the last positions of the images of these tokens;
+                                                       `seen_at[v], seen_rows[v, depths * size]` follow if the model sees or listens: rows
+                                                       that are read in place of the embeddings of the tokens `seen_at`, and rows that are
+                                                       added to these tokens after the first layers; then `seen_lasts[v]` if the tokens of
+                                                       an image attend to all of them: the last positions of the images of these tokens;
                                                        then `axes[t, 3]` if tokens of an image have three coordinates
                                                        for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
     part(..., (cache, scales?)*) -> x[t, size]         for each stage of a model but the last: the residual stream after its layers

@@ -3,12 +3,13 @@ in place of the embeddings of audio tokens.
 
     listen(frame_ids[n, m], ends[groups], samples[s], loudest[1, 1], sounding[hops, 1]) -> rows[n, hidden size]
 
-A call computes `n` rows of one window, each of `m` frames: as many hops as they need, and one more, which the last frame reads beside its
-own. `sounding` is 1 for hops of the window and 0 for that one if it lies behind the window, where the spectrogram is zero; in Qwen2.5-Omni,
-it is 0 for all hops behind the recording, which the second convolution does not read either. `loudest` is the largest energy of the whole
-recording: much lower energies are raised to a floor below it. Frames of one group attend to each other, and `ends` says after which frame
-each group ends; frames after the end of a recording are in a group of their own. A row depends only on its own window. In Qwen3-Omni, a
-call computes `n` whole pieces of a window, of `m` rows each (`layers/audio_pieces.py`).
+A call computes `n` rows of one window, each from `m` frames. The samples cover the hops of these frames and one further hop, which the last
+frame reads beside its own hops. `sounding` is 1 for hops of the window. It is 0 for the further hop if that lies behind the window, where
+the spectrogram is zero. In Qwen2.5-Omni, `sounding` is 0 for all hops behind the recording, which the second convolution does not read
+either. `loudest` is the largest energy of the whole recording: much lower energies are raised to a floor below it. Frames of one group
+attend to each other, and `ends` says after which frame each group ends. Frames after the end of a recording are in a group of their own. A
+row depends only on its own window. In Qwen3-Omni, a call computes `n` whole pieces of a window, of `m` rows each
+(`layers/audio_pieces.py`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Numerics(StrEnum):
 
     @staticmethod
     def on(target: Target) -> Numerics:
-        """Return the numerics of a program for which nobody has chosen any."""
+        """Return the default numerics of programs for a target."""
         return Numerics.FAST if target.system == GPU else Numerics.AUTO
 
     def rounds(self, *, is_quantised: bool) -> bool:

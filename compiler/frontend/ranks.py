@@ -1,8 +1,8 @@
 """Divide a decoder over ranks, GPUs of one machine that run the same program on different parts of the weights (tensor parallelism).
 
 A rank computes some of the heads, some of the outputs of each matrix, and some of the logits, each from the whole input. Then every rank
-gathers the outputs of all ranks. Of a checkpoint's tensor, a rank has the rows that belong to its outputs; tensors that all ranks need are
-whole.
+gathers the outputs of all ranks. A rank has only the rows of a checkpoint's tensor that belong to its outputs, but the whole of a tensor
+that all ranks need.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CannotDivide(ModelError):
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:
     """Raise CannotDivide if the model is of a kind without a division over ranks, such as an encoder, or if the number of ranks does not
-    divide one of its sizes. Of the number of kv heads, it may also be a multiple."""
+    divide one of its sizes. The number of ranks may also be a multiple of the number of key and value heads."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
         "is an encoder": not config.is_causal,

@@ -63,8 +63,8 @@ def split(sizes: Sequence[int], capacities: Sequence[int]) -> tuple[range, ...]:
         ends.append(ends[-1] + size)
     num_layers, num_stages = len(sizes), len(capacities)
     assert 0 < num_stages <= num_layers, (num_stages, num_layers)
-    # shares[n]: the least fraction of its room that the fullest stage so far uses, if the stages so far have the first n layers. cuts: for
-    # each stage, where it then begins.
+    # `shares[n]` is for the case that the stages so far have the first n layers: the smallest possible fraction of its room that the
+    # fullest of them uses. `cuts` has a list for each stage: if the stage ends before layer n, it begins at layer `cuts[stage][n]`.
     shares, cuts = [0.0] + [float("inf")] * num_layers, list[list[int]]()
     for stage, capacity in enumerate(capacities):
         fullest, begins = [float("inf")] * (num_layers + 1), [0] * (num_layers + 1)

@@ -106,7 +106,7 @@ class Squares(TowerLayers):
     # --- the connector -----------------------------------------------------------------------------------------------------
 
     def connected(self, x: Var, size: int) -> Var:
-        """Return one row for each square of `merge` by `merge` patches, [rows, size]."""
+        """Return one row for each square of `merge` by `merge` patches, or for each whole crop: [rows, size]."""
         net, vision, name, own = self.net, self.vision, self.connector, self.vision.hidden_size
         match vision.connector:
             case Connector.JOINED:

@@ -144,7 +144,7 @@ class MappedFile:
         for sample in range(DIGEST_SAMPLES):
             start = header_bytes + span * sample // DIGEST_SAMPLES
             digest.update(self.memory[start : start + SAMPLE_BYTES])
-        self.release(0, self.num_bytes)  # what was read, such as a vocabulary of 12 MB: most loads from the cache read nothing more
+        self.release(0, self.num_bytes)  # a vocabulary in the header may take 12 MB, and most loads from the cache read no more of the file
 
 
 def _no_data(head: bytes, num_bytes: int) -> str:

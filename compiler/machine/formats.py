@@ -237,9 +237,10 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledPanels(Format):
-    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group has `depth` weights along k: the panel's
-    lines, and then one scale per column. So reading the weights in order also reads the scales in order. A run has adjacent groups of a
-    panel. Consecutive runs are in different streams, because a core without prefetches reads several streams faster than one."""
+    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group is the weights at `depth` neighbours along
+    k: it has lines like those of a panel, and then one scale per column. So reading the weights in order also reads the scales in order. A
+    run has adjacent groups of a panel. Consecutive runs are in different streams, because a core without prefetches reads several streams
+    faster than one."""
 
     panels: Panels
     columns: int  # number of columns of a panel
@@ -479,7 +480,7 @@ class IntegerFragments(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloatFragments(IntegerFragments):
-    """Floats of 4 bits (e2m1) in such panels. An element is the double of the float, which is an integer."""
+    """Floats of 4 bits (e2m1) in panels like those of `IntegerFragments`. An element is the double of the float, which is an integer."""
 
     @property
     def kind(self) -> Kind:

@@ -77,10 +77,11 @@ class ProductTile:
     op: ProductOp  # the operation, with the largest number of rows that a tile may have
     format: Format  # format of the weights
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
-    # Number of planes per row for which registers suffice. Tiles may have more rows if rows have fewer planes; if rows have more planes,
-    # these share their sums.
+    # Number of planes per row for which registers suffice. A plane is one of two rows of bytes that together represent a row of 16-bit
+    # integers. Tiles may have more rows if rows have fewer planes; if rows have more planes, these share their sums.
     planes: int = 1
-    # For matrix units: most elements of a part of k, which all rows of a block multiply before the next part; a multiple of `depth`.
+    # For matrix units: maximum number of elements along k in a block. All rows multiply the weights of a block before those of the next
+    # block. A multiple of `depth`.
     block: int | None = None
     widen: WidenPanel | DecodeE4m3 | None = None  # converts a part of a panel in `format` to the panel that `op` reads
     few: DotWidened | None = None  # multiplies up to `few.rows` rows without widening, with the same sums
@@ -108,8 +109,8 @@ class ProductTile:
         return replace(self.op, rows=rows, capped=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
-        """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it; with
-        `counted`, this is the largest number of rows. Other tiles ignore `fresh` and `counted`."""
+        """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it. With
+        `counted`, `rows` is a maximum, and the number of rows is known only at run time. Other tiles ignore `fresh` and `counted`."""
         if isinstance(self.op, MatrixUnitOp):
             return replace(self.op, rows=rows, fresh=fresh, counted=counted)
         return replace(self.op, rows=rows)
@@ -201,7 +202,8 @@ class ProductTiles:
 
     @property
     def shapes_of_rows(self) -> tuple[int, ...]:
-        """The numbers of rows, in increasing order, that instructions of different shapes multiply. Empty if there is one shape."""
+        """The numbers of rows, in increasing order, for which a GPU's tiles use instructions of different shapes. Empty if one shape serves
+        all numbers of rows."""
         ops = [t.op for t in self.tiles if isinstance(t.op, BlockProduct) and not t.op.one_shape]
         return tuple(sorted({height for op in ops for height in op.heights(in_groups=False)}))
 
@@ -272,8 +274,8 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers. Integers of as many bits are one
-    kind, even if their formats differ."""
+    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers. Integers with the same number of
+    bits are one kind, even if their formats differ."""
     found: set[tuple[int, Kind | bool, bool]] = set()
     for least, tile in _TILES:
         numbers = tile.format.kind if isinstance(tile.format, TablePanels) else isinstance(tile.format, Ordered)

@@ -50,7 +50,8 @@ class Target:
 
     @property
     def rounds_bf16(self) -> bool:
-        """Whether one instruction rounds f32 to bf16, to nearest, ties to even, and keeps denormals. Those of CPUs flush them."""
+        """Whether one instruction rounds f32 to bf16, to nearest, ties to even, and keeps denormals. The instruction of x86 flushes
+        denormals, so code for CPUs rounds by integer instructions where denormals must be kept."""
         return self.system == GPU
 
     @property

@@ -28,7 +28,7 @@ from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
 READ_BYTES = 512 << 20
-# A reading of a limit lasts as long as the step that is compared with it, but at least as long as one reading of READ_BYTES takes.
+# A reading of a limit lasts as long as the step with which it is compared, within these bounds.
 SHORTEST_S, LONGEST_S = 0.02, 1.0
 _BLOCK = 1 << 16  # elements per work item
 
@@ -177,9 +177,9 @@ class Gauge:
         return Limits(self._read_bytes / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. A
-        core's other hyper-thread may run another virtual machine, which rests for milliseconds at a time: a reading of one millisecond
-        could then find a peak that no step reaches."""
+        """Return the shortest time of several runs, and the best limits measured between them. Each reading of a limit lasts as long as the
+        run before it, within SHORTEST_S and LONGEST_S. A core's other hyper-thread may run another virtual machine, which rests for
+        milliseconds at a time: a reading of one millisecond could then find a peak that no step reaches."""
         self.forget()
         best = math.inf
         for (passed,) in turns([run], seconds, most):

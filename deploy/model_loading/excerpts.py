@@ -47,8 +47,8 @@ class ExcerptEncoder(ABC):
         return key in self._kept
 
     def encode(self, excerpts: Excerpts) -> bool:
-        """Run the next part of encoding those of some excerpts whose rows are not kept. If other excerpts have begun, drop those of them
-        whose rows are not there yet. Return whether all rows are there."""
+        """Run the next part of encoding those of these excerpts whose rows are not kept. If the encoding of other excerpts has begun,
+        abandon it; the rows that it has finished stay. Return whether the rows of all these excerpts are there."""
         return self._begun.advance(tuple(excerpts), lambda: self._encoded(excerpts)) is not None
 
     def _encoded(self, excerpts: Excerpts) -> InParts[bool]:

@@ -45,11 +45,11 @@ class ModelFiles:
     architectures: tuple[str, ...] = ()  # class names from config.json
     method: str = ""  # name of the method by which a folder's weights are quantised
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
-    held: WeightSource | None = None  # returns the integers of a quantised checkpoint; None if the checkpoint is not quantised
+    held: WeightSource | None = None  # returns the numbers that encode matrices of a quantised checkpoint; None: programs read none
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """Return the source of weights for a program with this format: it returns the checkpoint's integers if the format keeps them,
-        otherwise the decoded values."""
+        """Return the source of weights for a program with this format: it returns the numbers that encode the checkpoint's matrices if the
+        format keeps them, otherwise the decoded values."""
         return self.held if self.held is not None and format.as_stored else self.weights
 
 
@@ -72,9 +72,9 @@ class Opened(Located):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Formed(Opened):
-    """`files` have the format of weights that the load names."""
+    """If the load names a number of bits per weight, `files` have the quantised weights."""
 
-    quantised_by: Settings | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py)
+    quantised_by: Settings | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py); None: the load names no bits
 
 
 def find_source(known: Asked) -> Located:
@@ -142,7 +142,7 @@ def _open_folder(path: Path) -> ModelFiles:
 
 def open_weights(folder: Path, config: ModelConfig, fields: Mapping[str, Any]) -> tuple[WeightSource, WeightSource | None]:
     """Open the tensors of a folder under the names that the family's programs use, including the projections that follow the pooling.
-    Return a source of their values, and a source of the integers that encode them, if programs can keep integers of this checkpoint.
+    Return a source of their values, and a source of the numbers that encode matrices, if programs can keep such numbers of this checkpoint.
     `fields` are those of config.json."""
     methods = methods_beside(folder, fields)
     stored = open_safetensors(folder)

@@ -4,7 +4,7 @@ before and adds what the stage found out. So the class of a parameter says how f
 Asked       the front's message, the target that it names, the cache  known.py
 Located     where the source is on this machine                       files.py
 Opened      the opened files                                          files.py
-Formed      the files, in the format of weights that the load names   files.py, deploy/quantizing/kept.py
+Formed      the files, with quantised weights if the load wants them  files.py, deploy/quantizing/kept.py
 Servable    the mode, the program, what the model serves              servable.py
 Compiled    the executable                                            compiled.py
 Labelled    the quality label, if the load asks for it                deploy/quality/label.py

@@ -45,7 +45,7 @@ class Listener(ExcerptEncoder):
 
 
 def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size: int = 0) -> Rows:
-    """Return the rows of a clip. `call` runs the program with this name."""
+    """Return the rows of a clip. `call(name, *inputs)` runs the program of this name."""
     return rows_of_clip(clip, call(ENTRY, *inputs_of(listening, clip)), row_size)
 
 

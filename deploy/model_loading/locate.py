@@ -123,8 +123,8 @@ BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bi
 
 
 def weigh(spec: ModelSpec) -> int:
-    """Estimate the bytes of the weights from the sizes of the files, as if every weight had 16 bits, and as if all stages of the model had
-    the same number of them. Return 0 if no files are on this machine."""
+    """Estimate the bytes of the weights from the sizes of the files, as if the files stored every weight in 16 bits, and as if all stages
+    of the model had the same number of weights. Return 0 if no files are on this machine."""
     try:
         if (path := _here(spec.source)) is None:
             return 0

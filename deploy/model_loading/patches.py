@@ -41,7 +41,7 @@ def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
 
 
 def encoded(vision: Vision, crops: Sequence[Crop], call: Callable[..., Rows]) -> list[Rows]:
-    """Return the rows of crops, each in the order of its tokens. `call` runs the program with this name."""
+    """Return the rows of crops, each in the order of its tokens. `call(name, *inputs)` runs the program of this name."""
     return rows_by_crop(vision, crops, call(ENTRY, *inputs_of(vision, crops)))
 
 

@@ -141,9 +141,10 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
     """Return the number of pages of each group. If `kv_cache_bytes` is a number of bytes, pages fill these bytes. Otherwise there are as
-    many pages as are useful, up to a limit: if `kv_cache_bytes` is a share, that share of the free memory; if it is None, the pages of one
-    sequence of full length or DEFAULT_KV_BYTES, and this model's share of the free memory. If the load names no context either, pages
-    take at most half of the memory, or DEFAULT_KV_BYTES if that is more. The limit never goes below `floor` pages."""
+    many pages as are useful, up to a limit. If `kv_cache_bytes` is a share, the limit is that share of the free memory. If it is None, the
+    limit is the larger of DEFAULT_KV_BYTES and the pages of one sequence of full length, but at most this model's share of the free memory.
+    If the load names no context either, the limit is also at most half of the free memory, or DEFAULT_KV_BYTES if that is more. The limit
+    never goes below `floor` pages."""
     each = [of.group.bytes_per_page for of in pages]
     floor, least, most = ([of.floor for of in pages], [of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or not pages:

@@ -19,7 +19,7 @@ from server.messages import ErrorCode
 class Servable(Formed):
     mode: Mode
     module: IRModule  # the program of the mode: all that the model computes
-    part: IRModule | None  # the program of this process, if other processes compute the other layers of the model
+    part: IRModule | None  # the program of this process or of each rank; None: this process computes the whole model on one device
     embeds: bool  # whether the model serves embeddings
 
     @property

@@ -72,8 +72,9 @@ class Served(Bound):
 
 
 def serve(known: Bound) -> Served:
-    """Make the model, and run a step of one token, which reads all weights. So damaged weights fail the load, not the first request. Only
-    the first start encodes an image too, which can take many seconds; it stores the measured time, and later starts skip this."""
+    """Make the model, and run a step of one token. The step reads all weights except most rows of an embedding table and most experts, so
+    damaged weights usually fail the load, not the first request. Encoding an image or a recording can take many seconds, so only a start
+    that finds no stored step times (costs.py) encodes an example of each medium."""
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory, known.relay)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
@@ -303,7 +304,7 @@ class StagedModel(CompiledModel):
 
 
 class EmbeddingModel(_Stepping):
-    """A decoder without a language-model head."""
+    """A decoder that embeds or classifies texts: its program returns vectors or numbers of classes instead of logits."""
 
     def run(self, batch: StepBatch) -> Logits:
         self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)

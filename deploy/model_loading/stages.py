@@ -4,7 +4,7 @@ command runs the stages that it needs:
 compile            to Compiled
 inspect            to Compiled; then plans the memory itself, and opens the device only to read its limits
 export             to Servable; then compiles the program itself, once for each machine
-bench quality      to Served, without storing packed weights
+bench quality      to Planned; then binds the weights itself, without storing them, and runs `serve`
 inspect --quality  to Served, for each format of weights that fits into memory
 generate, serve    to Described
 """

@@ -23,13 +23,15 @@ from deploy.quantizing.mix import Unit, choose, fitting, measured_width
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
 
 STAGE = "quantise"
-MOST_WORK = 5e12  # most multiplications that measure the inputs, unless the least text needs more; the sensitivities may take twice as many
+# Maximum number of multiplications that measuring the inputs may take, unless LEAST_PARTS short windows need more. Measuring the
+# sensitivities may take twice as many.
+MOST_WORK = 5e12
 SHORT = 128  # length of the windows if long ones would be too few
 LEAST_PARTS = 4  # least number of windows on which the inputs are measured
 SENSED_TOKENS, SENSED_ROWS = 256, 128  # length of the text that sensitivities are measured on, and tokens whose predictions are compared
 LEAST_SENSED = 64  # least length of the text that sensitivities are measured on
 HEAD = Width(6, 32)  # errors of the head affect the logits directly
-VALUES = "v_proj.weight"  # ending of the names of matrices that need not have the width of others that read the same input
+VALUES = "v_proj.weight"  # ending of the names of matrices whose width may differ from that of others that read the same input
 LEAST_SHARE = 1e-4  # least importance of an input, relative to the mean of all inputs
 
 Array = NDArray[Any]
@@ -103,8 +105,8 @@ def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
 
 def affordable(tokens: Sequence[int], window: int, num_weights: int) -> list[Sequence[int]]:
     """Return windows of a text on which the inputs of a model's matrices are measured. A token multiplies `num_weights` weights. If
-    `MOST_WORK` does not suffice for the whole text, the windows are parts from the whole text, and short ones if long ones would be fewer
-    than `LEAST_PARTS`."""
+    `MOST_WORK` does not suffice for the whole text, the windows are spread over the text, and they are short if there would be fewer than
+    `LEAST_PARTS` long ones."""
     room = int(MOST_WORK / max(1, num_weights))  # in tokens
     length = window if room >= min(len(tokens), LEAST_PARTS * window) else min(window, SHORT)
     windows = windows_of(tokens, length)

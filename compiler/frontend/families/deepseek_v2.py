@@ -72,8 +72,8 @@ def complete_strength(config: dict[str, Any]) -> None:
 
 
 def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Add the sizes of projected heads. Newer files state them in keys that end in `_mla`. Older files have no such keys: there the cache
-    held projected heads, and the plain keys have their sizes."""
+    """Add the sizes of projected heads. Newer files state them in fields that end in `_mla`. In older files, which lack these fields,
+    `attention.key_length` and `attention.value_length` are the sizes of projected heads, because the cache held these heads."""
     key, value = (metadata.get(f"attention.{part}_length_mla", metadata.get(f"attention.{part}_length")) for part in ("key", "value"))
     rotated = metadata.get("rope.dimension_count")
     if type(key) is int and type(rotated) is int:

@@ -1,6 +1,6 @@
-"""Gemma 3n: several residual streams, of which a layer computes one and predicts the others (AltUp), a learned residual connection around
-attention (LAuReL), per-layer embeddings, and MLPs that keep only large activations. The last layers read the keys and values of earlier
-layers. Images and sound are not read."""
+"""Gemma 3n: several residual streams, of which a layer predicts all, computes the first, and corrects all (AltUp), a learned residual
+connection around attention (LAuReL), per-layer embeddings, and MLPs that keep only large activations. The last layers read the keys and
+values of earlier layers. Images and sound are not read."""
 
 from __future__ import annotations
 

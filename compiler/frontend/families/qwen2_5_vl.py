@@ -34,7 +34,7 @@ def read(fields: Fields) -> ModelConfig:
 def read_windowed(fields: Fields, tower: Tower, **others: Any) -> Vision:
     """Return an encoder whose patches attend within windows. `others` are fields of Vision that the family determines."""
     inner = fields.fields("vision_config", WINDOWED)
-    inner.skip("tokens_per_second")  # which concerns videos
+    inner.skip("tokens_per_second")  # concerns videos
     whole, edge = inner.raw("fullatt_block_indexes"), inner.integer("patch_size") * inner.integer("spatial_merge_size")
     if not isinstance(whole, list) or not all(type(number) is int and number >= 0 for number in whole):
         raise inner.error("fullatt_block_indexes", "a list of numbers of layers")

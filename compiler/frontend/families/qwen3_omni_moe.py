@@ -56,7 +56,7 @@ def _read_text(text: Fields) -> ModelConfig:
 def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
     inner = thinker.fields("audio_config")
     inner.fill(**AUDIO)
-    inner.skip("conv_chunksize")  # which limits the memory of transformers
+    inner.skip("conv_chunksize")  # limits the memory that transformers uses
     inner.require_equal("output_dim", config.hidden_size, "hidden_size of the decoder")
     if inner.integer("n_window") != HALF_PIECE:
         raise inner.error("n_window", str(HALF_PIECE))

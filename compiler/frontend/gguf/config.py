@@ -59,7 +59,7 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     if not metadata.get("attention.causal", True):
         config["is_causal"] = False
     if type(config.get("num_hidden_layers")) is int:
-        if config["num_hidden_layers"] > MOST_LAYERS:  # converters' omissions are completed layer by layer
+        if config["num_hidden_layers"] > MOST_LAYERS:  # `gguf.complete` may loop over the layers
             raise DamagedFile(f"block_count is {config['num_hidden_layers']}, expected at most {MOST_LAYERS}")
         config["num_hidden_layers"] -= num_ahead(metadata)
     if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:

@@ -218,8 +218,8 @@ class _Vocabulary:
         return tuple(sorted({id for id in (*ends, self._turn_end()) if id is not None}))
 
     def _turn_end(self) -> int | None:
-        """Return the id of the token with which the chat template ends a turn. Return None if the file states it, or if the template has
-        none of TURN_ENDS."""
+        """Return the id of the token with which the chat template ends a turn. Return None if the file states this token, or if the
+        template has none of TURN_ENDS."""
         template = self._metadata.get(TEMPLATE)
         if self.get("eot_token_id") is not None or not isinstance(template, str):
             return None

@@ -150,7 +150,7 @@ class Step:
 
     @property
     def sees_back(self) -> bool:
-        """Whether attention of image tokens is causal in layers without a window."""
+        """Whether the tokens of an image attend to later tokens only in layers with a window. Attention of other layers is causal."""
         return self.config.vision is not None and self.config.vision.windows_only
 
     def places_of(self, cache: KVCache, window: int) -> Places:
@@ -216,7 +216,7 @@ def embed(step: Step) -> Var:
 
 
 def deepened(step: Step, x: Var, number: int) -> Var:
-    """Return the residual stream after layer `number`: rows are added to that of image tokens, if the encoder has rows for this layer."""
+    """Return the residual stream after layer `number`. If the encoder has rows for this layer, they are added at the image tokens."""
     seen, vision = step.batch.seen, step.config.vision
     if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
@@ -224,15 +224,15 @@ def deepened(step: Step, x: Var, number: int) -> Var:
 
 
 def _depth(step: Step, seen: SeenRows, number: int) -> Var:
-    """Return the part of the rows that belongs to one depth, [image tokens, size]: depth 0 replaces embeddings, and depth n is added after
-    layer n - 1."""
+    """Return the part of the rows that belongs to one depth, [tokens of images and audio, size]: depth 0 replaces embeddings, and depth n
+    is added after layer n - 1."""
     size, vision = step.config.hidden_size, step.config.vision
     is_only = vision is None or vision.num_depths == 1
     return seen.rows if is_only else step.net.slice(seen.rows, 1, number * size, (number + 1) * size)
 
 
 def _put(step: Step, seen: SeenRows, x: Var, rows: Var) -> Var:
-    """Return the residual stream with these rows in the places of image tokens."""
+    """Return the residual stream with these rows in the places of the tokens of images and audio."""
     everywhere = ShapeValue((_extent(seen.rows, 0), Dim.of(step.config.hidden_size)))
     places = step.net.call(BROADCAST_TO, step.net.call(EXPAND_DIMS, seen.at, axes=1), everywhere)
     return step.net.call(SCATTER, x, places, rows, axis=0)

@@ -53,7 +53,7 @@ class WeightFormat:
     bits: int
     group: int = 0
     fast: bool = False  # inputs of products of integers may be rounded to 8 bits as well
-    as_stored: bool = False  # integers of a quantised checkpoint are not converted
+    as_stored: bool = False  # the numbers of a quantised checkpoint are not converted
     budget: float = 0.0  # if not 0, `deploy/quantizing` first quantises the matrices to this number of bits per weight on average
 
     @property

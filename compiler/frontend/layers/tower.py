@@ -138,7 +138,7 @@ class TowerLayers(ABC):
 
     def groups(self, number: int) -> tuple[Var, Var]:
         """Return the groups within which places attend to each other in a layer: the index of each place's group, and the first place of
-        each group."""
+        each group, followed by the number of places."""
         return self.crop_ids, self.starts
 
     def norm(self, x: Var, name: str) -> Var:

@@ -10,7 +10,8 @@ ONE = ScalarValue(1.0, "f32")
 
 
 def xielu(net: Net, x: Var, module: str) -> Var:
-    """Compute `p x^2 + b x` if x is positive, and `n (exp(min(x, e)) - 1 - x) + b x` otherwise. `module` is the name of the activation."""
+    """Compute `p x^2 + b x` if x is positive, and `n (exp(min(x, e)) - 1 - x) + b x` otherwise. Here p is softplus(`alpha_p`), n is b +
+    softplus(`alpha_n`), b is `beta` and e is `eps`. `module` is the name of the activation, which has these weights."""
     rising, falling = (_softplus(net, net.vector(f"{module}.{name}", 1)) for name in ("alpha_p", "alpha_n"))
     slope, limit = (net.as_f32(net.weight(f"{module}.{name}")) for name in ("beta", "eps"))
     grown = net.call(MULTIPLY, rising, net.call(MULTIPLY, x, x))

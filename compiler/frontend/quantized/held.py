@@ -4,8 +4,8 @@ A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an off
 take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
 `m.weight.e4m3`, indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, and codes of bitsandbytes in
 `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an integer. No value is rounded,
-except those of bitsandbytes: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the
-checkpoint.
+except those of NF4. Except for bitsandbytes (bitsandbytes.py), `dequantize` gives, bit for bit, the values that the library of the
+quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.

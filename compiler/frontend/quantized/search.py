@@ -42,7 +42,7 @@ from compiler.ops.reduce import MAX, MEAN, MIN, SUM
 ENTRY = "search"
 MOST_LEVEL = 127  # the largest scale or shift in units
 STARTS = 20  # number of further scales from which a group's search begins
-MARGIN = 1.0  # numbers by which the spans of the first and the last start differ from the range of numbers
+MARGIN = 1.0  # the first start spans this many numbers fewer than the range has, and the last one this many more
 TABLE_STARTS = 10  # the same for tables, for each sign of the scale
 TABLE_SHARES = 0.62, 1.2  # spans of the first and the last start, relative to the mean of the largest numbers of both signs
 NEAR = (-1, 0, 1)  # neighbours of an integer that are compared

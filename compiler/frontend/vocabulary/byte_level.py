@@ -102,7 +102,7 @@ def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
     if len(kind.splittings) == 1:
         return kind.splittings[0]
     plain = decoders.ByteLevel()
-    texts = [text for token in joined if not _is_word(text := plain.decode([token]))]
+    texts = [text for token in joined if not _shows_nothing(text := plain.decode([token]))]
     broken = ""
     for splitting in kind.splittings:
         words = splitting(False)
@@ -112,8 +112,9 @@ def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
     raise ModelError(f"they do not say how a text is split into words, and the token {broken!r:.80} shows that it is not as usual")
 
 
-def _is_word(text: str) -> bool:
-    """Return whether a text is a word however it is split, or begins or ends inside a character."""
+def _shows_nothing(text: str) -> bool:
+    """Return whether the text of a token shows nothing about the splitting: every splitting keeps it whole (letters after at most one
+    space), or it begins or ends inside a character."""
     return text.removeprefix(" ").isalpha() or "\ufffd" in text
 
 

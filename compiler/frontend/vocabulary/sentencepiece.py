@@ -34,7 +34,8 @@ from compiler.frontend.vocabulary.stated import Stated
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL = 1
-NEVER = 1000.0  # a byte's piece has a score that much below all others, so that texts that look like it are read as characters
+# Tokens other than normal and defined pieces have scores this much below all others, so that a text such as "<0x41>" is read as characters.
+NEVER = 1000.0
 TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
 

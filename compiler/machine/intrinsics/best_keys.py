@@ -1,4 +1,4 @@
-"""Choose the largest of a row of keys with one warp of a GPU. Each lane holds keys that are a warp apart in registers. The instruction
+"""Choose the largest of a row of keys with one warp of a GPU. Each lane holds every 32nd key of the row in registers. The instruction
 `redux.sync` finds the largest key of all lanes, and then the first index that has it."""
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class _BestKeys(BlockCode):
         return self._select(exists, code.op(f"load i32, {SHARED} {self._place(self.keys, near)}, align 4"), LOWEST)
 
     def _write(self, wins: Sequence[str]) -> None:
-        """Write the indices of the chosen keys. Their order is that of lanes, within that of the keys of a lane."""
+        """Write the indices of the chosen keys in ascending order: those among the first keys of all lanes, then those among the second
+        keys, and so on."""
         code = self.code
         below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # the lanes before this one
         first = "0"

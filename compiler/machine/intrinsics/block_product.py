@@ -105,14 +105,14 @@ class BlockProduct(ProductOp):
         return self.heights(in_groups=in_groups)[-1], NARROW if in_groups else 2 * NARROW // self.sums
 
     def thin(self, length: int, group: int) -> BlockProduct | None:
-        """Return a tile of `EIGHT` rows and fewer than `NARROW` columns, for products whose other tiles would be too few blocks. Return
-        None if there is no such tile for sums of `length` elements, in groups of `group`."""
+        """Return a tile of `EIGHT` rows and fewer than `NARROW` columns, for products that other tiles would divide into too few blocks.
+        Return None if there is no such tile for sums of `length` elements, in groups of `group`."""
         return None
 
     @property
     def lone_size(self) -> tuple[int, int] | None:
-        """The numbers of rows and columns of a tile for products of few rows and so many columns that narrow tiles are more blocks than run
-        at once. None if narrow tiles are as fast."""
+        """The numbers of rows and columns of a tile for products of few rows and so many columns that narrow tiles would make more blocks
+        than can run at once. None if narrow tiles are as fast."""
         return None
 
     @property

@@ -37,7 +37,8 @@ class DotE4m3(ProductOp):
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.E4M3
-    # All AMD machines with AVX512-BF16 have VBMI. Intel executes `vdpbf16ps` at half the rate, see compiler/machine/products.py.
+    # `sse4a` selects AMD, because Intel executes `vdpbf16ps` at half the rate (docs/decisions/0008-where-bf16-is-multiplied.md). All AMD
+    # machines with AVX512-BF16 have VBMI.
     needs: ClassVar[Features] = Features(["avx512bf16", "avx512vbmi", "sse4a"])
     vector_bits: ClassVar[int] = 512
 

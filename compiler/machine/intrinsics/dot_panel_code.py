@@ -15,7 +15,7 @@ FOURS = {8: 1, 6: 4, 4: 2, 2: 4}  # number of groups of four neighbours along k 
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
-LINES = 4  # most lines of a panel beside which zeros are looked for at once
+LINES = 4  # maximum number of lines of a panel for which the rows are searched for zeros at once
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 Place = tuple[int, int]  # a row of the tile, and a register of its columns
@@ -62,7 +62,8 @@ class Panel:
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:
-        """Add both planes of each row. In the upper plane, multiply only what stands beside numbers other than zero."""
+        """Add the products of both planes of each row. In the upper plane, multiply only those lines of the panel for which a row has
+        numbers other than zero."""
         if self.in_halves is None:
             self._store(self._sums(self._with_upper(), self._rows(1)))
         else:
@@ -94,11 +95,12 @@ class Panel:
     # --- upper planes ----------------------------------------------------------------------------------------------------
 
     def _with_upper(self) -> dict[Place, str]:
-        """Return the accumulators plus 256 times the products of the upper planes. Each row multiplies only beside its own numbers.
+        """Return the accumulators plus 256 times the products of the upper planes. For each row, multiply only the lines of the panel for
+        which this row has numbers other than zero.
 
         Outliers are hard to predict. Scalar instructions look for them, before the products of the lower planes: they do not wait for
         vector units, so the core notices a mispredicted branch while these still have products of earlier groups to compute."""
-        code, rows, size = self.code, self._rows(0), FOUR * self.halves  # bytes of a row beside a line of the panel
+        code, rows, size = self.code, self._rows(0), FOUR * self.halves  # bytes of a row that a line of the panel multiplies
         count = LINES if self.rows == 1 and isinstance(self.k, int) and self.k % (LINES * size) == 0 else 1
         chunks = self.k // (count * size) if isinstance(self.k, int) else code.op(f"sdiv i64 {self.k}, {size}")
         totals, added = self._totals(dict.fromkeys(self.places, "zeroinitializer"))
@@ -118,8 +120,8 @@ class Panel:
         return self.code.op(f"add {self.vector} {self._load(self._accumulator(*place))}, {value}")
 
     def _add_upper(self) -> None:
-        """Add 256 times the products of the upper planes to the accumulators. All rows multiply those lines of the panel beside which one
-        of them has a number other than zero, so that the sums of several lines are widened to 32 bits once."""
+        """Add 256 times the products of the upper planes to the accumulators. If one row has a number other than zero for a line of the
+        panel, all rows multiply this line, so that the sums of several lines are widened to 32 bits once."""
         code, size = self.code, FOUR * self.halves
         count = next(n for n in (LINES, 2, 1) if n == 1 or (isinstance(self.k, int) and self.k % (n * size) == 0))
         rows = self._rows(0)
@@ -164,8 +166,8 @@ class Panel:
             code.do(f"store {self.half_vector} {self.in_halves.join(code, before, some)}, ptr {sums[total]}")
 
     def _lines(self, rows: Sequence[str], first: str, count: int, bits: int) -> str:
-        """Return an integer with a bit for each of `count` lines: 1 if a row has a number other than zero beside this line. A row has
-        `bits` bits beside a line."""
+        """Return an integer with a bit for each of `count` lines: 1 if a row has a number other than zero that this line multiplies. A line
+        multiplies `bits` bits of a row."""
         code, kind = self.code, vec(f"i{bits}", count)
         places = [code.op(f"getelementptr i{bits}, ptr {row}, i64 {first}") for row in rows]
         numbers = [code.op(f"load {kind}, ptr {place}, align 1") for place in places]
@@ -286,7 +288,7 @@ class Panel:
     def _half(self, words: str, half: int) -> str:
         """Return the weights in one part of each byte: the whole byte, a half of it (weights of 4 bits) or a quarter (2 bits). Codes are
         looked up in the table. If the upper halves have accumulators of their own, leave their bits in place: the sums are then 16 times
-        too large, and `run` divides them."""
+        too large, and `_total` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)

@@ -246,8 +246,8 @@ class _Values(BlockCode):
         return code.op(f"and i1 {begins}, {ends}")
 
     def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
-        """Add the products of some pages. If they are `masked`, some of their keys are not multiplied. Otherwise, the assembler lets the
-        loads of all these pages be in flight together; a load whose result is selected, it awaits at once."""
+        """Add the products of some pages. If they are `masked`, some of their keys are not multiplied, and a loaded value passes through a
+        select: the assembler waits for such a load at once. Without selects, the loads of all these pages are in flight together."""
         op = self.op
         pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
         weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]

@@ -1,7 +1,7 @@
 """The softmax of a block of scores, as attention on a matrix unit needs it: weights in bf16, and exponentials with few instructions.
 
-Scores are multiplied by log2(e), so a weight is a power of two. 2^x is a polynomial of x - floor(x), scaled by 2^floor(x). AVX-512 computes
-each of the two parts with one instruction. Powers below 2^-126 are 0, because a denormal result takes hundreds of cycles.
+Scores are multiplied by log2(e), so a weight is a power of two. 2^x is a polynomial of x - floor(x), scaled by 2^floor(x). AVX-512 has one
+instruction that computes x - floor(x), and one that scales. Powers below 2^-126 are 0, because a denormal result takes hundreds of cycles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONG: Final = (  # largest relative error: 1.4e-7
     0.0018671301659196615,
 )
 LEAST_EXPONENT: Final = -126.0
-AWAKE: Final = 8  # number of rows after whose weights the unit is kept awake
+AWAKE: Final = 8  # number of rows of weights after which the unit is kept awake once
 _NUMBERS, _MASK = vec("float", LANES), vec("i1", LANES)
 _BOTH = vec("bfloat", PANEL)
 _DOWN = 9  # rounds down, without exceptions

@@ -4,9 +4,9 @@ One `wgmma` multiplies 64 columns of weights by up to 256 rows, for 16 numbers a
 start it together. A block has two warpgroups, which share a tile in one of five ways (`Sharing`), and one more warp, which copies the
 operands to shared memory.
 
-A wide tile is computed in a cluster: two blocks multiply the same columns by different rows. Each block copies half of the weights into the
-shared memory of both. If each group of weights has a scale, a wide tile has 64 rows instead of 128, because a thread then needs two
-accumulators for each element.
+Two blocks compute a wide tile as a cluster: they multiply the same columns by different rows, and each block copies half of the weights
+into the shared memory of both. For products of few rows, a block computes a wide tile alone (`lone`). If each group of weights has a
+scale, a wide tile has 64 rows instead of 128, because a thread then needs two accumulators for each element.
 
 A thin tile has 32 columns. If each group of weights has a scale, an instruction multiplies them in two places along k at once
 (`multiplied_rows`). If weights have 16 bits, it also multiplies 32 columns of what follows them in the stage, which nothing uses.
@@ -144,8 +144,8 @@ class Wgmma(BlockProduct):
 
     @property
     def fills_left(self) -> bool:
-        """Whether the rows of a stage, which follow its weights, are as long as the 32 columns that the last left operand of a thin tile
-        lacks."""
+        """Whether the rows of a stage, which follow its weights in shared memory, have at least as many bytes as 32 columns of weights. The
+        last left operand of a thin tile then reads them in place of the 32 columns that it lacks; nothing uses these products."""
         return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
 
     @property
@@ -160,7 +160,7 @@ class Wgmma(BlockProduct):
 
     @property
     def adders(self) -> int:
-        """The number of threads of one of `takers`. Those of the first one add the sums of all."""
+        """The number of threads of each of the `takers`. The threads of the first taker add the sums of all takers."""
         return CONSUMERS // self.takers
 
     @property

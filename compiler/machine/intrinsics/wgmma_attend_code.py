@@ -24,7 +24,7 @@ from compiler.machine.intrinsics.wgmma_attend_pages import CHUNK, KEYS, PAGES, V
 from compiler.machine.intrinsics.wgmma_attend_rows import LOWEST, PAIR, Rows
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
-AT_ONCE = 2  # maximum number of parts of values that are multiplied, or wait for it, at once
+AT_ONCE = 2  # maximum number of parts of values whose products have started and not been awaited
 SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
 
 

@@ -1,6 +1,6 @@
 """Emit what a thread of attention by `wgmma` does with its rows: it copies their queries to shared memory, and stores their results.
 
-Of the accumulators of a warpgroup, a thread holds two rows, 8 rows apart. In each row, it has two neighbouring elements of every 8.
+A thread holds two rows of the accumulators of its warpgroup, 8 rows apart. In each row, it has two neighbouring elements of every 8.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Rows(Pages):
     # --- queries and results in global memory ------------------------------------------------------------------------------
 
     def _load_queries(self) -> None:
-        """Copy the queries to shared memory: groups of 8 rows, groups of 8 elements, rows, elements. Of each 8 elements of a row, a thread
-        copies two. Rows after the last one are computed like the last one, but not stored. If both warpgroups have the same rows, each
+        """Copy the queries to shared memory: groups of 8 rows, groups of 8 elements, rows, elements. A thread copies two of each 8 elements
+        of a row. Rows after the last one are computed like the last one, but not stored. If both warpgroups have the same rows, each
         copies half of the elements."""
         code, size, last = self.code, self.op.size, self.code.op(f"sub i64 {self.rows}, 1")
         numbers, quad = self._own_rows()

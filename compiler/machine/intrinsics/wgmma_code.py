@@ -6,8 +6,8 @@ of half a step where accumulators leave no more registers. The sum of each group
 in order.
 
 If parts of the block take turns, all but the first pass their sums and scales through shared memory. The first adds them in the next turn,
-before the sums of its own groups, which come later along k. Of the block's barriers, one pair signals that the sums of an even or of an odd
-turn are stored, and another pair that they were added.
+before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are stored,
+and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
 
 One statement of inline assembly starts the `wgmma` instructions of a step and waits for those of the previous step. So no other
 instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.

@@ -259,7 +259,7 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
 
 def lengthening(model: Model) -> float | None:
     """Return how many times as long decoding one token takes after the longest context as after the shortest; the two steps run in turns.
-    Return None for models whose state grows with the context."""
+    Return None for models without a recurrent state."""
     if model.config.recurrence is None:
         return None
     runs = [model.prepared(1, 1, context) for context in (CONTEXTS[0], LONG)]

@@ -2,7 +2,8 @@
 
 It decides how many prompt tokens a step takes with the real pace (`server/engine/scheduling/pace.py`), admits in the order of arrival, and
 forgets the prefix that was used least recently. Steps that only decode are taken together, up to the next end or arrival. What it leaves
-out: preemption (a sequence is admitted when its prompt and its answer fit), priorities, several keys, and the host's time between steps.
+out: preemption (a sequence is admitted when its prompt and its answer fit), priorities, fairness between several keys, and the host's time
+between steps.
 `tests/deploy/bench/fleet/test_replica.py` compares it with the real scheduler.
 """
 

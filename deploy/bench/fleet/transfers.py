@@ -1,8 +1,9 @@
 """Pages that travel between simulated replicas: from one that has more of a prompt, or from a prefill replica that computes it first.
 
 The ingress decides as `deploy/ray/directory.py` and `deploy/ray/prefill.py` do, and the server as `server/engine/page_exchange.py`. A
-replica receives one transfer at a time and sends one at a time, at the full rate: shared at the same time, all would end later. What this
-leaves out: pages that the giver evicts meanwhile, and the time between two steps for which it waits before it reads more.
+replica receives one transfer at a time and sends one at a time, at the full rate: if several transfers shared the rate, all would end
+later. The simulation leaves out pages that the giver evicts meanwhile, and the time between two steps for which a giver waits before it
+reads more.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 
 Traces: `poisson` (independent requests), `bursts` (five times the rate for ten seconds of each minute), `sessions` (agents, whose prompts
 grow), `day` (little load at night). A simulated replica decides as the scheduler does, and its steps take as long as measured ones. The
-policies `load`, `sessions` and `prefix` are the ranking of the router; `round-robin` is there to compare with.
+policies `load`, `sessions` and `prefix` use the ranking of the router, with less or more knowledge; `round-robin` is there to compare with.
 """
 
 from __future__ import annotations
