@@ -23,8 +23,8 @@ class Call:
 
 @node
 class CallTir:
-    """A call of a loop-level function in destination-passing style: outputs of type `out` are allocated and filled. If `inplace[i]` is not
-    None, output `i` reuses the storage of that argument. Scalar arguments are ordinary arguments."""
+    """A call of a loop-level function in destination-passing style: outputs of types `out` are allocated and filled. If `inplace[i]` is not
+    None, output `i` reuses the memory of argument `inplace[i]`. Scalars and dimensions are passed as arguments, like tensors."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

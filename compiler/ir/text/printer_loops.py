@@ -33,7 +33,7 @@ from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRE
 from compiler.ir.tiles import stated_fields
 
 _REDUCTION = 0  # precedence of a reduction: looser than any operator, because it extends to the right end
-_ATOM = 9
+_ATOM = 9  # precedence of an expression that never needs parentheses
 # A shared value of at least this many nodes gets a name. A smaller one is written out at each use, unless it is a reduction.
 _NAMED_FROM = 16
 
