@@ -105,7 +105,7 @@ class Scalars:
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
 
     def _widened(self, raw: str, lanes: int) -> str:
-        """Return bf16 that are given as integers as f32."""
+        """Convert bf16, given as integers of 16 bits, to f32."""
         op, v = self.code.op, partial(_lanes, lanes)
         wide = op(f"zext {v('i16')} {raw} to {v('i32')}")
         bits = op(f"shl {v('i32')} {wide}, {splat('16', 'i32', lanes)}")

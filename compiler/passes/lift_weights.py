@@ -1,10 +1,10 @@
 """Move work that depends only on weights out of the step, into functions that run once, when weights are bound.
 
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
-step still reads, and the functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared`
-values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so packing loops are fast. The
-results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated. So memory need not hold the
-whole checkpoint and all prepared weights at once.
+step still reads, or whose shapes define its variables. The functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each
+return a tuple of `prepared` values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so
+packing loops are fast. The results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated.
+So memory need not hold the whole checkpoint and all prepared weights at once.
 """
 
 from __future__ import annotations

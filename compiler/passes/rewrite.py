@@ -1,4 +1,4 @@
-"""The walk that most graph passes share. It rebuilds functions binding by binding and deduces every annotation again.
+"""The walk that most graph passes share. It rebuilds functions binding by binding, and deduces the annotations of changed bindings again.
 
 A pass provides a function that maps a binding to the value that replaces it. The function may emit bindings before it through the builder.
 If it returns an atom, the atom replaces the variable everywhere.

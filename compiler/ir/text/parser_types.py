@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DimScope:
-    """The symbolic variables of one function. `announced` variables appear before their definition, for example in a `where` clause; `awaited`
-    lists those of them that are not yet defined; `defined` variables are visible at this place of the text."""
+    """The symbolic variables of one function. `announced` variables are read before their definition, for example in a `where` clause;
+    `awaited` lists those of them that are not yet defined; `defined` variables are visible at this place of the text."""
 
     announced: dict[str, tuple[DimVar, Token]] = field(default_factory=dict[str, tuple[DimVar, Token]])
     defined: dict[str, DimVar] = field(default_factory=dict[str, DimVar])

@@ -1,6 +1,6 @@
 """Join two calls of loop nests into one, in one of three ways.
 
-  inline     The producer is elementwise: its right-hand side replaces every load of its result. Loads of one element share one node,
+  inline     The producer reduces nothing: its right-hand side replaces every load of its result. Loads of one element share one node,
              which is computed once. This applies to hand-written nests, too: the decoding of packed weights ends up inside the product
              that reads them.
   epilogue   The producer reduces (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is wrapped around
