@@ -45,10 +45,12 @@ _MEMORY: Final = {**_REGISTER, DType.F16: "half", DType.BF16: "i16", DType.E4M3:
 
 
 def register(dtype: DType) -> str:
+    """Return the LLVM type of a number in a register."""
     return _REGISTER[dtype]
 
 
 def memory(dtype: DType) -> str:
+    """Return the LLVM type of a number in memory."""
     return _MEMORY[dtype]
 
 
@@ -68,6 +70,7 @@ class Scalars:
     # --- memory and registers ------------------------------------------------------------------------------------------
 
     def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
+        """Convert numbers as memory has them to values in registers."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:

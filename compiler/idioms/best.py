@@ -1,5 +1,5 @@
-"""Recognise the stages that choose the best experts of each token (`top_experts`), by comparing them with those that the operator writes.
-Fusion may have put an expression in place of the scores."""
+"""Recognise the stages (statements of a body) that choose the best experts of each token, by comparing them with those that the operator
+`top_experts` writes. Fusion may have put an expression in place of the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Match kernels whose stages can be computed row by row, such as norms and softmax."""
+"""Match kernels whose stages, the statements of their bodies, can be computed row by row. Norms and softmax are such kernels."""
 
 from __future__ import annotations
 

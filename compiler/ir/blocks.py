@@ -147,6 +147,9 @@ def _floats(blocks: Bytes, of: Half | Power) -> NDArray[np.float32]:
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
+# `first` is the index of the first byte that a function reads, `k` that of a number in the block, and `g` that of a group.
+
+
 def _none(_: Any) -> int:
     return 0
 
@@ -176,8 +179,8 @@ def _fifth(first: int) -> Bits:
     return Bits(1, lambda k: first + k // 8, lambda k: k % 8, 4)
 
 
-# Scales and minima of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two bits are
-# those of one of the last four groups, whose low four bits are in bytes 12 to 15.
+# Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two
+# bits are those of one of the last four groups, whose low four bits are in bytes 12 to 15.
 _SCALES = Integers(
     (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )

@@ -138,7 +138,7 @@ def _half(blocks: Bytes, first: int = 0) -> NDArray[np.float16]:
     return _words(blocks, first, 1, "<f2")
 
 
-NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)
+NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)  # the first bits of fields of 4 bits in a byte, and of 7 bits in a word
 
 
 # --- the readers --------------------------------------------------------------------------------------------------------

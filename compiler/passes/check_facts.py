@@ -41,7 +41,7 @@ from compiler.ir.subsume import Level, subsumes
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, TupleType, Type, dims_of
 from compiler.ir.verify.graph import unjoined
 
-Emit = Callable[[MatchCast], Var]
+Emit = Callable[[MatchCast], Var]  # adds a check to the program, and returns the checked value
 
 # --- requirements of a boundary ----------------------------------------------------------------------------------------
 

@@ -93,6 +93,9 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
 
 # --- whether to join ---------------------------------------------------------------------------------------------------
 
+# `first` and `second` are the functions that producer and consumer call. `places` has the positions of the producer's result among the
+# parameters of `second`.
+
 
 def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     """Whether the expressions of the joined nest stay within the limits on nodes and depth."""
@@ -266,8 +269,8 @@ def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
 def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
-    """Return the renaming of buffers, and the operands of both calls without the joined value. A value that both calls read becomes one
-    operand."""
+    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. A value that both
+    calls read becomes one operand."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}
