@@ -48,6 +48,7 @@ def num_per_byte(bits: int) -> int:
 
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+# The numbers for which the codes of IQ4_NL and IQ4_XS stand.
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 
 

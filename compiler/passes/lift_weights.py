@@ -96,8 +96,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare used values into parts with results of at most PART_BYTES, or one connected group of bindings if that
-    has more. So there are few functions, and each is small."""
+    """Group the bindings that prepare values in `used` into parts with results of at most PART_BYTES, or one connected group of bindings if
+    it has more. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -150,7 +150,8 @@ def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: S
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
-    """Return the chosen weights, and the weights needed to define all variables in shapes."""
+    """Return the chosen weights, and the weights needed to define all variables in shapes. `others` are further parameters, whose shapes
+    also define variables; `needs` has the variables that the function uses."""
     given = {*chosen, *others}
     mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
     for dim in mentioned:

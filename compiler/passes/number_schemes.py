@@ -54,10 +54,10 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    q: Atom
+    q: Atom  # the stored numbers
     scale: Atom
     bits: int
-    group: int
+    group: int  # number of elements of a channel that share a scale
     length: int  # number of elements of a channel
     size: int  # number of columns of the product
     out_dtype: str

@@ -32,7 +32,7 @@ def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None
 def rewrite_function(
     builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
 ) -> bool:
-    """Rebuild one function with the builder. Return whether anything was replaced."""
+    """Rebuild one function with the builder. `arena`, if given, becomes the size of its arena. Return whether anything was replaced."""
     walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)

@@ -34,8 +34,8 @@ class CallTir:
 
 @node
 class CallLibrary:
-    """A call of a registered external function in destination-passing style. With the attribute `effect`, the call is kept even if its
-    result is unused."""
+    """A call of a routine of the runtime (runtime/library.py) in destination-passing style. With the attribute `effect`, the call is kept
+    even if its result is unused."""
 
     name: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

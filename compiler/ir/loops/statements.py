@@ -70,7 +70,8 @@ class Allocate:
 
 @node
 class Tile:
-    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts."""
+    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that the tile
+    takes at run time."""
 
     op: TileOp
     operands: tuple[Load, ...] = holds(Holds.PLACE, default=())

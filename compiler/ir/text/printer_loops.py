@@ -240,8 +240,8 @@ def header(head: str, tail: str) -> list[str]:
 
 
 def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
-    """Return the values that need a name, inner ones first: values with several uses that are long when written out. Values inside a
-    reduction get their names there."""
+    """Return the values that need a name, inner ones first: values with several uses that are long when written out. The values in `named`
+    have names already, and values inside a reduction get their names there."""
     uses: dict[Scalar, int] = {}
     pending, inside = [scalar], {scalar}
     while pending:
