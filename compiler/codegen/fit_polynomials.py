@@ -123,6 +123,7 @@ def fits() -> Iterator[tuple[str, Array, float]]:
     yield "LOG2", *remez(2 * np.arctanh(s) / s / np.log(Real(2)), s / (2 * np.arctanh(s)), s * s, 5)
 
     t = np.linspace(Real(-0.5), Real(0.5), 4001, dtype=Real)
+    # exp2(t) = q(t)
     yield "EXP2", *remez(np.exp2(t), np.exp2(-t), t, 7)
 
 

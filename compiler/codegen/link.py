@@ -45,7 +45,7 @@ class LinkedCode:
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
-    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
+    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes; `emit` compiles it."""
     kernels = list(kernels)
     objects = {k.name: k.object or emitted(text_of(k, target), target) for k in kernels}
     parts = [*objects.items()]

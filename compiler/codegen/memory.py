@@ -23,7 +23,7 @@ class Storage:
     pointer: str
     size: int | None = None  # number of elements of a local buffer
     lane: DimVar | None = None  # variable of a vector loop whose lanes each have a copy of the buffer, in an additional innermost dimension
-    level: int = 0  # the scope in which the pointer is known, and in all scopes inside it
+    level: int = 0  # the outermost scope in which the pointer is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Place:
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
-    safe: bool = False  # even masked lanes may access their elements, because all are inside a local buffer
+    safe: bool = False  # even inactive lanes may access their elements, because all of these are inside a local buffer
 
     @property
     def contiguous(self) -> bool:
@@ -178,7 +178,7 @@ class MemoryAccess:
         return shared, tuple(fixed) if some else (), self.indices.total(varying) if varying else None
 
     def varies(self, atoms: Iterable[Atom]) -> bool:
-        """Return whether the value differs between lanes."""
+        """Return whether the value of an expression of these atoms may differ between lanes."""
         env = self.indices.env  # the axes of a reduction are not yet in `env` when a caller asks about the whole reduction
         return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
 

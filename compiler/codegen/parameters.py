@@ -40,7 +40,7 @@ class Parameters:
         return expressions
 
     def grid(self, symbol: str, size: Callable[[Indices], Index]) -> str:
-        """Emit the function `i64 (ptr dims)` that returns the size of a grid."""
+        """Emit the function `i64 (ptr dims)`, named `symbol`, that returns the size of a grid. `size` emits the computation of the size."""
         code = Code()
         indices = Indices(code)
         for i, dim in enumerate(self.dims):

@@ -21,7 +21,8 @@ _NAMES: Final = b"\0.rodata\0.text\0.symtab\0.strtab\0.rela\0" + _STACK + b"\0"
 
 
 def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
-    """Return one object with the functions of all objects. In each, `kernel.x` is renamed to `NAME.x`. Equal arguments give equal bytes."""
+    """Return one object with the functions of all objects, which are given by name. In the object NAME, `kernel.x` is renamed to `NAME.x`.
+    Equal arguments give equal bytes."""
     whole = joined([_renamed(read(code, arch), name) for name, code in objects])
     loaded = [i for i, section in enumerate(whole.sections) if section.is_loaded]
     numbers = {old: new for new, old in enumerate(loaded, 1)}

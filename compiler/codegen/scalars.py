@@ -45,10 +45,12 @@ _MEMORY: Final = {**_REGISTER, DType.F16: "half", DType.BF16: "i16", DType.E4M3:
 
 
 def register(dtype: DType) -> str:
+    """Return the LLVM type of a number in a register."""
     return _REGISTER[dtype]
 
 
 def memory(dtype: DType) -> str:
+    """Return the LLVM type of a number in memory."""
     return _MEMORY[dtype]
 
 
@@ -68,6 +70,7 @@ class Scalars:
     # --- memory and registers ------------------------------------------------------------------------------------------
 
     def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
+        """Convert numbers as memory has them to values in registers."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:
@@ -105,7 +108,7 @@ class Scalars:
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
 
     def _widened(self, raw: str, lanes: int) -> str:
-        """Return bf16 that are given as integers as f32."""
+        """Convert bf16, given as integers of 16 bits, to f32."""
         op, v = self.code.op, partial(_lanes, lanes)
         wide = op(f"zext {v('i16')} {raw} to {v('i32')}")
         bits = op(f"shl {v('i32')} {wide}, {splat('16', 'i32', lanes)}")

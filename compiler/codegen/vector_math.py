@@ -338,6 +338,8 @@ def _cos(x: Lanes) -> Lanes:
 
 
 def _sine(quadrant: Lanes, r: Lanes, sign: Lanes, x: Lanes) -> Lanes:
+    """Return the sine of quadrant * pi/2 + r, negated where the sign bit in `sign` is set. Return NaN where `x`, the argument of the
+    function, is infinite or NaN."""
     square = r * r
     sine = (r * square).fma(_polynomial(square, SIN), r)
     cosine = (square * square).fma(_polynomial(square, COS), square.fma(-0.5, 1.0))

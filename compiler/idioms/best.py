@@ -1,5 +1,5 @@
-"""Recognise the stages that choose the best experts of each token (`top_experts`), by comparing them with those that the operator writes.
-Fusion may have put an expression in place of the scores."""
+"""Recognise the stages (statements of a body) that choose the best experts of each token, by comparing them with those that the operator
+`top_experts` writes. Fusion may have put an expression in place of the scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Best:
 
 
 def match_best(stages: Sequence[Stmt]) -> Best | None:
-    """Return what the first of these stages choose, or None if they do something else."""
+    """Match the first of these stages. Return None if they do not choose the best experts."""
     first = perfect_nest(stages[0])
     if first is None or len(first.axes) != 1 or not isinstance(fold := first.store.value, Reduce) or len(fold.axes) != 1:
         return None
@@ -51,7 +51,7 @@ def match_best(stages: Sequence[Stmt]) -> Best | None:
 
 
 def _score(fold: Reduce) -> Scalar | None:
-    """Return the scalar that is compared with itself, to find NaN."""
+    """Return the score that a stage ranks: the scalar that the stage compares with itself, to find NaN. Return None if there is none."""
     found = (s for s in walk_scalar(fold.value) if isinstance(s, Apply) and s.fn is Fn.EQ and s.args[0] is s.args[1])
     return next((s.args[0] for s in found), None)
 

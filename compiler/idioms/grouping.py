@@ -10,7 +10,7 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ops.routing import group_nest
 
-RANKS = [2, 1, 1, 2]  # of the buffers: experts, tokens, chosen experts, places
+_NUM_AXES = [2, 1, 1, 2]  # numbers of axes of the parameters: experts, tokens, chosen experts, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Grouping:
 
 def match_grouping(prim: PrimFunc) -> Grouping | None:
     temporaries, _ = without_allocations(prim.body)
-    if [len(b.shape) for b in prim.buffers] != RANKS or prim.num_outputs != len(RANKS) - 1 or not temporaries:
+    if [len(b.shape) for b in prim.buffers] != _NUM_AXES or prim.num_outputs != len(_NUM_AXES) - 1 or not temporaries:
         return None
     (count, *_), (experts, *outputs) = temporaries[0].shape, prim.buffers
     if not count.is_const or not experts.shape[1].is_const:

@@ -15,7 +15,7 @@ from compiler.ir.prove import prove_le, prove_lt
 
 @dataclass(frozen=True, slots=True)
 class PerfectNest:
-    """The nest `for axes { buffer[indices] = value }`. `lets` are the integers that a product reads between its loops."""
+    """The nest `for axes { buffer[indices] = value }`. `lets` has the integers that a product reads from memory between its loops."""
 
     axes: tuple[tuple[DimVar, Dim], ...]
     store: Store

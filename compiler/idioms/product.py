@@ -70,8 +70,8 @@ class GroupedSum:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of several matrices each row multiplies. `index` reads the number of the matrix from memory. The columns of different sums may
-    use different variables for this number; `names` has all of them."""
+    """The choice of the matrix that each row multiplies. `index` reads the number of the matrix from memory. The columns of different sums
+    may use different variables for this number; `names` has all of them."""
 
     names: tuple[DimVar, ...]
     index: Scalar

@@ -1,4 +1,4 @@
-"""Match kernels whose stages can be computed row by row, such as norms and softmax."""
+"""Match kernels whose stages, the statements of their bodies, can be computed row by row. Norms and softmax are such kernels."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class RowProgram:
 
 
 def match_rows(body: Stmt) -> RowProgram | None:
-    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. Choose as many row axes as possible.
-    Return None if nothing is folded or the stages have no rows in common."""
+    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. The axes of the first stage that folds
+    are the row axes. Return None if nothing is folded or the stages have no rows in common."""
     temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):

@@ -54,7 +54,7 @@ class Stored:
 
     bits: int
     kind: Kind
-    place: Load | Element  # what reads it
+    place: Load | Element  # the load or the element that reads the number
 
 
 def stored_number(number: Scalar) -> Stored | None:

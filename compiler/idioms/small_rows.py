@@ -1,5 +1,5 @@
-"""Recognise calls that compute short rows in several stages, such as the routing of a mixture of experts. Each stage reads, of what earlier
-stages wrote, only its own row."""
+"""Recognise functions that compute short rows in several stages, such as the routing of a mixture of experts. A stage reads only its own
+row of the buffers that earlier stages wrote."""
 
 from __future__ import annotations
 

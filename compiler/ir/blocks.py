@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, stored_as
 
-# Computes the byte that holds a number (or the scale of a group), or the number's lowest bit in that byte. The argument is the index of the
-# number (or of the group) in the block: a dimension, or an array of integers.
+# Computes where a number (or the scale of a group) is stored: the index of its byte in the block, or the index of its lowest bit in that
+# byte. The argument is the index of the number (or of the group) in the block: a dimension, or an array of integers.
 Place = Callable[[Any], Any]
 Bytes = NDArray[np.uint8]
 SIGN = 0x8000  # the sign bit of an f16
@@ -116,7 +116,7 @@ PARTS = (NUMBERS, "scale", "scale_unit", "shift", "shift_unit")
 
 
 def unpacked(blocks: Bytes, format: Blocks, name: str) -> NDArray[Any]:
-    """Return a part of blocks [n, num_bytes] as a program stores it, [n, extent]."""
+    """Return the part `name` of blocks [n, num_bytes] as a program stores it, [n, extent]."""
     part = format.part(name)
     assert part is not None, (format.name, name)
     if name == NUMBERS and format.bits == 4:
@@ -147,6 +147,9 @@ def _floats(blocks: Bytes, of: Half | Power) -> NDArray[np.float32]:
 # --- the table ---------------------------------------------------------------------------------------------------------
 
 
+# `first` is the index of the first byte that a function reads, `k` that of a number in the block, and `g` that of a group.
+
+
 def _none(_: Any) -> int:
     return 0
 
@@ -163,7 +166,7 @@ def _pairs(first: int, at: int = 0) -> Bits:
 
 
 def _single(first: int, at: int) -> Bits:
-    """One bit of each number: bit i of 32 bytes belongs to the 32 numbers of group i."""
+    """One bit of each number: the bits i of 32 bytes belong to the numbers 32 * i to 32 * i + 31."""
     return Bits(1, lambda k: first + k % 32, lambda k: k // 32, at)
 
 
@@ -176,8 +179,8 @@ def _fifth(first: int) -> Bits:
     return Bits(1, lambda k: first + k // 8, lambda k: k % 8, 4)
 
 
-# Scales and minima of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two bits are
-# those of one of the last four groups, whose low four bits are in bytes 12 to 15.
+# Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two
+# bits are those of one of the last four groups, whose low four bits are in bytes 12 to 15.
 _SCALES = Integers(
     (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )

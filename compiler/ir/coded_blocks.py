@@ -2,9 +2,10 @@
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
 compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits; each code is the index of a number in a table of
-compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in IQ1, the
-upper bit chooses one of two offsets instead). The exclusive or of a word of the grid and of eight shifted signs is thus eight codes. A value is its number times the scale of its group. A
-scale is a float of the block, or an odd integer times that float.
+compiler/ir/numbers.py. The codes of IQ1, IQ2 and IQ3 have the index of a magnitude in their lower three bits, and a sign in their upper
+bit; in IQ1, the upper bit chooses one of two offsets instead. The codes of a point of a grid form a word. The exclusive or of words with
+eight magnitudes and of a word with eight signs is thus eight codes. A value is its number times the scale of its group. A scale is a float
+of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _fields(words: Array, bits: int, shifts: Sequence[int]) -> Array:
 
 
 def _joined(low: Array, high: Array) -> Array:
-    """Return indices whose lower eight bits are `low`."""
+    """Return indices whose lower eight bits are `low`, and whose other bits are `high`."""
     return low.astype(np.uint16) | high.astype(np.uint16) << np.uint16(8)
 
 
@@ -137,7 +138,7 @@ def _half(blocks: Bytes, first: int = 0) -> NDArray[np.float16]:
     return _words(blocks, first, 1, "<f2")
 
 
-NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)
+NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)  # the first bits of fields of 4 bits in a byte, and of 7 bits in a word
 
 
 # --- the readers --------------------------------------------------------------------------------------------------------

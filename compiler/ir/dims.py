@@ -420,8 +420,7 @@ def products(a: tuple[Term, ...], b: tuple[Term, ...]) -> dict[Monomial, int]:
 
 
 def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
-    # Imported late to break an import cycle: simplifying a division needs proofs, and proofs need the sums above. There is no other such
-    # cycle.
+    # Imported late to break an import cycle: simplifying a division needs proofs, and proofs need the sums above.
     from compiler.ir.simplify import divide
 
     return divide(a, b)

@@ -1,6 +1,6 @@
 """Compare programs for structural equality up to the names of variables, and find the first difference.
 
-The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with the same declared range.
+The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with an equal declaration.
 Functions are matched by name. The comparison ignores differences without effect: how sequences of statements are nested; whether adjacent
 plain blocks are merged; whether an attribute with its default value is written; whether a `Copy` or the copied atom is used; whether equal
 scalars are one shared node; and the `boundary` of a `MatchCast`, which appears only in messages.

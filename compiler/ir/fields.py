@@ -114,5 +114,5 @@ def all_names(node_type: type) -> tuple[str, ...]:
 
 
 def items(node: Any, what: Holds) -> tuple[Any, ...]:
-    """Return the items of kind `what` that the node itself holds, in the order of its fields."""
+    """Return the items of kind `what` that the node itself holds, in the order of `parts`."""
     return getter(type(node), what)(node)

@@ -1,9 +1,9 @@
 """Proofs about dimensions: bounds, order, equality, divisibility.
 
 All proofs rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the variables allow. It
-eliminates the newest atom first. With p = c * atom + rest and c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound
-of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves n*m -
-(n - 1)*m - m = 0.
+eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and c >= 0, a lower
+bound of the atom in terms of older atoms gives a lower bound of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0.
+Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves n*m - (n - 1)*m - m = 0.
 
 Elimination ends because the range of a variable mentions only older variables, and a node consists of older atoms. A budget of steps,
 divided among alternatives, keeps elimination short. The proofs are sound but not complete: False means "not proved".
@@ -158,7 +158,7 @@ def _lower_bound(p: Dim, budget: int) -> Extended:
 
 
 def _next_atom(p: Dim) -> Atom:
-    """Return the atom to eliminate next. A min or max of which every operand must be tried comes first, because the choice of its operand
+    """Return the atom to eliminate next. A min or max whose operands must all be tried comes first, because the choice of its operand
     often decides other mins and maxes. Otherwise return the newest atom."""
     for atom in p.atoms():
         if isinstance(atom, Min | Max):
@@ -169,7 +169,7 @@ def _next_atom(p: Dim) -> Atom:
 
 
 def _independent(p: Dim) -> bool:
-    """Whether each term is a distinct variable with a constant range. The interval of the terms is then exact."""
+    """Whether each term is a constant, or a multiple of a variable of its own, with a constant range. The terms' interval is then exact."""
     return all(len(m) == 0 or (len(m) == 1 and isinstance(m[0], DimVar) and not isinstance(m[0].upper, Dim)) for _, m in p.terms)
 
 

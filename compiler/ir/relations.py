@@ -2,7 +2,8 @@
 heads.
 
 An operator declares its relations once, next to its deduction. If a call is proved to violate a relation, deducing its annotation raises an
-error that names the sizes. `check_facts` checks at run time what is not proved, and the interpreter checks every relation.
+error that names the sizes. The pass `check_facts` inserts a check for each relation that is not proved, and the interpreter checks all
+relations.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def substitute(type_: Type, mapping: Mapping[DimVar, DimLike]) -> Type:
 
 
 def erase(type_: Type, keep: set[DimVar]) -> Type:
-    """Remove every dimension that mentions a variable outside `keep`. Keep the rank and the element type."""
+    """Replace a shape or a value that mentions a variable outside `keep` by None (not known). Keep the rank and the element type."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None:
             return type_ if _known(shape, keep) else TensorType(None, dtype, len(shape))

@@ -30,7 +30,8 @@ def name_of(step: Pass) -> str:
 
 
 class Instrument(Protocol):
-    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None: ...
+    def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
+        """Observe a pass that has run: its name, the program before it, the program after it, and the time it took."""
 
 
 @dataclass(frozen=True, slots=True)

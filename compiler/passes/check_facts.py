@@ -41,7 +41,7 @@ from compiler.ir.subsume import Level, subsumes
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, TupleType, Type, dims_of
 from compiler.ir.verify.graph import unjoined
 
-Emit = Callable[[MatchCast], Var]
+Emit = Callable[[MatchCast], Var]  # adds a check to the program, and returns the checked value
 
 # --- requirements of a boundary ----------------------------------------------------------------------------------------
 
@@ -75,7 +75,8 @@ def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str
 
 
 def require_range(emit: Emit, var: DimVar, value: Dim, found: dict[DimVar, Dim], boundary: str, *, extent: bool) -> None:
-    """Require that the value of a variable is in its range. An `extent` of a tensor is never negative."""
+    """Require that the value of a variable of a loop nest is in its range. `found` has the values of all variables of the nest. `extent`
+    says that the value is an extent of a tensor, which is never negative."""
     upper = var.upper.substitute(found) if isinstance(var.upper, Dim) else var.upper
     above = (extent and var.lower <= 0) or prove_le(var.lower, value)
     below = upper is None or prove_le(value, upper)

@@ -112,7 +112,7 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str
 def _place(name: str, atom: Atom, type_: Type) -> Place | None:
     match atom, type_:
         case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
-            # a literal becomes a parameter, too: calls that differ only in a literal (a layer's index) share the function
+            # an i64 becomes a parameter even if it is a literal: calls that differ only in it (a layer's index) share the function
             return ScalarParam(name, dtype)
         case ScalarValue(value=bool() | int() | float() as value, dtype=dtype), _:
             return Const(value, DType(dtype))

@@ -1,10 +1,10 @@
 """Move work that depends only on weights out of the step, into functions that run once, when weights are bound.
 
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
-step still reads, and the functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared`
-values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so packing loops are fast. The
-results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated. So memory need not hold the
-whole checkpoint and all prepared weights at once.
+step still reads, or whose shapes define its variables. The functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each
+return a tuple of `prepared` values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so
+packing loops are fast. The results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated.
+So memory need not hold the whole checkpoint and all prepared weights at once.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare used values into parts with results of at most PART_BYTES, or one connected group of bindings if that
-    has more. So there are few functions, and each is small."""
+    """Group the bindings that prepare values in `used` into parts with results of at most PART_BYTES, or one connected group of bindings if
+    it has more. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -150,7 +150,8 @@ def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: S
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
-    """Return the chosen weights, and the weights needed to define all variables in shapes."""
+    """Return the chosen weights, and the weights needed to define all variables in shapes. `others` are further parameters, whose shapes
+    also define variables; `needs` has the variables that the function uses."""
     given = {*chosen, *others}
     mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
     for dim in mentioned:

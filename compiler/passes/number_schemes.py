@@ -1,7 +1,7 @@
 """Number schemes: to how many bits products with quantised weights round their rows, and which sums are exact.
 
 On CPUs and in browsers, the program alone decides, not the target: targets only choose the instructions that compute the same integers.
-Only if the program tolerates rows of bf16 may a target use a scheme of its own. GPUs use no scheme: they round the rows to bf16
+A target may use a scheme of its own only if the program tolerates rows of bf16. GPUs use no scheme: they round the rows to bf16
 (round_operands.py).
 
     weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits. If a row is stored
@@ -12,8 +12,8 @@ Only if the program tolerates rows of bf16 may a target use a scheme of its own.
     weights of 8 bits with one scale per channel, if the product tolerates rows of i8 (int8-fast)
                                rows of 8 bits, with a scale per 64 elements
 
-A row has one scale per group of the weight. If the weight has one scale per channel, a channel is cut into parts, and a row has one scale
-per part.
+A row has one scale per group of the weight. If the weight has one scale per channel, a channel that is too long for an exact sum is cut
+into parts, and a row has one scale per part.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    q: Atom
+    q: Atom  # the stored numbers
     scale: Atom
     bits: int
-    group: int
+    group: int  # number of elements of a channel that share a scale
     length: int  # number of elements of a channel
     size: int  # number of columns of the product
     out_dtype: str
     offset: Atom | None  # the zero point or the shift of each group; None: the weight has neither
-    is_shifted: bool
+    is_shifted: bool  # whether `offset` is a shift, which is subtracted after the multiplication by the scale
     # If the scales, and the offsets if there are any, are themselves dequantised: their integers and the scales of these integers.
     # Otherwise empty.
     levels: tuple[Atom, ...]
@@ -114,7 +114,7 @@ def _scheme(weight: QuantisedWeight, group: int) -> Scheme:
 
 
 def _part(weight: QuantisedWeight, longest: int) -> int | None:
-    """Return how many elements the product adds up exactly: a group or, if one group is the whole channel, the longest part that fits.
+    """Return how many products are added exactly: those of a group or, if one group is the whole channel, of the longest part that fits.
     Return None if no part is long enough."""
     if weight.group <= longest:
         return weight.group
@@ -185,7 +185,7 @@ def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple
 
 
 def schemes_of(module: IRModule) -> dict[str, int]:
-    """Say what the products of a program multiply, and how many products do. The most frequent come first."""
+    """Return descriptions of what the products of a program multiply, each with the number of these products, the most frequent first."""
     counts: Counter[str] = Counter()
     for func in module.graph_functions.values():
         bindings = [b for b in func.body.bindings if isinstance(b.value, Call)]

@@ -44,7 +44,8 @@ class Outliner:
         inplace: tuple[int | None, ...] = (),
         attrs: dict[str, Any] | None = None,
     ) -> CallTir:
-        """Outline a nest and return the call. `inplace[i]` is the index of the operand whose memory output `i` reuses."""
+        """Outline a nest and return the call. `operands` pairs each buffer or scalar that the nest reads with the value that the call
+        passes for it. `inplace[i]` is the index of the operand whose memory output `i` reuses."""
         buffers = [place for place, _ in operands] + list(outputs)
         shaped = {v for b in buffers if isinstance(b, Buffer) for d in b.shape if (v := d.var) is not None}
         mentioned = dict.fromkeys(v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars())

@@ -1,10 +1,10 @@
 """Pack the right operand of every product in the order in which its tiles read it.
 
-Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns that are contiguous along `r`,
-and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]` instead, or
-the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of weights
-moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its order of
-summation stay the same.
+Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns in which the C numbers of one `r`
+are adjacent, and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]`
+instead, or the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of
+weights moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its
+order of summation stay the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The walk that most graph passes share. It rebuilds functions binding by binding and deduces every annotation again.
+"""The walk that most graph passes share. It rebuilds functions binding by binding, and deduces the annotations of changed bindings again.
 
 A pass provides a function that maps a binding to the value that replaces it. The function may emit bindings before it through the builder.
 If it returns an atom, the atom replaces the variable everywhere.
@@ -32,7 +32,7 @@ def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None
 def rewrite_function(
     builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
 ) -> bool:
-    """Rebuild one function with the builder. Return whether anything was replaced."""
+    """Rebuild one function with the builder. `arena`, if given, becomes the size of its arena. Return whether anything was replaced."""
     walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)

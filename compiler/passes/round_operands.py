@@ -3,9 +3,9 @@
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
 If a machine multiplies integers of 8 and 4 bits, or floats of 8 or 4 bits, as bf16 (`beside`), rows that are multiplied by such weights are
-rounded, too: beside floats if the product tolerates it, beside integers always. On a CPU, of the products with experts, only those with
-floats of 8 bits have tiles that multiply bf16. On a GPU, a product with experts has a tile if the depth, and each group of weights that
-shares a scale, are whole steps of the tile. The rows of products with experts that have no tile stay f32.
+rounded, too: beside floats if the product tolerates it, beside integers always. On a CPU, the only products with experts that have tiles
+for bf16 are those with floats of 8 bits. On a GPU, a product with experts has a tile if its depth, and each group of weights that shares a
+scale, are whole steps of the tile. The rows of products with experts that have no tile stay f32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from compiler.passes.rewrite import rewrite_module
 @dataclass(frozen=True, slots=True)
 class RoundOperands:
     beside: frozenset[Kind] = frozenset()  # kinds of quantised weights that the machine multiplies as bf16
-    # Number of elements along k of a step of the tiles that multiply rows which choose their matrix; 0: only tiles for floats of 8 bits do.
+    # For products with experts: number of elements along k that one step of a tile multiplies. 0: only floats of 8 bits have tiles.
     of_experts: int = 0
 
     def __call__(self, module: IRModule) -> IRModule:

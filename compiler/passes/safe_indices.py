@@ -1,6 +1,6 @@
 """Replace the index operands of a call by safe ones, as `compiler/ops/indices.py` declares. `legalize` does this before it lowers a call.
 
-A scalar is checked where it is not proved to be in range. A tensor that is treated `ahead` is replaced by a safe copy; for other tensors,
+A scalar is checked where it is not proved to be in range. A tensor whose declaration says `ahead` is replaced by a safe copy; for others,
 the operator's own loops make indices safe. Copies of the same operand with the same bound are equal calls, of which `share_subexpressions`
 keeps one.
 """

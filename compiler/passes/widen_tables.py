@@ -1,7 +1,7 @@
 """Replace weights of 4-bit codes, which are indices of a table, by the 8-bit integers of that table, if the target has no product that
 looks up codes.
 
-Before: `dequantize(q, scale, bits=4, kind="iq4")` of a product's weight. After: `dequantize(wide, scale, bits=8)`, with `wide =
+Before: a weight is `dequantize(q, scale, bits=4, kind="iq4")`. After: the weight is `dequantize(wide, scale, bits=8)`, with `wide =
 cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes.
 """
 

@@ -30,7 +30,7 @@ from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of
 
 @dataclass(slots=True)
 class _Frame:
-    """A body under construction. `scope` holds the symbolic variables defined so far."""
+    """A body under construction. `scope` holds the symbolic variables defined so far, and `pending` the bindings of the present block."""
 
     scope: set[DimVar]
     blocks: list[Block] = field(default_factory=list[Block])

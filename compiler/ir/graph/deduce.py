@@ -1,5 +1,5 @@
-"""Deduce a value's annotation from the annotations of its operands. Deduction is forward and local. The builder runs it for every binding,
-so bindings that a pass rebuilds are deduced again."""
+"""Deduce a value's annotation from the annotations of its operands. Deduction is forward and local. The builder runs it for every binding
+that it emits, so a binding whose value a pass changes is deduced again."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Typ
 
 def require_alike(value: If, signature: Signature) -> None:
     """Raise AnnotationError if the branches give values of different kinds, element types or ranks. The join of their annotations would
-    lose this difference. A program that wants this must state the annotation of the binding."""
+    lose this difference. A program that wants such branches must state the annotation of the binding."""
     sides = tuple(type_of(b.result, signature) for b in (value.then, value.orelse))
     if difference := _difference(*sides):
         given = f"the branches give {sides[0]} and {sides[1]}, whose {difference} differ"

@@ -23,8 +23,8 @@ class Call:
 
 @node
 class CallTir:
-    """A call of a loop-level function in destination-passing style: outputs of type `out` are allocated and filled. If `inplace[i]` is not
-    None, output `i` reuses the storage of that argument. Scalar arguments are ordinary arguments."""
+    """A call of a loop-level function in destination-passing style: outputs of types `out` are allocated and filled. If `inplace[i]` is not
+    None, output `i` reuses the memory of argument `inplace[i]`. Scalars and dimensions are passed as arguments, like tensors."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -34,8 +34,8 @@ class CallTir:
 
 @node
 class CallLibrary:
-    """A call of a registered external function in destination-passing style. With the attribute `effect`, the call is kept even if its
-    result is unused."""
+    """A call of a routine of the runtime (runtime/library.py) in destination-passing style. With the attribute `effect`, the call is kept
+    even if its result is unused."""
 
     name: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

@@ -54,7 +54,7 @@ class Attention:
     sinks: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads]
     bias: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads, 2 * m + 1]
     exact: bool = False  # whether a schedule must not round queries and weights to bf16
-    row_bits: int = 16  # over an 8-bit cache, a schedule may round queries and weights to so many bits: 8 or 16
+    row_bits: int = 16  # over an 8-bit cache, a schedule may round queries and weights to integers of this many bits: 8 or 16
 
     @property
     def has_spans(self) -> bool:

@@ -23,8 +23,8 @@ class LoopKind(StrEnum):
 
 @node
 class For:
-    """A loop of `var` over 0 .. extent - 1. Iterations of a serial loop may depend on each other through buffers; iterations of other kinds
-    of loops may not."""
+    """A loop of `var` over 0 .. extent - 1. Iterations of serial and unrolled loops run in order, and may depend on each other through
+    buffers; iterations of other kinds of loops may not."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)
@@ -70,7 +70,8 @@ class Allocate:
 
 @node
 class Tile:
-    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts."""
+    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts. `dims` has the integers that the tile
+    takes at run time."""
 
     op: TileOp
     operands: tuple[Load, ...] = holds(Holds.PLACE, default=())

@@ -1,7 +1,8 @@
 """Walk and rewrite the loop level.
 
 `walk_*` functions visit a node before its parts. `map_*` functions rewrite the parts first, and return their argument if nothing changed.
-Expressions share nodes; every function here visits a node once, however many other nodes refer to it.
+Expressions share nodes. However many nodes refer to a node, a function visits it once in each expression, or, if the variables in scope
+matter, once for each reduction around it.
 """
 
 from __future__ import annotations

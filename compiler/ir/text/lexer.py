@@ -118,8 +118,8 @@ class Cursor:
         return token
 
     def at(self, *texts: str, ahead: int = 0) -> bool:
-        """Whether the text of the token is one of these. The text of a string token includes its quotes, so it never equals a word or a
-        mark."""
+        """Whether the text of the next token, or of the one `ahead` places after it, is one of these. The text of a string token includes
+        its quotes, so it never equals a word or a mark."""
         return self.tokens[self.at_token + ahead].text in texts
 
     def at_kind(self, *kinds: Kind, ahead: int = 0) -> bool:
@@ -164,7 +164,7 @@ class Cursor:
         return self.error(f"the text is nested more than {MAX_NESTING} levels deep; bind inner parts to names", at)
 
     def skip_to(self, *texts: str) -> None:
-        """Move to the first of these marks or words that is outside all brackets."""
+        """Move to the first of these marks or words that is outside all brackets, or to the end of the text."""
         depth = 0
         for at in range(self.at_token, len(self.tokens) - MOST_AHEAD):
             text = self.tokens[at].text

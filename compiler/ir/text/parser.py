@@ -26,7 +26,7 @@
                  | "shape" "[" Dim,* "]" | "@" Name
                  | "const" DType "[" Int,* "]" (Array | "base64" String+ | "digest" String)
     Array      ::= Number | "true" | "false" | "[" Array,* "]"
-    Attr       ::= Name "=" AttrValue
+    Attr       ::= (Name | String) "=" AttrValue
     AttrValue  ::= Number | String | "true" | "false" | "none" | DType | "dim" "(" Dim ")" | "[" AttrValue,* "]"
 
     Prim       ::= "prim" Name "(" PrimParam,* ")" [Where] ["attrs" "{" Attr,* "}"] Block

@@ -36,7 +36,7 @@ class LoopParser(TypeParser):
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
         self._scalars: dict[str, Scalar] = {}  # parameters, and named values of the present expression
-        self._scopes = ExitStack()  # scopes of variables and buffers that end with the form being read
+        self._scopes = ExitStack()  # scopes of the variables that the form being read defines; they end with it
         self.kinds: dict[str, Callable[[], Any]] = {
             "axes": lambda: tuple(self._scopes.enter_context(self._axes(")"))),
             "conditions": lambda: self.some(self._condition),

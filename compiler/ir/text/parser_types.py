@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DimScope:
-    """The symbolic variables of one function. `announced` variables have a declared range; `awaited` lists those announced variables that
-    are not yet defined; `defined` variables are visible at this place of the text."""
+    """The symbolic variables of one function. `announced` variables are read before their definition, for example in a `where` clause;
+    `awaited` lists those of them that are not yet defined; `defined` variables are visible at this place of the text."""
 
     announced: dict[str, tuple[DimVar, Token]] = field(default_factory=dict[str, tuple[DimVar, Token]])
     defined: dict[str, DimVar] = field(default_factory=dict[str, DimVar])
@@ -102,6 +102,7 @@ class TypeParser(Cursor):
         return self.scope.announce(token)
 
     def with_undefined(self, treat: Callable[[Token], DimVar], parse: Callable[[], T]) -> T:
+        """Parse, and let `treat` handle undefined variables meanwhile."""
         before, self._undefined = self._undefined, treat
         result = parse()
         self._undefined = before
@@ -126,7 +127,7 @@ class TypeParser(Cursor):
                 raise self.error(f"dimension {name} has a range, but no parameter or match_cast defines it", token)
 
     def range(self, name: Token, undefined: Callable[[Token], DimVar]) -> DimVar:
-        """Read `lower..upper by k` and return a new variable."""
+        """Read `lower..upper by k` and return a new variable. `undefined` handles undefined variables in the upper end."""
         lower = self.integer("the lower end of a range")
         self.expect("..", "after the lower end of a range")
         upper = self.with_undefined(undefined, self.dim) if self._at_dim() else None

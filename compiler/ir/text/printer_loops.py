@@ -33,7 +33,7 @@ from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRE
 from compiler.ir.tiles import stated_fields
 
 _REDUCTION = 0  # precedence of a reduction: looser than any operator, because it extends to the right end
-_ATOM = 9
+_ATOM = 9  # precedence of an expression that never needs parentheses
 # A shared value of at least this many nodes gets a name. A smaller one is written out at each use, unless it is a reduction.
 _NAMED_FROM = 16
 
@@ -240,8 +240,8 @@ def header(head: str, tail: str) -> list[str]:
 
 
 def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
-    """Return the values that need a name, inner ones first: values with several uses that are long when written out. Values inside a
-    reduction get their names there."""
+    """Return the values that need a name, inner ones first: values with several uses that are long when written out. The values in `named`
+    have names already, and values inside a reduction get their names there."""
     uses: dict[Scalar, int] = {}
     pending, inside = [scalar], {scalar}
     while pending:

@@ -332,7 +332,8 @@ def _outputs_fit(binding: Binding, prim: PrimFunc, out: tuple[Type, ...]) -> Ite
 def _arguments_fit(
     binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
 ) -> Iterator[Problem]:
-    """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from its parameter."""
+    """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from its parameter. The
+    last `num_outputs` arguments are outputs, which the program does not pass."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
         yield Problem(binding, f"the loop-level function takes {wanted} arguments; it is called with {given}")

@@ -46,7 +46,7 @@ class Site(NamedTuple):
 
 @lru_cache(maxsize=1)
 def sites(func: PrimFunc) -> tuple[Site, ...]:
-    """Return all statements and scalars of a function, each with its scope. The result is cached, since every rule uses it."""
+    """Return all statements and scalars of a function, each with its scope. The result is cached, since many rules use it."""
     found: list[Site] = []
     _add_stmt(found, func.body, frozenset(func.dim_vars), frozenset(func.buffers))
     return tuple(found)
@@ -69,7 +69,7 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """Add a scalar and its operands. A shared node is added once for each reduction that contains it."""
+    """Add a scalar and its operands. A shared node is added once per expression, and once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)

@@ -22,14 +22,14 @@ from compiler.ops.ranks import RANKS
 
 
 class Pattern(StrEnum):
-    """Kinds of computation. The first fuses most freely; the last, OPAQUE, never fuses."""
+    """Kinds of computation. The first fuses most freely. A nest of the last kind, OPAQUE, is never joined into its consumer."""
 
     ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
     BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are only some of i, j
-    INJECTIVE = "injective"  # computes out[i, j] from elements at any affine indices: permuted, sliced, gathered
+    INJECTIVE = "injective"  # computes out[i, j] from elements at any other indices: permuted, sliced, gathered
     REDUCTION = "reduction"  # contains a reduction
     PRODUCT = "product"  # contains products of matrices; an elementwise consumer is fused into it as an epilogue
-    STAGED = "staged"  # several stages, the last of them elementwise over the output; fuses like a product
+    STAGED = "staged"  # several stages; the last one writes each element of the output once. An elementwise consumer is fused into it
     OPAQUE = "opaque"
 
 
@@ -45,8 +45,8 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A function with one output. Its last stage writes each element of the output once, and no stage reads the output. What it reads is in
-    memory of its own rank."""
+    """A function with one output, which reads no memory of other ranks (GPUs). Its last stage writes each element of the output once, and
+    no stage reads the output."""
 
     temporaries: tuple[Buffer, ...]
     stages: tuple[Stmt, ...]  # the stages before the last

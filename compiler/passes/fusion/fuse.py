@@ -136,6 +136,7 @@ class _Fuser:
         self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}
 
     def body(self, body: Body, uses: dict[Var, int]) -> Body:
+        """Fuse the calls of a body. `uses` counts how often the function reads each variable, and is kept up to date."""
         blocks = tuple(self._block(block, uses) for block in body.blocks)
         return body if all(a is b for a, b in zip(blocks, body.blocks, strict=True)) else Body(blocks, body.result)
 

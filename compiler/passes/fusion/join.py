@@ -1,6 +1,6 @@
 """Join two calls of loop nests into one, in one of three ways.
 
-  inline     The producer is elementwise: its right-hand side replaces every load of its result. Loads of one element share one node,
+  inline     The producer reduces nothing: its right-hand side replaces every load of its result. Loads of one element share one node,
              which is computed once. This applies to hand-written nests, too: the decoding of packed weights ends up inside the product
              that reads them.
   epilogue   The producer reduces (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is wrapped around
@@ -92,6 +92,9 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
 
 
 # --- whether to join ---------------------------------------------------------------------------------------------------
+
+# `first` and `second` are the functions that producer and consumer call. `places` has the positions of the producer's result among the
+# parameters of `second`.
 
 
 def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
@@ -266,8 +269,8 @@ def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
 def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
-    """Return the renaming of buffers, and the operands of both calls without the joined value. A value that both calls read becomes one
-    operand."""
+    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. A value that both
+    calls read becomes one operand."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}

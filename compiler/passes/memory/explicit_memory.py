@@ -1,7 +1,7 @@
 """Make memory explicit: every call in destination-passing style becomes an allocation per output and a launch.
 
-Before: calls of loop nests and library routines have values. After: only `Alloc` and `Launch` remain, except for library routines whose
-result has an unknown shape: only the routine can size it. An in-place output uses the memory of its operand.
+Before: calls of loop nests and library routines have values. After: `Alloc` and `Launch` replace them, except for library routines whose
+result has an unknown shape, because only the routine knows the size. An in-place output uses the memory of its operand.
 """
 
 from __future__ import annotations

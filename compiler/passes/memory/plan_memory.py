@@ -182,14 +182,14 @@ def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]
 @dataclass(slots=True)
 class _Slot:
     size: Dim
-    free_from: int
+    last_use: int  # number of the last binding that uses the slot
     users: list[_Life]
 
 
 def _place_slots(lives: list[_Life], offsets: dict[Var, Dim], total: Dim) -> tuple[dict[Var, Dim], Dim]:
     slots: list[_Slot] = []
     for life in lives:  # in order of allocation
-        free = [s for s in slots if s.free_from < life.first]
+        free = [s for s in slots if s.last_use < life.first]
         slot = next((s for s in free if prove_le(life.size, s.size)), None)
         if slot is None:
             slot = next((s for s in free if prove_le(s.size, life.size)), None)
@@ -198,7 +198,7 @@ def _place_slots(lives: list[_Life], offsets: dict[Var, Dim], total: Dim) -> tup
                 slots.append(slot)
             slot.size = life.size
         slot.users.append(life)
-        slot.free_from = life.last
+        slot.last_use = life.last
     for slot in slots:
         for life in slot.users:
             offsets[life.var] = total

@@ -151,7 +151,7 @@ def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
         for index in taken(binding.value):
             held = owners.of(args[index])
             read = owners.of(*(a for i, a in enumerate(args) if i != index))
-            # It holds a constant; or memory that is not the function's, or that another operand reads; or memory that is read later.
+            # Copy a constant, and memory that does not belong to the function, that another operand holds, or that is read later.
             if not held or held & (fixed | read) or any(last_use[place] > time for place in held):
                 found.setdefault(binding.var, []).append(index)
     return found
