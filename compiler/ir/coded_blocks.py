@@ -2,10 +2,9 @@
 
 Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
 compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits; each code is the index of a number in a table of
-compiler/ir/numbers.py. The codes of IQ1, IQ2 and IQ3 have the index of a magnitude in their lower three bits, and a sign in their upper
-bit; in IQ1, the upper bit chooses one of two offsets instead. The codes of a point of a grid form a word. The exclusive or of words with
-eight magnitudes and of a word with eight signs is thus eight codes. A value is its number times the scale of its group. A scale is a float
-of the block, or an odd integer times that float.
+compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in
+IQ1, the upper bit chooses one of two offsets instead). The exclusive or of a word of the grid and of eight shifted signs is thus eight
+codes. A value is its number times the scale of its group. A scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations

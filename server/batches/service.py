@@ -142,7 +142,9 @@ class Batches:
 
     def cancel(self, record: BatchRecord) -> None:
         if record.has_ended:
-            raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status} already, so nothing is left to cancel", param="batch_id")
+            raise ApiError(
+                CONFLICTING_BATCH, f"batch {record.id} is {record.status} already, so nothing is left to cancel", param="batch_id"
+            )
         if record.status is not Status.CANCELLING:
             assert self._opened is not None
             self._opened[1].cancel(record)

@@ -146,7 +146,7 @@ class Gateway:
                     receive,
                 )
                 if headers.get("content-type", "").startswith(FORM):
-                    # no endpoint takes a form of this type, which `curl -d` declares whatever it sends; without a type, the body is read as JSON
+                    # no endpoint takes such a form, but `curl -d` declares one whatever it sends; without a type, the body is read as JSON
                     scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))

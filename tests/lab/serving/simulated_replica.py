@@ -84,7 +84,7 @@ def simulated(costs: Costs, trace: Sequence[Arrival]) -> list[Job]:
 
 def figures_of(trace: Sequence[Arrival], answers: Sequence[Answered], costs: Costs) -> list[Figure]:
     jobs = simulated(costs, trace)
-    return figures_of_times([first_s(job) for job in jobs], [token_s(job) for job in jobs], [answers])
+    return figures_of_times([[first_s(job) for job in jobs]], [[token_s(job) for job in jobs]], [answers])
 
 
 def main(arguments: Sequence[str]) -> None:

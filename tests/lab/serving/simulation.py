@@ -3,7 +3,9 @@
 `tests/lab/serving/calibration.py` measures the costs of steps and the ways of requests while one replica is busy, while two are, and so on.
 Between its passes the same trace is sent to the fleet several times. Then the trace is simulated: a step takes as long as it took with as
 many busy replicas. A way is the time that a request of one step takes in addition to the step (HTTP, proxy, ingress). Each first token
-comes later by a way; the figures are over WAYS ways for each request, drawn from the measured ones.
+comes later by a way, drawn from the measured ones. Where two replicas have equally many requests, chance decides, in each run differently.
+So the trace is simulated NUM_CHANCES times, with WAYS draws of ways each, and a prediction is the median of these simulated runs, as a
+measured figure is the median of the real ones.
 
 Each figure is the difference of the prediction from the median of the real runs, as a share of the latter. Its note says how far the real
 runs themselves are from their median: no prediction can be closer than that. `--record FILE` writes all that was measured, and
@@ -39,7 +41,8 @@ from tests.lab.serving.played import Answered, play, salted
 NAME = "bench"
 MAX_SEQS = 64  # of each server, by default
 NUM_PASSES = 6  # number of simulations, each with the busy replicas that the one before found
-WAYS, JUST_S = 50, 1e-6  # number of ways that are drawn for each request; seconds before an arrival at which busy replicas are counted
+NUM_CHANCES = 15  # number of times that a trace is simulated, each with replicas chosen differently where several are as good
+WAYS, JUST_S = 4, 1e-6  # draws of ways for each simulation; seconds before an arrival at which busy replicas are counted
 NEAR = 0.1  # goal: a prediction is at most this far from what was measured
 
 
@@ -86,42 +89,47 @@ def num_busy_of(busy: Sequence[Sequence[tuple[float, float]]]) -> Callable[[floa
     return found
 
 
-def firsts_of(outcome: Outcome, ways_s: Sequence[Sequence[float]]) -> list[float]:
-    """Return the times to the first token in seconds, WAYS of them for each request. The replica of the request is busy in addition to
-    those that were busy just before the request came."""
-    chance, num_busy = random.Random(3), num_busy_of(outcome.busy)
-    return [
-        first_s(job) + way_s
-        for job in outcome.jobs
-        for way_s in chance.choices(ways_s[min(num_busy(job.arrival.at_s - JUST_S)[0], len(ways_s) - 1)], k=WAYS)
-    ]
+def firsts_of(outcome: Outcome, ways_s: Sequence[Sequence[float]], chance: random.Random) -> list[float]:
+    """Return the time to the first token of each request, in seconds. The replica of the request is busy in addition to those that were
+    busy just before the request came."""
+    num_busy = num_busy_of(outcome.busy)
+    return [first_s(job) + chance.choice(ways_s[min(num_busy(job.arrival.at_s - JUST_S)[0], len(ways_s) - 1)]) for job in outcome.jobs]
 
 
 def figures_of(recording: Recording) -> list[Figure]:
-    trace, runs, outcome = recording.trace, recording.runs, predicted(recording.costs, recording.trace)
+    trace, runs = recording.trace, recording.runs
+    outcomes = [predicted(recording.costs, salted(trace, number)) for number in range(NUM_CHANCES)]
     num_new, num_prompt = sum(one.num_new for one in trace), sum(one.num_prompt for one in trace)
-    firsts, tokens = firsts_of(outcome, recording.ways_s), [token_s(job) for job in outcome.jobs]
+    chance = random.Random(3)
+    firsts = [firsts_of(outcome, recording.ways_s, chance) for outcome in outcomes for _ in range(WAYS)]
+    tokens = [[token_s(job) for job in outcome.jobs] for outcome in outcomes]
+    wall_s = statistics.median(outcome.wall_s for outcome in outcomes)
 
     def rate(run: Sequence[Answered]) -> float:
         return num_new / (max(one.at_s + answer.whole_s for one, answer in zip(trace, run, strict=True)) - trace[0].at_s)
 
-    hits = sum(job.num_cached for job in outcome.jobs) / num_prompt, sum(one.num_cached for one in runs[0]) / num_prompt
+    hits = sum(job.num_cached for job in outcomes[0].jobs) / num_prompt, sum(one.num_cached for one in runs[0]) / num_prompt
     return [
-        _compared("tokens per second", num_new / (outcome.wall_s - trace[0].at_s), [rate(run) for run in runs], 1.0, ""),
+        _compared("tokens per second", num_new / (wall_s - trace[0].at_s), [rate(run) for run in runs], 1.0, ""),
         *figures_of_times(firsts, tokens, runs),
         Figure("prefix hits", hits[0], "of prompt tokens", note=f"measured {hits[1]:.3f}"),
     ]
 
 
-def figures_of_times(firsts_s: Sequence[float], tokens_s: Sequence[float], runs: Sequence[Sequence[Answered]]) -> list[Figure]:
-    """Compare predicted times to first tokens, and per token, with those of real runs."""
+def figures_of_times(
+    firsts_s: Sequence[Sequence[float]], tokens_s: Sequence[Sequence[float]], runs: Sequence[Sequence[Answered]]
+) -> list[Figure]:
+    """Compare the times to first tokens, and per token, of simulations with those of real runs."""
     real_firsts, real_tokens = ([[getattr(one, name) for one in run] for run in runs] for name in ("first_s", "token_s"))
+
+    def compared(name: str, share: float, simulated: Sequence[Sequence[float]], real: Sequence[Sequence[float]]) -> Figure:
+        prediction = statistics.median(percentile(seconds, share) for seconds in simulated)
+        return _compared(name, prediction, [percentile(seconds, share) for seconds in real], 1e3, " ms")
+
+    shares = {"median": 0.5, "p90": 0.9, "p99": 0.99}
     return [
-        *(
-            _compared(f"first token, {name}", percentile(firsts_s, share), [percentile(run, share) for run in real_firsts], 1e3, " ms")
-            for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99))
-        ),
-        _compared("token, median", percentile(tokens_s, 0.5), [percentile(run, 0.5) for run in real_tokens], 1e3, " ms"),
+        *(compared(f"first token, {name}", share, firsts_s, real_firsts) for name, share in shares.items()),
+        compared("token, median", 0.5, tokens_s, real_tokens),
     ]
 
 
