@@ -6,6 +6,7 @@ all are busy            -> up to RESERVE more are accepted, for probes only: oth
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 RESERVE = 8  # connections beyond the limit, for probes
@@ -13,6 +14,10 @@ PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/v2/health/
 
 
 class Connection(Protocol):
+    def leave(self) -> None:
+        """Close the connection when all that was written has been sent."""
+        ...
+
     def give_way(self) -> None:
         """Close the connection at once."""
         ...
@@ -53,10 +58,14 @@ class Connections:
         if connection in self._open:
             self._idle[connection] = None
 
-    def give_way(self) -> None:
-        """Close all connections at once."""
+    async def close(self) -> None:
+        """Close all connections. A client that reads gets what was written for it."""
+        for connection in tuple(self._open):
+            connection.leave()
+        await asyncio.sleep(0)  # asyncio closes a socket one iteration after it was told to
         for connection in tuple(self._open):
             connection.give_way()
+        await asyncio.sleep(0)
 
     def takes(self, connection: Connection, path: bytes) -> bool:
         """Return whether a request for `path` may be answered on this connection."""

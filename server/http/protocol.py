@@ -96,6 +96,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(wait_s, transport.abort)
         self.held.opened(self)
 
+    def leave(self) -> None:
+        self._outgoing.flush()
+        self._socket.close()
+
     def give_way(self) -> None:
         self.transport.abort()
 

@@ -83,8 +83,9 @@ class Server(uvicorn.Server):
             log.info("stopping")
         self._held.is_stopping = True
         await super().shutdown(sockets)
-        self._held.give_way()
-        await asyncio.sleep(0)  # asyncio closes a socket one iteration after it was told to
+        if self.server_state.tasks:
+            await asyncio.wait(tuple(self.server_state.tasks), timeout=HURRY_S)  # cancelled requests send an error to their clients
+        await self._held.close()
         log.info("stopped")
         for handler in logging.getLogger().handlers:
             handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once

@@ -48,6 +48,17 @@ def test_a_connection_that_reads_the_rest_of_a_refused_body(serve):
         stop(server)
 
 
+def test_a_request_that_is_not_answered_in_time_gets_an_error(serve):
+    server = serve(script=NullScript(prefill_s=600.0), drain_s=1.0)
+    with server.connect() as sock:
+        sock.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n{"prompt": "x"}')
+        while not server.worker.submits:
+            time.sleep(0.01)
+        stop(server)
+        answer = server.read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"shutting_down" in answer
+
+
 def test_a_client_that_reads_nothing(serve):
     server = serve(script=NullScript(answer=lambda _submit, _choice: [[120] * 1000] * 20_000, max_context=1 << 30), drain_s=1.0)
     with server.connect() as sock:
