@@ -92,7 +92,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         error_shapes=endpoints.error_shapes(),
         watchers=watchers,
         kept=kept,
-        is_leaving=lambda: registry.leaving,
+        is_leaving=lambda: registry.leaving or registry.closing,
     )
     if settings.cors_origins:
         exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]

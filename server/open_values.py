@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 HEADER = "x-relaxserve-open"
-PLACE_BYTES = 4  # the first bytes of a nonce begin each id of a stored thing, so that an ingress finds the server that stores it
+PLACE_BYTES = 4  # the first bytes of a nonce begin each id of hexadecimal digits, so that an ingress finds the server that made it
 LETTERS = string.ascii_letters + string.digits
 FORM = re.compile(r"(\S+) ((?:[0-9a-f]{2}){8,32}) (\d{1,12})", re.ASCII)
 

@@ -45,9 +45,14 @@ class OpenRequests:
     def forget(self, replicas: Collection[str]) -> None:
         """Forget all replicas but these and those with open requests."""
         with self._lock:
-            for name in [name for name, number in self._numbers.items() if not number and name not in replicas]:
+            for name in [name for name in {*self._numbers, *self._before} if not self._numbers[name] and name not in replicas]:
                 del self._numbers[name]
                 self._before.pop(name, None)
+
+    @property
+    def replicas(self) -> set[str]:
+        """The replicas of which something is remembered."""
+        return {*self._numbers, *self._before}
 
     def _recent(self, replica: str) -> deque[tuple[float, int]]:
         before = self._before[replica]

@@ -2,6 +2,7 @@
 
 one connection too many -> the one that has been idle longest is closed
 all are busy            -> up to RESERVE more are accepted, for probes only: other requests are refused with 503
+the server has stopped  -> all that are left are closed
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Connections:
             self._idle[connection] = None
 
     async def close(self) -> None:
-        """Close all connections. A client that reads gets what was written for it."""
+        """Close all connections. What their sockets accept at once is still sent."""
         for connection in tuple(self._open):
             connection.leave()
         await asyncio.sleep(0)  # asyncio closes a socket one iteration after it was told to

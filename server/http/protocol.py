@@ -303,6 +303,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if version == "1.0":
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
+        if self.held.is_stopping:
+            self.cycle.keep_alive = False  # uvicorn has told all connections that it had when it began to stop
         if body.is_complete:
             super().on_message_complete()
         else:
@@ -325,8 +327,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.held.is_stopping:
-            self.transport.close()
+        if self._probe_timer is not None:  # the next request has a time of its own
+            self._probe_timer.cancel()
+            self._probe_timer = None
         if self.transport.is_closing():
             return
         self.held.rests(self)

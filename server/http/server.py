@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
             log.info("stopping")
         self._held.is_stopping = True
         await super().shutdown(sockets)
-        if self.server_state.tasks:
+        if self.server_state.tasks and not self.force_exit:
             await asyncio.wait(tuple(self.server_state.tasks), timeout=HURRY_S)  # cancelled requests send an error to their clients
         await self._held.close()
         log.info("stopped")

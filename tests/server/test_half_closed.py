@@ -42,6 +42,15 @@ def test_a_stream_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answ
     assert b"[DONE]" in answer and not server.worker.aborted
 
 
+def test_each_request_of_http_1_0_has_the_time_for_itself(serve, answering):
+    server = serve(script=answering("Hello", interval_s=0.12), header_timeout_s=0.9)
+    asked = request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 5}, "1.0").replace(
+        b"\r\n", b"\r\nconnection: keep-alive\r\n", 1
+    )
+    answer = ask_and_close_half(server, asked * 2)
+    assert answer.count(b" 200 OK") == 2 and not server.worker.aborted
+
+
 def test_every_request_of_a_half_closed_pipeline_is_answered(server):
     answer = ask_and_close_half(server, request("GET", "/health/live") * 3)
     assert answer.count(b"HTTP/1.1 200 OK") == 3

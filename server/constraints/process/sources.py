@@ -18,7 +18,7 @@ def grammar_of(source: Source) -> str:
     """Return the constraint as a grammar for llguidance. Raise ValueError with a message for the client."""
     kind = ConstraintKind(source.kind)
     if source.head:
-        return LLMatcher.grammar_from_lark(f"{source.head}\n{_named_answer(_lark_of(kind, source.source))}")
+        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source)}")
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(_schema(source.source))
@@ -30,16 +30,17 @@ def grammar_of(source: Source) -> str:
             return LLMatcher.grammar_from_lark(_lark(source.source))
 
 
-def _lark_of(kind: ConstraintKind, source: str) -> str:
+def _answer_of(kind: ConstraintKind, source: str) -> str:
+    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names."""
     match kind:
         case ConstraintKind.JSON_SCHEMA:
-            return f"start: %json {_schema(source)}"
+            return f"answer: %json {_schema(source)}"
         case ConstraintKind.REGEX:
-            return f"start: EXPRESSION\nEXPRESSION: /{_without_ends(source)}/"
+            return f"answer: EXPRESSION\nEXPRESSION: /{_without_ends(source)}/"
         case ConstraintKind.CHOICE:
-            return "start: " + " | ".join(json.dumps(choice) for choice in _choices(source))
+            return "answer: " + " | ".join(json.dumps(choice) for choice in _choices(source))
         case ConstraintKind.GRAMMAR:
-            return _lark(source)
+            return f"answer: %lark {{\n{_lark(source)}\n}}"
 
 
 def _lark(source: str) -> str:
@@ -49,12 +50,6 @@ def _lark(source: str) -> str:
         return any_to_lark(source)
     except Exception as error:  # the translator may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
-
-
-def _named_answer(lark: str) -> str:
-    """Return the grammar with its start rule named `answer`."""
-    lines = lark.splitlines()
-    return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
 
 
 def _without_ends(expression: str) -> str:

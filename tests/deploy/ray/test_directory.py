@@ -131,8 +131,13 @@ def test_what_lost_replicas_had_is_forgotten() -> None:
     directory.hear({"a": reported("a")})
     assert directory.choose(Wish(KEYS)) is not None
     directory.requests.begin("a")
+    directory.requests.begin("gone")
+    directory.requests.end("gone")
     directory.hear({"b": reported("b")})
     assert directory.requests["a"] == 1, "a request of a lost replica still counts until it ends"
+    assert directory.requests.replicas == {"a", "b"}
+    directory.hear({"c": reported("c")})
+    assert directory.requests.replicas == {"a", "c"}, "no request was ever sent to b"
     directory.hear({"a": reported("a"), "b": reported("b")})
     found = directory.choose(Wish(KEYS))
     assert found is not None

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -208,7 +209,7 @@ def speeds(model: str, files: ModelFiles, own: Place, other: Place, rounds: int)
         driver.run(texts.several(WARM_UP, max(CLIENTS), 2))  # touches memory for the first time
     figures = decodes(model, files.path.stat().st_size, [partial(decode, driver) for driver in drivers], DECODES * rounds)
     for at, (cell, goal, run) in enumerate(cells, 1):
-        rates = [[run(driver, 10_000 * at + 1_000 * number) for driver in drivers] for number in range(rounds)]
+        rates = [[run(driver, 100_000 * at + 1_000 * number) for driver in drivers] for number in range(rounds)]
         quotient = median(mine / theirs for mine, theirs in rates)
         mine, theirs = (median(some) for some in zip(*rates, strict=True))
         figures.append(Figure(f"{model}: {cell} / llama.cpp's", quotient, "", goal, True, f"{mine:.0f} and {theirs:.0f} tokens/s"))
@@ -219,12 +220,14 @@ def decodes(model: str, file_bytes: int, runs: Sequence[Callable[[int], float]],
     """Run single clients in turns, with a measurement of the memory's bandwidth before each turn: a decoding step reads the whole file, and
     on a machine that shares its memory with others the bandwidth changes within seconds. While it is low, both servers read as fast as
     memory allows, and neither can be ahead."""
-    gauge, found = Gauge("bf16"), list[tuple[float, float, float]]()
-    for number in range(rounds):
-        gauge.forget()
-        gauge.sample()
-        mine, theirs = (run(1_000 * number) for run in runs)
-        found.append((gauge.limits.bytes_per_s, mine, theirs))
+    found: list[tuple[float, float, float]] = []
+    with ThreadPoolExecutor(1) as thread:  # a gauge pins the thread that uses it, and servers that start later would inherit its one core
+        gauge = thread.submit(Gauge, "bf16").result()
+        for number in range(rounds):
+            gauge.forget()
+            thread.submit(gauge.sample).result()
+            mine, theirs = (run(1_000 * number) for run in runs)
+            found.append((gauge.limits.bytes_per_s, mine, theirs))
     limits, *rates = zip(*found, strict=True)
     mine, theirs = map(median, rates)
     reads = [median(file_bytes * rate / limit for limit, rate in zip(limits, some, strict=True)) for some in rates]

@@ -20,6 +20,11 @@ def stop(server: Running) -> float:
     return time.monotonic() - begin
 
 
+def wait_for_connections(server: Running, count: int) -> None:
+    while len(server.server.server_state.connections) < count:
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_connection_accepted_while_the_server_stops(serve, asks):
     """The connection has been accepted, but is not among the server's connections when the server begins to stop."""
@@ -46,6 +51,35 @@ def test_a_connection_that_reads_the_rest_of_a_refused_body(serve):
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2000\r\n\r\n{")
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 413 ")
         stop(server)
+
+
+def test_a_client_that_still_sends_reads_why_it_was_refused_while_the_server_stops(serve):
+    """Closing the connection at once would reset it, and the reset would destroy the answer on its way."""
+    server = serve(drain_s=60.0, max_body_bytes=8 << 20)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    with server.connect() as sock:
+        sock.sendall(head)
+        wait_for_connections(server, 1)
+        server.server.should_exit = True
+        while not server.server._held.is_stopping:
+            time.sleep(0.001)
+        sock.sendall(b"not a chunk\r\n" + b"x" * (4 << 20))
+        answer = server.read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"chunk" in answer
+    stop(server)
+
+
+def test_a_kept_connection_is_told_that_it_closes(serve, answering):
+    server = serve(script=answering("Hello", interval_s=0.1), drain_s=60.0)
+    with server.connect() as sock:
+        sock.sendall(b'POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 32\r\n\r\n{"prompt": "x", "max_tokens": 5}')
+        while not server.worker.submits:
+            time.sleep(0.001)
+        server.registry.closing = True
+        server.server.should_exit = True
+        answer = server.read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 200 ") and b"connection: close" in answer
+    stop(server)
 
 
 def test_a_request_that_is_not_answered_in_time_gets_an_error(serve):

@@ -74,6 +74,19 @@ def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, 
     becomes(fused, before, expected)
 
 
+def test_a_reduction_is_not_repeated_for_each_element_of_a_product() -> None:
+    """The reader computes a maximum for each of its elements, so it is no epilogue of the product that it reads elementwise."""
+    text = """
+        func main(x: f32[n, 8], w: f32[8, 4], v: f32[8, 4]) -> f32[n, 4] {
+          dataflow { y = call_tir @mm(x, w) -> f32[n, 4] z = call_tir @scaled(y, v) -> f32[n, 4] }
+          return z
+        }
+        prim mm(A: f32[n, 8], B: f32[8, 4], out C: f32[n, 4]) { for i in n, j in 4 { C[i, j] = contract(r in 8) A[i, r] by B[r, j] } }
+        prim scaled(A: f32[n, 4], V: f32[8, 4], out B: f32[n, 4]) { for i in n, j in 4 { B[i, j] = A[i, j] * (max(r in 8) V[r, j]) } }
+    """
+    assert calls(text) == ["mm", "scaled"]
+
+
 def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Callable[[Pass, str, str], None]) -> None:
     """Figure 9 of the Relax paper: a custom loop nest that decodes packed 4-bit weights fuses into the product that reads them, so the
     decoded weights are never written to memory."""

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
 
-HEAD = 'start: "so " answer'
+HEAD = 'start: "so " thought answer\nthought: /[.]*/'
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,10 @@ def vocabulary(tokenizer_json) -> LLTokenizer:
     [
         ("grammar", 'start: "yes" | "no"', "yes", "start"),
         ("grammar", 'root ::= "yes" | no\nno ::= "n" [op]', "no", "root"),
+        ("grammar", 'start: "(" start ")" | "x"', "((x))", "((x)"),
+        ("grammar", 'start: "(" start ")" | "x"', "(x)", "(so x)"),
+        ("grammar", 'start : answer\nanswer: "yes" | thought // }\nthought: "{" /[}a]+/', "{a}", "{b}"),
+        ("grammar", 'start: WORD+\nWORD: /[a-z]+/\n%ignore /[ ]+/', "a b", "a  B"),
         ("regex", "a/b\\/c", "a/b/c", "a/b"),
         ("regex", "\\\\/b", "\\/b", "/b"),
         ("regex", "a\nb", "a\nb", "ab"),
