@@ -48,12 +48,17 @@ MACHINES = """
 | --- | --- | --- |
 """
 PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. `A over B` and `A / B` are quotients.
-p50 and p99 are percentiles. A benchmark has a table for each set of options with which it ran.
+p50 and p99 are percentiles. A benchmark has a table for each set of options with which it ran. A + after a commit means that files
+differed from the commit.
 """
 # Explanations of the terms in the tables of a benchmark.
 TERMS = {
     "apis": "The first row is the speed of chat; the other rows are speeds relative to it, measured with the same questions and the "
     "same tokens. The front is the process that answers HTTP requests.",
+    "batch": "Live clients stream answers with pauses, in turns alone and beside a batch. `slower` is the fraction by which the batch "
+    "raises the median latency. The live clients leave to the batch the share of the time in which none of their requests runs while there "
+    "is no batch. `share of what is left` is the lines per second of the batch beside live clients, divided by the product of this share "
+    "and the lines per second of the batch alone. `killed at` lists how many lines were answered at each kill of the server.",
     "cuda_day": "The steps of a day with a card, and below them what they found. The bandwidth of copies counts bytes that are read and "
     "bytes that are written. `planned bytes` are those that the kernels of a step must read; the share of copies is the time for "
     "copying as many bytes, divided by the time of the step. Shapes have few layers; the speed of the whole shape is computed from "
