@@ -95,17 +95,19 @@ class _Search:
         return {"bits": self.form.bits, "group": self.form.group, "shifted": self.shifted, "kind": str(self.form.kind)}
 
     def run(self, x: Var, importance: Var) -> Var:
+        """Search a scale for each group, and a shift if the form has shifts. Quantise x with them, and return the tuple that the module
+        docstring describes."""
         self.operands = x, self.weighed(x, importance)
         best = self.best_of_starts(x)
-        scale, units = self.in_units(best.scale)
+        steps, scale_units = self.in_units(best.scale)
         if best.shift is None:
-            level, error = self.nearest(scale, units)
-            decoded = (self.decoded(level, units),)
-            parts = (level, units)
+            scale, error = self.nearest(steps, scale_units)
+            decoded = (self.decoded(scale, scale_units),)
+            parts = (scale, scale_units)
         else:
-            level, moved, moved_units, error = self.nearest_pair(best, scale, units)
-            decoded = self.decoded(level, units), self.decoded(moved, moved_units)
-            parts = level, moved, units, moved_units
+            scale, shift, shift_units, error = self.nearest_pair(best, steps, scale_units)
+            decoded = self.decoded(scale, scale_units), self.decoded(shift, shift_units)
+            parts = scale, shift, scale_units, shift_units
         q = self.call(ROUND_GROUPS, x, *decoded, **self.attrs)
         return self.builder.emit(MakeTuple((q, *parts, error)))
 
@@ -199,13 +201,13 @@ class _Search:
         """Compare the integers next to a scale, each with the integers next to the shift that suits it. The shift that suits a scale keeps
         the mean of the group: if the scale grows and the numbers stay, the shift grows by their mean times the growth."""
         assert best.shift is not None
-        _, moved_units = self.in_units(best.shift)
+        _, shift_units = self.in_units(best.shift)
         x, importance = self.operands
         weight = self.sum_of_groups(importance)
         safe = self.call(WHERE, self.call(LESS, ScalarValue(0.0, "f32"), weight), weight, ScalarValue(1.0, "f32"))
         mean = self.call(DIVIDE, self.sum_of_groups(self.call(MULTIPLY, importance, x)), safe)
         numbers = self.call(DIVIDE, self.call(ADD, mean, best.shift), self.nonzero(best.scale))
-        safe_units = self.per_group(self.nonzero(moved_units))
+        safe_units = self.per_group(self.nonzero(shift_units))
         found: list[tuple[Var, ...]] = []
         for near in NEAR:
             level = self.level(steps, near, 0)
@@ -214,10 +216,10 @@ class _Search:
             shift_steps = self.call(DIVIDE, shift, safe_units)
             for beside in NEAR:
                 moved = self.level(shift_steps, beside, -MOST_LEVEL)
-                error = self.call(GROUP_ERRORS, *self.operands, scale, self.decoded(moved, moved_units), **self.attrs)
+                error = self.call(GROUP_ERRORS, *self.operands, scale, self.decoded(moved, shift_units), **self.attrs)
                 found.append((level, moved, error))
         level, moved, error = self.least(found)
-        return level, moved, moved_units, error
+        return level, moved, shift_units, error
 
     def least(self, found: list[tuple[Var, ...]]) -> tuple[Var, ...]:
         """Choose, for each group, the tuple whose last value, the error, is smallest. Of equal errors, the first wins."""

@@ -82,7 +82,7 @@ class _Row:
         store = Store(part.store.buffer, part.store.indices, self._own(part.store.value))
         nest = replace(part, lets=tuple((var, self._own(value)) for var, value in part.lets), store=store)
         if folds_in(nest.store.value) and product_of([extent for _, extent in nest.axes[1:]]) == Dim.of(1):
-            self._write_number(nest)
+            self._write_reduction(nest)
         else:
             self._write_elements(nest)
 
@@ -120,7 +120,9 @@ class _Row:
 
                 self._each(t, chosen, copy)
 
-    def _write_number(self, nest: SpatialNest) -> None:
+    def _write_reduction(self, nest: SpatialNest) -> None:
+        """Write a nest that has one element per row and contains reductions. The lanes of the warp reduce parts of the row; then one thread
+        combines their results, and stores the element."""
         k, (row, *others) = self.k, (var for var, _ in nest.axes)
         point = {row: self.row, **dict.fromkeys(others, ZERO)}
         partials = {fold: self._write_fold(fold, point) for fold in folds_in(nest.store.value)}
