@@ -36,11 +36,14 @@ class Dialect:
 
     @property
     def notes(self) -> list[str]:
-        """Notes for the log about what the chat template does with tools."""
+        """Notes for the log, if the chat template shows no tools, or writes earlier calls differently from the model."""
         if not self.reads_tools:
             return ["its chat template shows no tools: the first message describes them as text, and calls are read as JSON"]
         if self.history_fault:
-            return [f"its chat template does not repeat answers with calls: {self.history_fault}, so prompts are computed again from there"]
+            return [
+                f"its chat template writes earlier answers with calls differently from the model: {self.history_fault}; "
+                "prompts are computed again from the first token that differs"
+            ]
         return []
 
     @property
