@@ -342,7 +342,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Facts about a model that its files state."""
 
     family: str = ""
-    format: str = ""  # gguf or safetensors
+    format: str = ""  # gguf, safetensors or ctranslate2
     num_parameters: int = 0
     weight_type: str = ""  # type of the weights in the files, such as BF16 or Q4_K_M
     file_bytes: int = 0

@@ -70,11 +70,12 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied by `1 + beta * log(1 + (position + ahead) // original_context)`."""
+    """Attention temperature tuning for long contexts (Llama 4, Ministral 3): a query is multiplied by
+    `1 + beta * log(1 + (position + ahead) // original_context)`, which grows with its position."""
 
     beta: float
-    original_context: int
-    ahead: int = 0
+    original_context: int  # positions after which the factor first grows; Llama 4 calls it floor_scale
+    ahead: int = 0  # 1 if the formula counts positions from 1, as in Llama 4
 
 
 @dataclass(frozen=True, slots=True)

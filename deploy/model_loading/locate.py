@@ -70,8 +70,10 @@ def is_former_demo(path: Path) -> bool:
 
 
 def _folder_or_gguf(path: Path) -> Path:
-    """Return the only GGUF file, or its first part, of a folder that has no weights in safetensors files; otherwise the path itself. Files
-    with the image encoder of a model (`mmproj`) do not count."""
+    """Return the path that is loaded. A file, or a folder with config.json and safetensors files, is returned unchanged. For any other
+    folder, return its GGUF file or the first part of it, or the folder itself if it has none. Files with the image encoder of a model
+    (`mmproj`) do not count. Raise LoadError if the folder has several GGUF models, or if a file that is not GGUF lies beside a
+    config.json."""
     if path.is_file():
         return _require_whole(path)
     if lexists(path / CONFIG) and any(path.glob("*.safetensors")):

@@ -1,5 +1,5 @@
-"""Read ELF objects: sections to load, symbols, relocations. For a damaged object, `read` raises DamagedCode before any of its code is
-loaded."""
+"""Read ELF objects: sections to load, symbols, relocations. If an object is damaged, `read` or `link.py` raises DamagedCode before any of
+its code is loaded."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class Object:
 
 
 def read(code: bytes, arch: str) -> Object:
-    """Parse the object in `code`. Raise DamagedCode if a section, symbol or relocation is outside its bounds."""
+    """Parse the object in `code`. Raise DamagedCode if it is not a relocatable ELF object for `arch`, if a section lies outside the object
+    or may not be loaded, if a symbol lies outside its section, or if a relocation refers to a symbol that does not exist. `link.py` checks
+    the offsets of relocations."""
     try:
         flags, sections = HEADER.unpack_from(code)[7], list(_sections(code, arch))
         symbols = [symbol for section in sections if section.kind == _SYMBOLS for symbol in _symbols(code, section, sections)]

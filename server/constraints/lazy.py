@@ -60,9 +60,10 @@ class LazyMatcher(Matcher):
         self._tail: deque[int] = deque(maxlen=max(map(len, trigger.plain), default=0))  # the last unconstrained tokens
         self._thinks = trigger.is_open
         self._at_start = True
-        self._unread = deque(token_ids)  # tokens that were not read yet, because the grammar is late
+        # tokens that were not read yet: the grammars are not compiled, or the current grammar is late
+        self._unread = deque(token_ids)
         self._selection: ToolSelection | None = None
-        # matcher of the open grammar: set by the trigger, cleared by the token that completes the grammar
+        # matcher of the grammar that applies now, or None; dropped when the grammar is complete, cannot be followed, or is let go
         self._begun: IsolatedMatcher | None = None
 
     @property

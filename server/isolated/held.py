@@ -14,7 +14,8 @@ class HeldBytes:
     worker if its worker dies."""
 
     def __init__(self, most_bytes: int, *, names: str, setting: str, refused: ErrorKind) -> None:
-        """`names` says what is held, `setting` is the name of the limit, and `refused` the error above the limit."""
+        """`names` says what is held (images or audio), `setting` is the name of the setting with the limit, and `refused` is the kind of
+        the error that is raised when the limit is reached."""
         self.num_bytes = 0
         self._most_bytes = most_bytes
         self._names, self._setting, self._refused = names, setting, refused

@@ -84,7 +84,7 @@ class _Joined(Sequence[Any]):
 
 
 def read_tokenizer(content: bytes) -> Read:
-    """Build a tokenizer. Raise what the package raises for content that it does not understand."""
+    """Build a tokenizer. Raise an Exception of any class if the content is not understood."""
     return _assembled(content) or _read_by_package(content)
 
 

@@ -31,7 +31,8 @@ COLOURS = 3
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of weights of an encoder."""
+    """The names of weights and modules of an encoder. `norms`, `attention`, `feed` and `scales` are inside a layer, `qkv` and `out` inside
+    `attention`, and `perceptron` inside `feed`; all others are inside the encoder."""
 
     patch: str = "embeddings.patch_embedding"
     class_token: str = "embeddings.class_embedding"

@@ -48,9 +48,10 @@ def prefetch_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: b
 
 
 def prefetch_twice(code: Code, place: str, num_bytes: int) -> None:
-    """Prefetch the lines of a stream that is read sequentially from the place on: early into the second-level cache, and again into L1.
+    """Emit two prefetches for code that reads a stream sequentially and now reads `num_bytes` bytes at `place`. The first fetches as many
+    bytes from FAR_AHEAD after the place into the second-level cache, and the second as many from NEAR_AHEAD after the place into L1.
 
-    This is for code with many instructions per line: so few lines fit in a core's window of instructions that it waits even for the
-    second-level cache."""
+    This is for code with many instructions per line. The out-of-order window of a core then covers only a few lines, so without the second
+    prefetch the core would wait even for the second-level cache."""
     prefetch_lines(code, place, FAR_AHEAD, num_bytes, far=True)
     prefetch_lines(code, place, NEAR_AHEAD, num_bytes, far=False)

@@ -34,7 +34,8 @@ class WidenPanel(Intrinsic):
 
     wide[k * columns] i8            the result in local memory, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
     panel, multipliers              addresses of the first weight, which begins a group, and of its multiplier; k is a multiple of 32
-    later panel, later multipliers  addresses to prefetch from: one cache line for each cache line that is read from `panel`
+    later panel                     address to prefetch from: one cache line for each cache line that is read from `panel`
+    later multipliers               address to prefetch from: one cache line for every 32 elements along k
     """
 
     name: ClassVar[str] = "widen_panel"

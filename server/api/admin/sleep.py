@@ -1,4 +1,5 @@
-"""Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
+"""Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models
+that are loaded."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
-        """Put models to sleep, which frees all of their memory at any `level`. The next request wakes them. `mode` decides what happens
-        to running requests."""
+        """Put models to sleep, which frees all of their memory at any `level`. A request to a sleeping model wakes it. `mode` decides what
+        happens to running requests."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
         return told(models)

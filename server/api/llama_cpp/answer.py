@@ -123,7 +123,9 @@ class LlamaAnswer:
                     yield self._end(choice)
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
-        """Return the text, the tokens and their probabilities that a step adds to its choice."""
+        """Record a step in its choice, and return the choice with the text, tokens and probabilities to send. If the choice has a new line
+        and has run longer than `t_max_predict_ms` since its first step, end it. Tokens are returned only if the request streams or asks for
+        them. If `n_predict` is 0, the text, tokens and probabilities are empty."""
         choice, now_s = self._choices[step.choice], time.monotonic()
         choice.first_s = choice.first_s or now_s
         choice.num_tokens += len(step.token_ids)

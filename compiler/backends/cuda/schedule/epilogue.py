@@ -28,7 +28,7 @@ Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from
 class Writer(ABC):
     @abstractmethod
     def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
-        """Open the block that runs if this writer writes the thread's column."""
+        """Return a context manager for the block of the kernel that runs only if this writer stores the thread's column."""
 
     @abstractmethod
     def write(self, k: Kernel, rows: Rows) -> None:
