@@ -67,9 +67,9 @@ class Calibration:
                     self.prompt_s[busy, size].append(one.first_s)
                     if size == LONG:
                         self.far_s[busy].append(one.token_s)
-            for num in self._mixed(STREAMS):
-                found = await self._ask([first, *others], Arrival(0.0, 0, 4, NUM_NEW, ()), num)
-                self.decode_s[busy, num] += [one.token_s for one in found]
+                for num in self._mixed(STREAMS):
+                    found = await self._ask([first], Arrival(0.0, 0, 4, NUM_NEW, ()), num)
+                    self.decode_s[busy, num] += [one.token_s for one in found]
             async with kept_busy([self.url] * (busy - 1), self.model, self.trace):
                 for _ in range(NUM_SHORT):
                     await asyncio.sleep(self.chance.expovariate(1 / GAP_S))
