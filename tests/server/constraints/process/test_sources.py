@@ -27,7 +27,7 @@ def vocabulary(tokenizer_json) -> LLTokenizer:
         ("grammar", 'start: "(" start ")" | "x"', "((x))", "((x)"),
         ("grammar", 'start: "(" start ")" | "x"', "(x)", "(so x)"),
         ("grammar", 'start : answer\nanswer: "yes" | thought // }\nthought: "{" /[}a]+/', "{a}", "{b}"),
-        ("grammar", 'start: WORD+\nWORD: /[a-z]+/\n%ignore /[ ]+/', "a b", "a  B"),
+        ("grammar", "start: WORD+\nWORD: /[a-z]+/\n%ignore /[ ]+/", "a b", "a  B"),
         ("regex", "a/b\\/c", "a/b/c", "a/b"),
         ("regex", "\\\\/b", "\\/b", "/b"),
         ("regex", "a\nb", "a\nb", "ab"),
