@@ -45,9 +45,10 @@ class OpenRequests:
     def forget(self, replicas: Collection[str]) -> None:
         """Forget all replicas but these and those with open requests."""
         with self._lock:
-            for name in [name for name in {*self._numbers, *self._before} if not self._numbers[name] and name not in replicas]:
-                del self._numbers[name]
-                self._before.pop(name, None)
+            for name in self.replicas.difference(replicas):
+                if not self._numbers[name]:
+                    self._numbers.pop(name, None)
+                    self._before.pop(name, None)
 
     @property
     def replicas(self) -> set[str]:

@@ -27,7 +27,7 @@ from server.settings import ServerSettings
 log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
-HURRY_S = 3.0  # seconds to send errors to clients after a second interrupt
+HURRY_S = 3.0  # seconds in which requests that were cancelled send errors to their clients
 BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor yet
 
 

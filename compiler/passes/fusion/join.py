@@ -174,8 +174,8 @@ def _values(prim: PrimFunc) -> list[Scalar]:
 
 def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
     """Whether the consumer's right-hand side can be wrapped around the producer's last store. The consumer must be a single loop nest that
-    reads the producer at the consumer's own loop variables, outside folds, over the same extents. If the consumer has folds itself, the
-    producer must be a product, and the sums of both must fit into one tile."""
+    reads the producer at the consumer's own loop variables, outside folds, over the same extents. If the consumer has folds itself, both
+    must be products, and their sums must fit into one tile."""
     form = staged(second)
     if form is None or form.stages or form.temporaries:
         return False

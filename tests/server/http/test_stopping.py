@@ -20,11 +20,6 @@ def stop(server: Running) -> float:
     return time.monotonic() - begin
 
 
-def wait_for_connections(server: Running, count: int) -> None:
-    while len(server.server.server_state.connections) < count:
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("asks", [False, True])
 def test_a_connection_accepted_while_the_server_stops(serve, asks):
     """The connection has been accepted, but is not among the server's connections when the server begins to stop."""
@@ -59,7 +54,8 @@ def test_a_client_that_still_sends_reads_why_it_was_refused_while_the_server_sto
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     with server.connect() as sock:
         sock.sendall(head)
-        wait_for_connections(server, 1)
+        while not server.server.server_state.connections:
+            time.sleep(0.001)
         server.server.should_exit = True
         while not server.server._held.is_stopping:
             time.sleep(0.001)
