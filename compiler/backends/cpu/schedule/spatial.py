@@ -25,6 +25,7 @@ CHUNK = 4096  # number of elements of a claim: enough to amortise the cost of cl
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
+    """Schedule a nest with independent iterations, with vectors of `width` lanes. Return None for any other nest."""
     nest = match_spatial(stmt)
     if nest is None:
         return None

@@ -256,6 +256,7 @@ class MatrixRows(Rows):
             k.tile(self.product(fresh=fresh, later=later), *operands, *ahead, dims=(span.count * PANEL, CUT.keys, *share))
 
     def add_products(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int) -> None:
+        """Do what `add_product` does for `count` rows of a buffer. `first` is the first of these rows in the item."""
         with k.serial("m", count) as m:
             self.add_product(k, m, first + m, buffer)
 

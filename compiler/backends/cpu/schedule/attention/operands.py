@@ -45,13 +45,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
+    """The operands of attention over pages, as arrays of the kernel: see `Attention` and `Paged` of compiler/ir/loops/attention.py."""
+
     node: Attention
     pages: Paged
     queries: Array  # [tokens, heads, size]
-    sequences: Array  # [tokens]
-    positions: Array  # [tokens] or [tokens, 2]
-    cache: Array
-    tables: Array
+    sequences: Array  # [tokens]: the sequence of each token
+    positions: Array  # [tokens] or [tokens, 2]: the last position that each token sees, or the first and the last one
+    cache: Array  # keys and values: see compiler/ops/attention/kv_cache.py
+    tables: Array  # [sequences, pages]: the pages of each sequence
     scales: Array | None
     sinks: Array | None
     out: Array

@@ -266,6 +266,7 @@ class Walk:
         return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
+        """Store the result of a row: its weighted values, divided by the sum of its weights."""
         out, width = self.operands.out, self.operands.width
         with k.scope():
             inverse = k.local("inverse", 1)

@@ -94,6 +94,7 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
+        """Allocate memory for the results of a sum, for `together` panels. `number` is that of the sum, for names."""
         shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))
@@ -368,6 +369,7 @@ class Order:
         return ceil_div(self.blocks.extent, self.blocks.size).const
 
     def unit(self, k: Kernel, number: Dim) -> Unit:
+        """Return the unit with this number in the order. After the last one comes the first part of the first panel after the claim."""
         size, extent = self.blocks.size, self.blocks.extent
         last_panel = ceil_div(self.blocks.num_columns, self.blocks.tile.shape.columns) - 1
         is_over = k.let("over", dim_min(number // (self.panels * self.num_parts), 1), 1)
