@@ -71,6 +71,7 @@ class _Joiner:
             yield run
 
     def _num_rows(self, binding: Binding) -> Dim | None:
+        """Return the number of short rows that a call computes. Return None for any other binding."""
         call = binding.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or any(i is not None for i in call.inplace):
             return None
@@ -82,6 +83,7 @@ class _Joiner:
         return made.shape[0] if self.known[call.func] else None
 
     def _joined(self, run: Sequence[Binding], uses: Mapping[Var, int]) -> list[Binding] | None:
+        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined."""
         joined, made = JoinedCall(), dict[Atom, Buffer]()
         for binding in run:
             call = binding.value

@@ -42,6 +42,7 @@ LEFT, BEGINS = 1, 2  # whether a token is left, and whether a run of the second 
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
+    """Schedule attention to pages of bf16. Return None for any other nest, and if the tile does not support it on this target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
