@@ -24,6 +24,8 @@ _MOST_ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """An entry of the section table. `link` and `info` are fields of ELF, whose meaning depends on `kind`."""
+
     kind: int
     flags: int
     offset: int  # offset in the file, in bytes
@@ -43,6 +45,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
+    """A name for a place in a section, or for a function that another object defines."""
+
     name: str
     section: int  # section that contains the symbol; 0: the object only refers to the symbol
     value: int  # offset of the symbol in its section
@@ -52,15 +56,19 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
+    """A place in the code that depends on the address of a symbol, so it is written when sections have addresses."""
+
     section: int  # section whose bytes the relocation changes
-    offset: int
-    kind: int
-    symbol: int
-    addend: int
+    offset: int  # of these bytes in the section
+    kind: int  # number of its rule in relocate.RULES
+    symbol: int  # index in the symbols of the object
+    addend: int  # number that is added to the address of the symbol
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
+    """An ELF object, parsed. Symbols and relocations refer to sections by their index."""
+
     code: bytes
     arch: str
     flags: int  # the machine's flags, which state the calling convention
@@ -70,10 +78,12 @@ class Object:
 
     @property
     def defined(self) -> dict[str, Symbol]:
+        """The symbols that other objects may refer to, by name."""
         return {s.name: s for s in self.symbols if s.is_global and s.section}
 
     @property
     def undefined(self) -> frozenset[str]:
+        """The names of the symbols that another object, or the system, must define."""
         return frozenset(s.name for s in self.symbols if s.is_global and not s.section)
 
 

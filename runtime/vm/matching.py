@@ -20,7 +20,7 @@ from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
 
 Heap = memoryview  # of int64
-Check = Callable[[Heap, Any], None]
+Check = Callable[[Heap, Any], None]  # raises ArgumentMismatch if the value does not fit; may fill slots of the heap
 
 INT64 = range(-(2**63), 2**63)
 
@@ -35,6 +35,8 @@ class Item:
 
 
 class Match:
+    """Matches the values of some registers."""
+
     def __init__(
         self,
         function: str,
@@ -45,7 +47,8 @@ class Match:
         device: Device,
         place: str = "",
     ) -> None:
-        """`place` says in messages where in the function the match is; "" for the match at its entry."""
+        """`slots` are the expressions that the slots of the function hold, for messages. `derive` is the shape function of the match.
+        `place` says in messages where in the function the match is; "" for the match at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._place = f"{function}: {place}" if place else function
         self._slots = slots
@@ -67,6 +70,7 @@ class Match:
             compare(heap, registers[register])
 
     def derive(self, heap: Heap, handle: HeapHandle) -> None:
+        """Run the second pass: check the bounds of the slots that are filled, and derive all others."""
         for slot, lower, upper, multiple_of, bound in self._bounds:
             value = heap[slot]
             if not lower <= value <= upper or (multiple_of > 1 and value % multiple_of):
@@ -95,6 +99,7 @@ def _plain_upper(bound: Bound) -> int:
 
 
 def _dims(spec: Spec) -> Iterator[DimRef]:
+    """Yield the dimensions of a specification, and the value of a scalar."""
     match spec:
         case TensorSpec(shape=dims) | ShapeSpec(dims=dims):
             yield from dims or ()
@@ -108,10 +113,12 @@ def _dims(spec: Spec) -> Iterator[DimRef]:
 
 
 def mentions_slots(spec: Spec) -> bool:
+    """Return whether a dimension or a scalar of the specification is in a heap slot."""
     return any(isinstance(d, Slot) for d in _dims(spec))
 
 
 def _defined(spec: Spec) -> list[int]:
+    """Return the slots that a specification defines."""
     return [d.index for d in _dims(spec) if isinstance(d, Slot) and d.defines]
 
 
@@ -126,6 +133,7 @@ class _Compiler:
     # --- first pass: structure, and slots that are defined --------------------------------------------------------
 
     def bind(self, spec: Spec, path: str) -> Check:
+        """Compile the first pass. `path` names the part of the value in messages: "[0][2]", or "" for the whole."""
         match spec:
             case TensorSpec():
                 return self._bind_tensor(spec, path)
@@ -209,6 +217,7 @@ class _Compiler:
     # --- last pass: slots that are only mentioned ------------------------------------------------------------------
 
     def compare(self, spec: Spec, path: str) -> Check | None:
+        """Compile the last pass, or return None if there is nothing to compare. For `path` see `bind`."""
         match spec:
             case TensorSpec(shape=dims):
                 compare_shape = self._compare_dims(dims, path)
