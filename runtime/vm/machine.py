@@ -300,7 +300,7 @@ class Machine:
         return function
 
     def code_with(self, symbol: str) -> Code:
-        """Return the loaded code, for a part of the program that refers to `symbol`. Raises InvalidProgram if the executable has no code."""
+        """Return the loaded code, because the program refers to `symbol`. Raises InvalidProgram if the executable has no code."""
         if self._code is None:
             raise InvalidProgram(f"the program refers to {symbol!r}, but has no object code")
         return self._code
