@@ -239,5 +239,6 @@ def _offsets(builder: Builder, weight: QuantisedWeight) -> tuple[Atom, ...]:
 
 
 def _as_f32(builder: Builder, x: Atom) -> Atom:
+    """Return a tensor converted to f32, or itself if it is f32."""
     given = type_of(x)
     return x if isinstance(given, TensorType) and given.dtype is DType.F32 else builder.call(CAST, x, dtype="f32")

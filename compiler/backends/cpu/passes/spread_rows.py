@@ -105,6 +105,7 @@ def _clashes(given: Type) -> bool:
 
 
 def _uses(module: IRModule, body: Body) -> _Uses:
+    """Count the uses of the variables of a function body."""
     total, as_rows = count_uses(body), dict[Atom, int]()
     read = {name: _read_as_rows(prim) for name, prim in module.prim_functions.items()}
     for binding in body.bindings:

@@ -97,6 +97,7 @@ class _Rows:
             write_element(k, Store(store.buffer, store.indices, value), mapping)
 
     def write_fold(self, k: Kernel, stage: RowStage, fold: Reduce, result: Array, point: list[Dim], prefetch: Prefetch) -> None:
+        """Compute a reduction along the row at `point` in `result`, and prefetch the next row meanwhile."""
         (axis, length), mapping = fold.axes[0], dict(zip(stage.nest.vars, point, strict=False))
         length = length.substitute(mapping)
 

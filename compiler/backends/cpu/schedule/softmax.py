@@ -165,9 +165,11 @@ class _Row:
             self.top[lane] = self.most[lane]
 
     def compare(self, lane: Dim, index: Dim) -> None:
+        """Raise the lane's maximum to an element of the row."""
         self.most[lane] = larger(self.most[lane], self.element(index))
 
     def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
+        """Add the exponential of an element of the row to the sum of a lane. `part` is the number of the vector of sums."""
         value: Scalar = exp(self.element(index) - self.top[lane])
         if self.total.stored_in is not None:
             stored, place = k.array(self.total.stored_in), (*self.point, index)

@@ -60,6 +60,7 @@ def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[Di
 
 
 def _point(k: Kernel, row: Dim, outer: Axes) -> dict[DimVar, Dim]:
+    """Return the values of the outer axes in a row, given its number."""
     return dict(zip((v for v, _ in outer), k.unravel(row, [(v.name, e) for v, e in outer]), strict=True))
 
 

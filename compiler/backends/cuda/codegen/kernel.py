@@ -258,6 +258,7 @@ class _Shared:
 
     @staticmethod
     def of(stmt: Stmt, argument_bytes: int) -> _Shared:
+        """Place the shared arrays of a kernel, whose arguments take `argument_bytes`."""
         tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
         alignment = max((op.shared_alignment for op in tiles if isinstance(op, Intrinsic)), default=Intrinsic.shared_alignment)
         offsets, end = dict[Buffer, int](), 0
@@ -272,6 +273,7 @@ class _Shared:
 
     @property
     def requested_bytes(self) -> int:
+        """The bytes of shared memory that a launch must request; 0: what every block may use is enough."""
         return self.num_bytes if self.num_bytes > SHARED_BYTES or self.arguments is not None else 0
 
 
@@ -403,6 +405,7 @@ class _Statements(Statements):
         return name
 
     def _shared_array(self, buffer: Buffer, type_: str) -> str:
+        """Return the address of an array of type `type_` in shared memory."""
         if self._places.requested_bytes:
             name, place = self._requested(), self._places.offsets[buffer]
             address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name

@@ -50,6 +50,7 @@ class _Joiner:
     known: dict[str, bool]  # whether functions compute short rows, by name, since layers call the same ones
 
     def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
+        """Return the block with runs of calls joined. `uses` says how often the function reads each variable."""
         found: list[Binding] = []
         for run in self._runs(block.bindings):
             joined = self._joined(run, uses) if len(run) > 1 else None

@@ -133,6 +133,7 @@ def _reads_pairs(branch: Branch) -> bool:
         return False
 
     def fits(scalar: Scalar, j: int) -> bool:
+        """Return whether a part of the expression reads only the pair of element `j`."""
         if isinstance(scalar, Guard):
             known = [tuple(dim.substitute({var: j}) for dim in condition) for condition in scalar.conditions]
             if all(dim.is_const for condition in known for dim in condition):

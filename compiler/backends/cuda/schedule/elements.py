@@ -85,6 +85,7 @@ def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS)
 
 
 def _num_blocks(axes: Sequence[tuple[str, Dim]], threads: int) -> Dim:
+    """Return the number of blocks that have a thread for each point of the box of these axes."""
     return ceil_div(product_of([extent for _, extent in axes]), threads)
 
 

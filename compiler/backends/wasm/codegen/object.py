@@ -178,6 +178,7 @@ def _imports(reader: Reader) -> Iterator[Import]:
 
 
 def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
+    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own."""
     version = reader.unsigned()
     if version != 2:
         raise CompileError(f"the symbols of an object have version {version}; expected 2")
@@ -191,6 +192,7 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
+    """Read one symbol. `imported` has the names of the imports of each kind."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:
@@ -222,6 +224,7 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
+    """Read the relocations of a section. `name` is that of the section with the relocations, for messages."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

@@ -105,6 +105,7 @@ class MatrixRows(Rows):
         return self.item.operands.node.softcap
 
     def product(self, *, fresh: bool, later: Load | None = None) -> AmxBf16:
+        """Return the tile of a product. `fresh`: it overwrites the result instead of adding to it; `later`: a place to prefetch."""
         return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True, prefetching=later is not None)
 
     def pad(self, k: Kernel) -> None:

@@ -60,6 +60,7 @@ class PagedOperands:
 
     @staticmethod
     def of(k: Kernel, node: Attention, pages: Paged, positions: Buffer) -> PagedOperands:
+        """Return the operands as arrays. `positions` are those of the node, which a paged attention always has."""
         scales, sinks = (None if buffer is None else k.array(buffer) for buffer in (pages.scales, node.sinks))
         queries, sequences, positions_, cache, tables = k.arrays(node.queries, node.sequences, positions, pages.cache, pages.tables)
         return PagedOperands(node, pages, queries, sequences, positions_, cache, tables, scales, sinks, k.array(node.out))
@@ -113,6 +114,7 @@ class PagedOperands:
     # --- tokens and pages ----------------------------------------------------------------------------------------------
 
     def sequence(self, k: Kernel, token: Dim) -> Dim:
+        """Return the number of the sequence of a token."""
         return k.let("s", cast(self.sequences[token], I64))
 
     def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:

@@ -255,6 +255,7 @@ class Walk:
     # --- softmaxes -----------------------------------------------------------------------------------------------------
 
     def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
+        """Allocate an array of partial softmaxes of this shape, for the sizes of the operands: see `PartialSoftmaxes.allocate`."""
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
     def initial(self, head: Dim) -> PartialSoftmax:

@@ -73,6 +73,7 @@ class TileOrigin:
         return prove_divisible(self.product.num_columns, self.shape.columns)
 
     def is_inside(self, v: Dim, lane: Dim) -> Scalar:
+        """Return whether a lane of a vector is a column of the product."""
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:

@@ -317,6 +317,7 @@ class Registers:
 
     @staticmethod
     def of(k: Kernel, claim: Claim) -> Registers:
+        """Return the registers for the rows of a claim."""
         rows, most = claim.end - claim.first, max(1, claim.walk.block_rows // TILE_ROWS)
         height = k.let("height", dim_min(rows, TILE_ROWS), TILE_ROWS)
         count = k.let("registers", ceil_div(rows, TILE_ROWS), most)
@@ -361,6 +362,7 @@ class Order:
 
     @staticmethod
     def of(k: Kernel, blocks: Blocks, claim: Claim) -> Order:
+        """Return the order for the panels of a claim."""
         panels = dim_max(claim.num_panels, 1)
         return Order(blocks, claim, panels if panels.is_const else k.let("beside", panels, blocks.together, lower=1))
 

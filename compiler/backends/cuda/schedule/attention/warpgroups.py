@@ -154,6 +154,7 @@ class _LongRuns:
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
+        """Allocate the shared memory of a tile, which begins at token `start`, for a group of heads."""
         k, tokens, rows = self.k, self.tile_tokens, self.op.block_rows
         begins = k.shared("begins", tokens + self.few, dtype=I32)
         first, end, starts, counts = (k.shared(name, tokens, dtype=I32) for name in ("first", "end", "starts", "counts"))
