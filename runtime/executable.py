@@ -338,6 +338,7 @@ _PREPARING = "preparing/"
 
 
 def _label(path: Path, ranges: str) -> str:
+    """Return the name that is sealed with an executable."""
     return f"{path.name} {ranges}" if ranges else path.name
 
 
@@ -360,6 +361,7 @@ def _sections_of(executable: Executable, prefix: str) -> dict[str, bytes | memor
 
 
 def _read(file: sections.SectionFile, prefix: str) -> Executable:
+    """Read the executable whose sections have this prefix: "" or that of an inner executable."""
     document, texts = _decode(file, f"{prefix}program", _Document), f"{prefix}text/"
     return Executable(
         document.meta,
@@ -387,6 +389,7 @@ T = TypeVar("T")
 
 
 def _decode(file: sections.SectionFile, name: str, type_: type[T]) -> T:
+    """Return the content of a section. Raises DamagedFile."""
     try:
         return msgspec.msgpack.decode(file.read(name), type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

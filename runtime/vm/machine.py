@@ -335,11 +335,13 @@ class Loader:
         assert_never(instruction)
 
     def _target(self, target: int) -> int:
+        """Return the index of an instruction, after the check that the instruction exists."""
         if not 0 <= target < len(self.source.instructions):
             raise self.invalid(f"there is no instruction {target} to jump to")
         return target
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
+        """Compile a call of a builtin, of a library routine, or of a function."""
         kind, _, name = callee.partition(".")
         if dst is not None and self.register(dst) in self.weights:
             raise self.invalid(f"register {dst} holds a weight and cannot be overwritten")

@@ -82,12 +82,14 @@ class Match:
                 self._out_of_bounds(bound, heap[bound.slot], heap[slot])
 
     def _underivable(self, heap: Heap, status: int) -> NoReturn:
+        """Raise the error for what a shape function returned, `status`: see runtime/executable.py."""
         size = self._slots[abs(status) - 1]
         problem = "does not fit 64 bits" if status > 0 else "divides by zero"
         given = ", ".join(f"{self._slots[slot]} = {heap[slot]}" for slot in sorted(self.defined))
         raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges of these variables")
 
     def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
+        """Raise the error for a value outside of a bound, whose upper end is `upper` in this call."""
         if bound.lower <= value <= upper:
             raise BoundExceeded(f"{self._place}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
         most = "" if bound.upper is None else f" <= {upper}"
@@ -95,6 +97,7 @@ class Match:
 
 
 def _plain_upper(bound: Bound) -> int:
+    """Return the upper end of a bound, or a number above all integers if it is no constant."""
     return bound.upper if isinstance(bound.upper, int) else INT64.stop
 
 
@@ -174,6 +177,7 @@ class _Compiler:
         return bind
 
     def _bind_dims(self, dims: tuple[DimRef, ...] | None, ndim: int | None, path: str) -> Check:
+        """Compile the first pass for a shape. `ndim` is the rank if `dims` is None."""
         rank = ndim if dims is None else len(dims)
         fixed = [(i, d) for i, d in enumerate(dims or ()) if isinstance(d, int)]
         defines = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and d.defines]

@@ -1,5 +1,5 @@
-"""The CPU as a device. A tensor is a NumPy array, memory is a `HostMemory`, and the handle of a heap is its address. Parameters that take
-handles have type `Any`: only the device itself makes handles."""
+"""The CPU as a device: see runtime/device/base.py for the methods. A tensor is a NumPy array, memory is a `HostMemory`, and the handle of a
+heap is its address. Parameters that take handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 

@@ -315,6 +315,7 @@ class Card:
             self._fault(what, error)
 
     def _fault(self, what: str, error: Exception) -> NoReturn:
+        """Raise a DeviceFault for an error of pycuda: see `_faults`."""
         last = self.last_launch()
         where = what if last is None else f"{last}: {what}"
         raise DeviceFault(f"GPU {self.number} ({self.name}), {where}: {error}") from error

@@ -1,5 +1,5 @@
-"""A GPU as a device. A tensor is memory of the card with a shape, a heap is an array of the host that regions read at each run. Parameters
-that take handles have type `Any`: only the device itself makes handles."""
+"""A GPU as a device: see runtime/device/base.py for the methods. A tensor is memory of the card with a shape, and a heap is an array of the
+host that regions read at each run. Parameters that take handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 

@@ -79,6 +79,7 @@ def message(status: int) -> str:
 
 
 def _error(status: int, about: str) -> RuntimeFault:
+    """Make the error for a status of the driver. `about` describes the operation."""
     return _ERRORS.get(status, DeviceFault)(f"{about}: {message(status)}")
 
 
