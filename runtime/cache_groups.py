@@ -56,6 +56,7 @@ class KVGroup:
             raise ValueError(f"value_size is {self.value_size}; expected 1 to {self.head_dim}, the size of a key")
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
+        """Return the shape and element type of each array of the group, with room for this many pages."""
         before = len(self.layers), 2 if self.value_size is None else 1, pages, self.num_kv_heads
         data = (*before, PAGE_SIZE * self.head_dim), self.dtype
         return (data, ((*before, PAGE_SIZE), "f32")) if self.dtype == "i8" else (data,)
@@ -89,6 +90,7 @@ class StateGroup:
         return self.page_size + 1
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
+        """Return the shape and element type of each array of the group, with room for this many pages."""
         return tuple(((len(self.layers), pages, size), "f32") for size in self.sizes)
 
     @property
@@ -114,12 +116,15 @@ class HeardGroup:
 
     @property
     def num_parts(self) -> int:
+        """The number of parts that form one page."""
         return -(-self.num_frames // PAGE_SIZE)
 
     def arrays_of(self, parts: P) -> tuple[Array[P], ...]:
+        """Return the same as `arrays`, for a number of parts."""
         return KVGroup(self.layers, self.num_kv_heads, self.head_dim, self.dtype).arrays(parts)
 
     def arrays(self, pages: int) -> tuple[Array[int], ...]:
+        """Return the shape and element type of each array of the group, with room for this many pages."""
         return self.arrays_of(pages * self.num_parts)
 
     @property

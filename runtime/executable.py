@@ -84,27 +84,35 @@ DimRef = int | Slot
 
 
 class TensorSpec(Struct, frozen=True, tag=True):
+    """A tensor of this shape and element type. An element type of None stands for any."""
+
     shape: tuple[DimRef, ...] | None  # None: the extents are unknown; `ndim` is the rank, if known
     dtype: str | None
     ndim: int | None = None
 
 
 class ShapeSpec(Struct, frozen=True, tag=True):
+    """A shape, which is a value of its own: a tuple of integers."""
+
     dims: tuple[DimRef, ...] | None
     ndim: int | None = None
 
 
 class ScalarSpec(Struct, frozen=True, tag=True):
+    """A number of this type, with this value if one is given."""
+
     dtype: str | None
     value: DimRef | None = None
 
 
 class TupleSpec(Struct, frozen=True, tag=True):
+    """A tuple whose fields match these specifications."""
+
     fields: tuple[Spec, ...]
 
 
 class AnySpec(Struct, frozen=True, tag=True):
-    pass
+    """Any value."""
 
 
 Spec = TensorSpec | ShapeSpec | ScalarSpec | TupleSpec | AnySpec
@@ -130,10 +138,12 @@ class ParamSpec(Struct, frozen=True, tag=True):
 # --- kernels and launch lists ------------------------------------------------------------------------------------------
 
 
-OWN = -1
+OWN = -1  # stands for the rank that runs a kernel: see `Kernel.ranks`
 
 
 class Phase(Struct, frozen=True, tag=True):
+    """One parallel loop nest of a kernel, compiled."""
+
     body: str  # symbol of the object code
     grid: str  # symbol of the host code, or of the object code if there is no host code
     threads: int = 1  # threads per block on a GPU
@@ -328,6 +338,7 @@ _PREPARING = "preparing/"
 
 
 def _label(path: Path, ranges: str) -> str:
+    """Return the name that is sealed with an executable."""
     return f"{path.name} {ranges}" if ranges else path.name
 
 
@@ -350,6 +361,7 @@ def _sections_of(executable: Executable, prefix: str) -> dict[str, bytes | memor
 
 
 def _read(file: sections.SectionFile, prefix: str) -> Executable:
+    """Read the executable whose sections have this prefix: "" or that of an inner executable."""
     document, texts = _decode(file, f"{prefix}program", _Document), f"{prefix}text/"
     return Executable(
         document.meta,
@@ -362,6 +374,7 @@ def _read(file: sections.SectionFile, prefix: str) -> Executable:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the key of an element type in DTYPES. Raises ValueError for a type that is not in it."""
     for name, known in DTYPES.items():
         if known == dtype:
             return name
@@ -376,6 +389,7 @@ T = TypeVar("T")
 
 
 def _decode(file: sections.SectionFile, name: str, type_: type[T]) -> T:
+    """Return the content of a section. Raises DamagedFile."""
     try:
         return msgspec.msgpack.decode(file.read(name), type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -46,7 +46,7 @@ def stand_in(head: bytes) -> str:
 
 
 def digest_of_sources(root: Path, seed: str = "") -> str:
-    """Return a digest of the contents and paths of all Python files below a folder."""
+    """Return a digest of `seed` and of the contents and paths of all Python files below a folder."""
     digest = hashlib.sha256(seed.encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())

@@ -16,6 +16,8 @@ from runtime.errors import InvalidFlag
 
 @dataclass(frozen=True, slots=True)
 class Flags:
+    """The values of the switches. SWITCHES says what each means."""
+
     debug: int = 0
     dump: Path | None = None
     verify: bool = False
@@ -84,6 +86,7 @@ SWITCHES = (
 
 
 def parse(environment: Mapping[str, str]) -> Flags:
+    """Read the switches from environment variables. A variable that is not set leaves the default. Raises InvalidFlag."""
     values: dict[str, Any] = {}
     for switch in SWITCHES:
         text = environment.get(switch.variable)
@@ -100,6 +103,7 @@ _current: ContextVar[Flags | None] = ContextVar("flags", default=None)
 
 
 def current() -> Flags:
+    """Return the switches of this context: those of the innermost `scope`, or else those of the environment."""
     return _current.get() or parse(os.environ)
 
 

@@ -88,6 +88,8 @@ class Definition(FlatStruct, frozen=True):
 
 
 class FlatBound(FlatStruct, frozen=True):
+    """A declared range of the variable `name`, whose value is in `slot`."""
+
     name: str
     slot: int
     lower: int
@@ -113,6 +115,8 @@ class Record(FlatStruct, frozen=True):
 
 
 class FlatFunction(FlatStruct, frozen=True):
+    """A function as records. `derive` is its shape function; None: all slots are extents of inputs."""
+
     name: str
     inputs: tuple[FlatTensor, ...]
     outputs: tuple[FlatTensor, ...]
@@ -122,16 +126,18 @@ class FlatFunction(FlatStruct, frozen=True):
     bounds: tuple[FlatBound, ...]
     checks: tuple[Check, ...]
     derive: str | None
-    arena_begin: int
+    arena_begin: int  # offset of the function's part of the arena, in bytes
     records: tuple[Record, ...]
 
 
 class FlatProgram(FlatStruct, frozen=True):
+    """The functions, and the sizes of the memory that a replay allocates before the first call."""
+
     target: str
     functions: dict[str, FlatFunction]
     weights: tuple[Stored, ...]
     weights_bytes: int
-    arena_bytes: int
+    arena_bytes: int  # bytes of the arena, for the parts of all functions together
     stack_bytes: int  # stack that a thread needs for the local buffers of kernels
     most_buffers: int  # largest number of buffers of any record
     most_dims: int
@@ -161,6 +167,7 @@ def flat_program(executable: Executable, entry: str, others: Iterable[str] = ())
 
 
 def constant_name(number: int) -> str:
+    """Return the name under which the constant with this number is stored."""
     return f"constant.{number}"
 
 
@@ -170,6 +177,7 @@ def weight_name(function: str, weight: str) -> str:
 
 
 def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Stored, ...], int]:
+    """Place the weights of the functions, and all constants, in the block of weights. Return them and the size of the block in bytes."""
     found: list[Stored] = []
     end = 0
     shapes: list[tuple[str, str, tuple[int, ...]]] = []
@@ -187,6 +195,7 @@ def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Sto
 
 
 def _arena_bytes(source: VMFunction) -> int:
+    """Return the bytes of the arena that a function needs, which must be a constant."""
     if isinstance(source.arena_bytes, Slot):
         raise InvalidProgram(
             f"{source.name}: its arena grows with {source.slots[source.arena_bytes.index]}, for which no bound is declared"
@@ -196,8 +205,10 @@ def _arena_bytes(source: VMFunction) -> int:
 
 @dataclass(slots=True)
 class _Flattening:
+    """Flattens one function. Raises InvalidProgram for a function that is not flat."""
+
     meta: ExecutableMeta
-    source: VMFunction
+    source: VMFunction  # the function to flatten
     places: Mapping[str, int]  # byte offset of each weight and constant in the block of weights
     literals: dict[int, int] = field(default_factory=dict[int, int])
     tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # tensors in the arena, by register
@@ -208,6 +219,7 @@ class _Flattening:
     outputs: tuple[FlatTensor, ...] = ()
 
     def function(self, arena_begin: int) -> FlatFunction:
+        """Return the flat function, whose part of the arena begins at byte `arena_begin`."""
         source = self.source
         for instruction in source.instructions:
             match instruction:
@@ -238,6 +250,7 @@ class _Flattening:
         )
 
     def _inputs(self) -> tuple[tuple[FlatTensor, ...], tuple[Definition, ...]]:
+        """Return the inputs, and the slots that hold their extents."""
         inputs: list[FlatTensor] = []
         definitions: list[Definition] = []
         for number, param in enumerate(self.source.inputs):
@@ -278,6 +291,7 @@ class _Flattening:
         self.records += [Record(p.body, p.grid, buffers, dims) for p in self.meta.kernels[launch.kernel].phases]
 
     def _buffer(self, operand: Operand) -> tuple[int, int]:
+        """Return the base of a buffer, and the slot of its offset from that base."""
         num_inputs = len(self.source.inputs)
         match operand.base:
             case Base.ARENA:
@@ -293,11 +307,13 @@ class _Flattening:
                 return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[name])
 
     def _stored(self, offset: DimRef, place: int) -> int:
+        """Return the slot of the offset of a buffer in the block of weights. `place` is the offset of its weight or constant."""
         if isinstance(offset, Slot):
             raise InvalidProgram(f"{self.source.name} is not flat: a weight's offset, {self.source.slots[offset.index]}, is not a constant")
         return self._slot(place + offset)
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:
+        """Return the slot of the offset of a buffer that is a whole tensor in the arena."""
         if offset != 0:
             raise InvalidProgram(f"{self.source.name} is not flat: a launch reads only a part of a tensor in the arena")
         return tensor.offset

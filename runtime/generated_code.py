@@ -40,6 +40,7 @@ class GeneratedCode:
         self.num_compiled = 0
 
     def exec(self, text: str, globals: dict[str, Any] | None = None, locals: dict[str, Any] | None = None) -> None:
+        """Run a text as the built-in `exec` does, but compile it only if no earlier process kept its code."""
         code = self._used.get(text) or self._kept.get(text)
         if code is None:
             code = compile(text, "<string>", "exec", dont_inherit=True)

@@ -46,16 +46,19 @@ class Routine:
 
     @property
     def num_args(self) -> int:
+        """The number of arguments of a call."""
         return len(self.inputs) + len(self.attributes) + (0 if self.fresh else len(self.outputs))
 
     @property
     def signature(self) -> str:
+        """The call as text, with the names of its arguments, for messages."""
         outputs = ", ".join(self.outputs)
         given = [*self.inputs, *self.attributes, *(() if self.fresh else self.outputs)]
         return f"lib.{self.name}({', '.join(given)})" + (f" -> {outputs}" if self.fresh else "")
 
 
 def routine(name: str) -> Routine:
+    """Return the routine with this name. Raises UnknownName."""
     if name not in LIBRARY:
         raise UnknownName("library routine", name, LIBRARY)
     return LIBRARY[name]
@@ -71,6 +74,7 @@ def _sortable(x: Array) -> Array:
 
 
 def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    """Return the indices that sort the array along an axis."""
     x = _sortable(x)
     if not descending:
         return np.argsort(x, axis=axis, kind="stable")
@@ -87,6 +91,7 @@ def _argsort_as(x: Array, axis: int, descending: bool) -> tuple[Array, ...]:
 
 
 def _topk(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, ...]:
+    """Return the `k` largest or smallest elements along an axis, the extreme one first, and their indices."""
     indices = np.take(_argsort(x, axis, largest), np.arange(k), axis)
     return np.take_along_axis(x, indices, axis), indices
 

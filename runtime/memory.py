@@ -71,6 +71,7 @@ class Arena:
         return memory
 
     def _within(self, bottom: int, top: int) -> Memory:
+        """Return the bytes `bottom` to `top` - 1 of the arena."""
         if (bottom, top) != self._span:
             self._span, self._view = (bottom, top), self._device.part(self._block, bottom, top)
         return self._view

@@ -79,6 +79,7 @@ def unseal(sealed: memoryview, name: str, key: bytes) -> memoryview | None:
 
 
 def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
+    """Return the seal: the HMAC-SHA256 of the name and the content under the key."""
     label = name.encode()
     made = hmac.new(key, len(label).to_bytes(8, "little") + label, hashlib.sha256)
     made.update(content)
@@ -143,6 +144,7 @@ def key_of(folder: Path) -> bytes:
 
 
 def _own_key(path: Path) -> bytes:
+    """Return the key in the `.key` file of a folder. Raises UnsafeCache if others can read it, or if it is too short."""
     with opened(path) as file:
         status = os.fstat(file.fileno())
         if status.st_mode & stat.S_IROTH or (status.st_mode & stat.S_IRGRP and not _is_private(status.st_gid)):
@@ -210,6 +212,8 @@ def make_private(folder: Path) -> None:
 
 
 def _require_trusted(path: Path, status: os.stat_result, command: str) -> None:
+    """Raise UnsafeCache if a user other than root and this one owns the file or folder, or can write to it. If the key is kept outside the
+    cache, only the right of all users to write counts. `command` is a shell command that removes the problem; the message states it."""
     is_sticky = stat.S_ISDIR(status.st_mode) and bool(status.st_mode & stat.S_ISVTX)  # others may add files, but not replace them
     by_all = bool(status.st_mode & stat.S_IWOTH) and not is_sticky
     by_group = bool(status.st_mode & stat.S_IWGRP) and not is_sticky and not _is_private(status.st_gid)
@@ -224,6 +228,7 @@ def _require_trusted(path: Path, status: os.stat_result, command: str) -> None:
 
 
 def _described(status: os.stat_result) -> str:
+    """Return the owner, group and mode of a file as text."""
     return f"owner {status.st_uid}, group {status.st_gid}, mode {stat.S_IMODE(status.st_mode):04o}"
 
 

@@ -41,13 +41,15 @@ _PREFIX = struct.Struct("<8sQ32s")  # magic, header length, header digest
 
 
 class Section(msgspec.Struct, frozen=True):
+    """The place of a section in a file, in bytes, and its checksum."""
+
     name: str
     offset: int
     size: int
     crc32: int
 
 
-Put = Callable[[str, memoryview], None]
+Put = Callable[[str, memoryview], None]  # writes the section with this name
 
 
 def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
@@ -71,6 +73,8 @@ def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, s
 
 @contextmanager
 def _filling(file: IO[bytes], sizes: Mapping[str, int], digest: Callable[[bytes], bytes]) -> Generator[Put]:
+    """Yield the function that writes a section. At the end of the `with`, write the header with its digest. `sizes` has all sections with
+    their bytes."""
     table = _layout(sizes)
     missing = set(sizes)
 
@@ -117,6 +121,7 @@ def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
 
 
 def align(offset: int, alignment: int = ALIGNMENT) -> int:
+    """Return the least multiple of `alignment` that is at least `offset`."""
     return -(-offset // alignment) * alignment
 
 

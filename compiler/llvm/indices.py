@@ -25,11 +25,14 @@ class Index:
 
 
 class Indices:
+    """Writes the instructions that compute dimensions. `env` has the index of each variable that is in scope."""
+
     def __init__(self, code: Code) -> None:
         self.code = code
         self.env: dict[DimVar, Index] = {}
 
     def value(self, dim: Dim) -> Index:
+        """Return the value of a dimension."""
         return self.total(self.term(c, m) for c, m in dim.terms)
 
     def operand(self, dim: Dim) -> str:
@@ -39,6 +42,7 @@ class Indices:
         return str(value.value)
 
     def term(self, coefficient: int, monomial: tuple[Atom, ...]) -> Index:
+        """Return the product of a coefficient and the atoms of a monomial."""
         product = Index(coefficient)
         for atom in sorted((self.atom(a) for a in monomial), key=_outermost_first):
             product = self.binary("mul nsw", product, atom)
@@ -52,6 +56,7 @@ class Indices:
         return total
 
     def atom(self, atom: Atom) -> Index:
+        """Return the value of a variable, a quotient, a remainder, a minimum or a maximum."""
         match atom:
             case DimVar():
                 return self.env[atom]
@@ -81,6 +86,7 @@ class Indices:
         return self._instruction(f"{op} {{type}} {{a}}, {{b}}", a, b)
 
     def extreme(self, fn: str, a: Index, b: Index) -> Index:
+        """Return the lesser of two indices, or the greater one. `fn` is "smin" or "smax"."""
         if isinstance(a.value, int) and isinstance(b.value, int):
             return Index(min(a.value, b.value) if fn == "smin" else max(a.value, b.value))
         name = suffix("i64", max(a.lanes, b.lanes))
@@ -118,6 +124,7 @@ class Indices:
         return self.binary("add nsw", rest, self.binary("and", wrong, d))
 
     def _instruction(self, template: str, a: Index, b: Index) -> Index:
+        """Write an instruction in the outermost scope that knows both operands. `template` has the places {type}, {a} and {b}."""
         level, lanes = max(a.level, b.level), max(a.lanes, b.lanes)
         text = template.format(type=vec("i64", lanes), a=self.spread(a, lanes), b=self.spread(b, lanes))
         return Index(self.code.hoist(level, text), level, lanes)
@@ -128,6 +135,7 @@ class Indices:
 
 
 def _outermost_first(x: Index) -> tuple[int, int]:
+    """Sort key: scalars before vectors, and outer scopes before inner ones."""
     return (x.lanes, x.level)
 
 

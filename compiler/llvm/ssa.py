@@ -51,6 +51,7 @@ class Code:
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
+        """Return a name that the function does not use yet. It serves for a value or a label."""
         self._count += 1
         return f"%{hint}{self._count}" if hint else f"%t{self._count}"
 
@@ -61,6 +62,7 @@ class Code:
         return name
 
     def do(self, text: str) -> None:
+        """Write an instruction without a result at the current place."""
         self.lines.append(text)
 
     def call_math(self, fn: Fn, args: Sequence[str], lanes: int = 1) -> str:
@@ -79,6 +81,7 @@ class Code:
         return name
 
     def alloca(self, type_: str) -> str:
+        """Reserve memory for a value on the stack, at the entry of the function, and return its address."""
         name = self.fresh("m")
         self.allocas.append(f"{name} = alloca {type_}, align {ALIGNMENT}")
         self.stack_bytes += -(-num_bytes(type_) // ALIGNMENT) * ALIGNMENT
@@ -96,13 +99,16 @@ class Code:
         self.scopes.pop()
 
     def block(self, label: str) -> None:
+        """Begin the basic block with this label."""
         self.lines.append(f"{label[1:]}:")
         self.label = label[1:]
 
     def jump(self, label: str) -> None:
+        """End the basic block with a jump to a label."""
         self.lines.append(f"br label {label}")
 
     def branch(self, cond: str, then: str, orelse: str) -> None:
+        """End the basic block with a jump to `then` if the i1 `cond` is true, and to `orelse` if it is false. Both are labels."""
         self.lines.append(f"br i1 {cond}, label {then}, label {orelse}")
 
     @contextmanager
@@ -127,6 +133,7 @@ class Code:
 
     @contextmanager
     def when(self, cond: str) -> Generator[None]:
+        """Run the code that is written inside the `with` only if the i1 `cond` is true."""
         then, done = self.fresh("then"), self.fresh("done")
         self.branch(cond, then, done)
         self.block(then)
@@ -158,6 +165,7 @@ class Code:
         return self.op(f"phi {kind} {', '.join(arms)}")
 
     def text(self) -> str:
+        """Return the lines as text."""
         return "\n".join(_flatten(self.lines))
 
 
@@ -194,6 +202,7 @@ def symbol(fn: str, lanes: int) -> str:
 
 
 def vec(element: str, lanes: int) -> str:
+    """Return the type of a vector; with one lane, that of its element."""
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
@@ -215,10 +224,12 @@ def float_literal(value: float) -> str:
 
 
 def splat(literal: str, element: str, lanes: int) -> str:
+    """Return a constant vector that has a literal in every lane; with one lane, the literal."""
     return literal if lanes == 1 else f"splat ({element} {literal})"
 
 
 def vector_literal(element: str, values: Iterable[object]) -> str:
+    """Return a constant vector of these values, one per lane."""
     return f"<{', '.join(f'{element} {v}' for v in values)}>"
 
 

@@ -322,14 +322,17 @@ class Bits:
     count: int = 1
 
     def of(self, n: Dim, k: Dim) -> Dim:
+        """Return the number that these bits form, for the element of column `n` at `k`."""
         return (k if self.along_k else n) // (1 << self.low) % (1 << self.count)
 
 
 def column(low: int, count: int = 1) -> Bits:
+    """Return `count` bits of the column, from bit `low` on."""
     return Bits(False, low, count)
 
 
 def along(low: int, count: int = 1) -> Bits:
+    """Return `count` bits of k, from bit `low` on."""
     return Bits(True, low, count)
 
 
@@ -346,6 +349,7 @@ class Order:
         return 1 << sum(b.count for b in self.bits if not b.along_k)
 
     def position(self, n: Dim, k: Dim) -> Dim:
+        """Return the position in a line of the element of column `n` at `k`."""
         at = Dim.of(0)
         for bits in self.bits:
             at = at * (1 << bits.count) + bits.of(n, k)
@@ -501,6 +505,7 @@ F = TypeVar("F", bound=Format)
 
 
 def _row(format: F) -> F:
+    """Add a format to FORMATS."""
     FORMATS.add(format.name, format)
     return format
 

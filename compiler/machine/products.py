@@ -265,6 +265,7 @@ _GPU_TILES: Final = tuple(
 
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
+    """Return the tiles of a target."""
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
     tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))

@@ -142,6 +142,7 @@ NAMED: Final = {
 
 
 def get(name: str) -> Target:
+    """Return the named target, or this machine's for "host". Raise TargetError for any other name."""
     if name == "host":
         return host()
     if name not in NAMED:
@@ -171,6 +172,7 @@ def runnable(name: str) -> Target:
 
 
 def _within(target: Target, here: Target) -> Target:
+    """Return the target if the machine `here` can run it. Otherwise raise TargetError."""
     if not target.within(here):
         lacks = ", ".join(sorted(target.features - here.features)) if target.arch == here.arch else target.arch
         lacks = lacks or target.system
@@ -187,6 +189,7 @@ def host() -> Target:
 
 @lru_cache
 def _reduced(name: str) -> Target:
+    """Return the named target under the name `host`. Raise TargetError if this machine cannot run it."""
     try:
         return replace(_within(get(name), machine()), name="host")
     except TargetError as error:

@@ -21,7 +21,7 @@ Words = memoryview  # of int64
 HeapHandle = NewType("HeapHandle", object)  # identifies a heap to regions and shape functions
 Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
-TimeTo = Callable[[str, float], None]
+TimeTo = Callable[[str, float], None]  # is called with the name of a kernel and the seconds that it took
 # Runs a region on the given inputs and arena, and returns the result: a tensor in the arena if the last argument is true, else a copy.
 # Returns None, and runs nothing, if an input has another layout than the inputs for which `Region.repeat` made the function.
 Repeat = Callable[[Sequence[Any], "Memory", bool], Any]
@@ -152,7 +152,9 @@ class Device(Protocol):
         ...
 
     @property
-    def num_threads(self) -> int: ...
+    def num_threads(self) -> int:
+        """The number of threads of the host that the device uses; 1 for a GPU."""
+        ...
 
     @property
     def busy_s(self) -> float:
@@ -187,7 +189,9 @@ class Device(Protocol):
         thread may call this while calls run. Memory that is written afterwards may need another `settle`."""
         ...
 
-    def part(self, memory: Memory, begin: int, end: int) -> Memory: ...
+    def part(self, memory: Memory, begin: int, end: int) -> Memory:
+        """Return the bytes `begin` to `end` - 1 of a block of memory, without a copy."""
+        ...
 
     def tensor(self, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
         """Return an array at an offset in `memory`."""
@@ -202,9 +206,13 @@ class Device(Protocol):
         Return any other tensor itself."""
         ...
 
-    def is_compact(self, tensor: Any) -> bool: ...
+    def is_compact(self, tensor: Any) -> bool:
+        """Return whether the elements lie one after another in row-major order, as kernels require."""
+        ...
 
-    def is_writable(self, tensor: Any) -> bool: ...
+    def is_writable(self, tensor: Any) -> bool:
+        """Return whether a program may change the tensor in place."""
+        ...
 
     # --- transfers ---
 
@@ -264,4 +272,6 @@ class Device(Protocol):
         """Prepare the calling thread for running regions."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait for the work of the device, and end its helper threads. Only the CPU has helper threads."""
+        ...

@@ -24,6 +24,8 @@ _MOST_ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """An entry of the section table. `link` and `info` are fields of ELF, whose meaning depends on `kind`."""
+
     kind: int
     flags: int
     offset: int  # offset in the file, in bytes
@@ -43,6 +45,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
+    """A name for a place in a section, or for a function that another object defines."""
+
     name: str
     section: int  # section that contains the symbol; 0: the object only refers to the symbol
     value: int  # offset of the symbol in its section
@@ -52,15 +56,19 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
+    """A place in the code that depends on the address of a symbol, so it is written when sections have addresses."""
+
     section: int  # section whose bytes the relocation changes
-    offset: int
-    kind: int
-    symbol: int
-    addend: int
+    offset: int  # of these bytes in the section
+    kind: int  # number of its rule in relocate.RULES
+    symbol: int  # index in the symbols of the object
+    addend: int  # number that is added to the address of the symbol
 
 
 @dataclass(frozen=True, slots=True)
 class Object:
+    """An ELF object, parsed. Symbols and relocations refer to sections by their index."""
+
     code: bytes
     arch: str
     flags: int  # the machine's flags, which state the calling convention
@@ -70,10 +78,12 @@ class Object:
 
     @property
     def defined(self) -> dict[str, Symbol]:
+        """The symbols that other objects may refer to, by name."""
         return {s.name: s for s in self.symbols if s.is_global and s.section}
 
     @property
     def undefined(self) -> frozenset[str]:
+        """The names of the symbols that another object, or the system, must define."""
         return frozenset(s.name for s in self.symbols if s.is_global and not s.section)
 
 
@@ -93,6 +103,7 @@ def read(code: bytes, arch: str) -> Object:
 
 
 def _sections(code: bytes, arch: str) -> Iterator[Section]:
+    """Yield the sections, after the checks that `read` describes."""
     ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
@@ -114,6 +125,7 @@ def _sections(code: bytes, arch: str) -> Iterator[Section]:
 
 
 def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Symbol]:
+    """Yield the symbols of the section `table`."""
     names = sections[table.link].offset
     for i, at in enumerate(range(table.offset, table.offset + table.size, SYMBOL.size)):
         name, _, _, section, value, size = SYMBOL.unpack_from(code, at)
@@ -128,6 +140,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
 
 
 def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:
+    """Yield the relocations of the section `table`."""
     if not sections[table.info].is_loaded:
         return  # skip relocations of debug information
     for at in range(table.offset, table.offset + table.size, RELOCATION.size):

@@ -42,6 +42,7 @@ class Places:
 
     @classmethod
     def of(cls, parts: Object) -> Places:
+        """Place the sections of an object one after another, then the jumps."""
         end = 0
         sections: dict[int, int] = {}
         for i, section in enumerate(parts.sections):
@@ -55,6 +56,7 @@ class Places:
         return cls(sections, jumps, max(end, 1))
 
     def of_symbol(self, symbol: Symbol) -> int:
+        """Return the offset of a symbol in the block. For an imported function it is that of the jump to the function."""
         if not symbol.section:
             return self.jumps[symbol.name]
         if symbol.section not in self.sections:

@@ -13,6 +13,8 @@ Value = Callable[[int, int], int]  # computes the number to write, given the sym
 
 @dataclass(frozen=True, slots=True)
 class Rule:
+    """Writes a number into a field of an instruction, or into a whole word."""
+
     value: Value
     num_bytes: int
     num_bits: int = 0  # bits of the field inside an instruction; 0: the number fills `num_bytes`
@@ -21,6 +23,7 @@ class Rule:
     is_signed: bool = True
 
     def write(self, image: bytearray, at: int, number: int) -> None:
+        """Write a number into the bytes of the image that begin at `at`. Raises DamagedCode if the field cannot hold the number."""
         bits = self.num_bits or 8 * self.num_bytes
         counted, rest = divmod(number, self.unit)
         low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if self.is_signed else (0, 1 << bits)
@@ -107,6 +110,7 @@ def _immediate(unit: int) -> Rule:
 
 
 def _branch(num_bits: int, low_bit: int) -> Rule:
+    """Make the rule for the distance in a branch, in instructions of 4 bytes."""
     return Rule(_relative, 4, num_bits=num_bits, low_bit=low_bit, unit=4)
 
 

@@ -197,6 +197,8 @@ BUILTINS: dict[str, Builtin] = {
 
 
 def _to(dst: int | None, read: Read) -> Step:
+    """Return a step that stores what `read` returns in register `dst`, or drops it if `dst` is None."""
+
     def step(frame: Frame) -> None:
         value = read(frame)
         if dst is not None:
@@ -206,12 +208,14 @@ def _to(dst: int | None, read: Read) -> Step:
 
 
 def _exactly(loader: Loader, args: Args, count: int) -> Args:
+    """Return the operands. Raise InvalidProgram unless their number is `count`."""
     if len(args) != count:
         raise loader.invalid(f"a builtin that takes {count} operands was given {len(args)}")
     return args
 
 
 def _dtype(loader: Loader, arg: Arg) -> np.dtype[Any]:
+    """Return the element type whose name is a literal."""
     name = loader.literal(arg, str)
     if name not in DTYPES:
         raise loader.invalid(f"unknown element type {name!r}; known: {', '.join(DTYPES)}")

@@ -35,11 +35,12 @@ from runtime.vm.replay import Replay, result_of
 
 MAX_DEPTH = 100  # maximum number of nested calls
 
-Step = Callable[["Frame"], int | None]
-Read = Callable[["Frame"], Any]
+Step = Callable[["Frame"], int | None]  # runs an instruction; returns the index of the one to jump to, if any
+Read = Callable[["Frame"], Any]  # returns the value of an operand
+# Makes the step of a call of a builtin, given the operands and the register of the result; None: the result is not stored.
 Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 
-_RETURNED = -1
+_RETURNED = -1  # a step returns this in place of an index when the function returns
 
 
 class Frame:
@@ -108,6 +109,8 @@ class Function:
         self._use(values, [])
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
+        """Store the values of the weights. `missing` are the names of weights that have none; regions learn of the values only if none is
+        missing."""
         self._weights, self._missing, self._replay = weights, missing, None
         self._frames: list[Frame] = []  # frames whose registers hold these weights
         if not missing:
@@ -181,6 +184,7 @@ class Function:
             return _out_of(machine.device, frame.arena, frame.result)
 
     def _check_written(self, args: Sequence[Any]) -> None:
+        """Raise ArgumentMismatch if an argument that the function changes in place is read-only."""
         for i in self.written:
             if not self._machine.device.is_writable(args[i]):
                 name = self.source.params[i].name
@@ -203,6 +207,7 @@ class Function:
         return True
 
     def _run(self, frame: Frame) -> Any:
+        """Run the instructions, and return the result of the function."""
         steps = self._steps
         if not self._jumps:
             for step in steps:
@@ -249,6 +254,7 @@ class Function:
         return Frame(self._machine.device, registers, len(self.source.slots), self._literals, self._machine.no_arena)
 
     def _cannot_call(self, num_args: int) -> NoReturn:
+        """Raise the error that says why `call` refuses this number of arguments, or any call at present."""
         name = self.source.name
         if num_args != self._num_inputs:
             names = ", ".join(p.name for p in self.source.inputs)
@@ -259,6 +265,7 @@ class Function:
 
 
 def _out_of(device: Device, arena: Memory, value: Any) -> Any:
+    """Return a result whose tensors later calls do not overwrite: those in `arena` or among the inputs are copied."""
     if isinstance(value, device.tensor_type):
         return device.kept(value, arena)
     if isinstance(value, tuple):
@@ -286,12 +293,14 @@ class Machine:
             self.functions[name] = Function(self, source, builtins)
 
     def function(self, name: str) -> Function:
+        """Return the function with this name. Raises UnknownName."""
         function = self.functions.get(name)
         if function is None:
             raise UnknownName("function", name, self.functions)
         return function
 
     def code_with(self, symbol: str) -> Code:
+        """Return the loaded code, because the program refers to `symbol`. Raises InvalidProgram if the executable has no code."""
         if self._code is None:
             raise InvalidProgram(f"the program refers to {symbol!r}, but has no object code")
         return self._code
@@ -312,6 +321,7 @@ class Loader:
     # --- instructions ------------------------------------------------------------------------------------------------
 
     def step(self, instruction: Instruction) -> Step:
+        """Compile an instruction."""
         match instruction:
             case Call(dst, callee, args):
                 return self._call(dst, callee, args)
@@ -325,11 +335,13 @@ class Loader:
         assert_never(instruction)
 
     def _target(self, target: int) -> int:
+        """Return the index of an instruction, after the check that the instruction exists."""
         if not 0 <= target < len(self.source.instructions):
             raise self.invalid(f"there is no instruction {target} to jump to")
         return target
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
+        """Compile a call of a builtin, of a library routine, or of a function."""
         kind, _, name = callee.partition(".")
         if dst is not None and self.register(dst) in self.weights:
             raise self.invalid(f"register {dst} holds a weight and cannot be overwritten")
@@ -355,6 +367,7 @@ class Loader:
     # --- operands ----------------------------------------------------------------------------------------------------
 
     def read(self, arg: Arg) -> Read:
+        """Return a function that reads the operand from a frame."""
         match arg:
             case Reg(index):
                 index = self.register(index)
@@ -376,11 +389,13 @@ class Loader:
         return arg.value
 
     def register(self, index: int) -> int:
+        """Return the number of a register, after the check that the register exists."""
         if not 0 <= index < self.source.num_registers:
             raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers} registers")
         return index
 
     def constant(self, index: int) -> Tensor:
+        """Return the constant with this number. Raises InvalidProgram."""
         if not 0 <= index < len(self.machine.constants):
             raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.constants)} constants")
         return self.machine.constants[index]
@@ -397,11 +412,13 @@ class Loader:
 
     @property
     def literals(self) -> tuple[int, ...]:
+        """The literals in the order in which they lie in the heap."""
         return tuple(self._literals)
 
     # --- matching of arguments ---------------------------------------------------------------------------------------
 
     def match(self, items: Sequence[Item], symbol: str | None, place: str = "") -> Match:
+        """Compile a match of these items. `symbol` names its shape function; `place` says in messages where the match is."""
         derive = self.derive(symbol) if symbol else None
         match = Match(self.source.name, self.source.slots, self.source.bounds, items, derive, self.machine.device, place)
         self._bounded |= match.defined
@@ -411,11 +428,13 @@ class Loader:
         return self.machine.code_with(symbol).derive(symbol)
 
     def finish(self) -> None:
+        """Raise InvalidProgram if a bound belongs to a slot that no match defines. Call this after all instructions."""
         for bound in self.source.bounds:
             if bound.slot not in self._bounded:
                 raise self.invalid(f"the bound of {bound.name} is never checked: nothing defines slot {bound.slot}")
 
     def invalid(self, problem: str) -> InvalidProgram:
+        """Make the error for a program that our compiler would not emit."""
         return InvalidProgram(f"{self.source.name}: {problem}")
 
 
@@ -465,4 +484,5 @@ def _call_library(
 
 
 def on_host(device: Device, value: Any) -> Any:
+    """Return a tensor of the device as an array of the host, and any other value unchanged."""
     return device.download(value) if isinstance(value, device.tensor_type) else value

@@ -20,7 +20,7 @@ from runtime.errors import ArgumentMismatch, BoundExceeded, InvalidProgram
 from runtime.executable import DTYPES, AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Slot, Spec, TensorSpec, TupleSpec
 
 Heap = memoryview  # of int64
-Check = Callable[[Heap, Any], None]
+Check = Callable[[Heap, Any], None]  # raises ArgumentMismatch if the value does not fit; may fill slots of the heap
 
 INT64 = range(-(2**63), 2**63)
 
@@ -35,6 +35,8 @@ class Item:
 
 
 class Match:
+    """Matches the values of some registers."""
+
     def __init__(
         self,
         function: str,
@@ -45,7 +47,8 @@ class Match:
         device: Device,
         place: str = "",
     ) -> None:
-        """`place` says in messages where in the function the match is; "" for the match at its entry."""
+        """`slots` are the expressions that the slots of the function hold, for messages. `derive` is the shape function of the match.
+        `place` says in messages where in the function the match is; "" for the match at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._place = f"{function}: {place}" if place else function
         self._slots = slots
@@ -67,6 +70,7 @@ class Match:
             compare(heap, registers[register])
 
     def derive(self, heap: Heap, handle: HeapHandle) -> None:
+        """Run the second pass: check the bounds of the slots that are filled, and derive all others."""
         for slot, lower, upper, multiple_of, bound in self._bounds:
             value = heap[slot]
             if not lower <= value <= upper or (multiple_of > 1 and value % multiple_of):
@@ -78,12 +82,14 @@ class Match:
                 self._out_of_bounds(bound, heap[bound.slot], heap[slot])
 
     def _underivable(self, heap: Heap, status: int) -> NoReturn:
+        """Raise the error for what a shape function returned, `status`: see runtime/executable.py."""
         size = self._slots[abs(status) - 1]
         problem = "does not fit 64 bits" if status > 0 else "divides by zero"
         given = ", ".join(f"{self._slots[slot]} = {heap[slot]}" for slot in sorted(self.defined))
         raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges of these variables")
 
     def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
+        """Raise the error for a value outside of a bound, whose upper end is `upper` in this call."""
         if bound.lower <= value <= upper:
             raise BoundExceeded(f"{self._place}: {bound.name} = {value} is not a multiple of {bound.multiple_of}, as declared")
         most = "" if bound.upper is None else f" <= {upper}"
@@ -91,10 +97,12 @@ class Match:
 
 
 def _plain_upper(bound: Bound) -> int:
+    """Return the upper end of a bound, or a number above all integers if it is no constant."""
     return bound.upper if isinstance(bound.upper, int) else INT64.stop
 
 
 def _dims(spec: Spec) -> Iterator[DimRef]:
+    """Yield the dimensions of a specification, and the value of a scalar."""
     match spec:
         case TensorSpec(shape=dims) | ShapeSpec(dims=dims):
             yield from dims or ()
@@ -108,10 +116,12 @@ def _dims(spec: Spec) -> Iterator[DimRef]:
 
 
 def mentions_slots(spec: Spec) -> bool:
+    """Return whether a dimension or a scalar of the specification is in a heap slot."""
     return any(isinstance(d, Slot) for d in _dims(spec))
 
 
 def _defined(spec: Spec) -> list[int]:
+    """Return the slots that a specification defines."""
     return [d.index for d in _dims(spec) if isinstance(d, Slot) and d.defines]
 
 
@@ -126,6 +136,7 @@ class _Compiler:
     # --- first pass: structure, and slots that are defined --------------------------------------------------------
 
     def bind(self, spec: Spec, path: str) -> Check:
+        """Compile the first pass. `path` names the part of the value in messages: "[0][2]", or "" for the whole."""
         match spec:
             case TensorSpec():
                 return self._bind_tensor(spec, path)
@@ -166,6 +177,7 @@ class _Compiler:
         return bind
 
     def _bind_dims(self, dims: tuple[DimRef, ...] | None, ndim: int | None, path: str) -> Check:
+        """Compile the first pass for a shape. `ndim` is the rank if `dims` is None."""
         rank = ndim if dims is None else len(dims)
         fixed = [(i, d) for i, d in enumerate(dims or ()) if isinstance(d, int)]
         defines = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and d.defines]
@@ -209,6 +221,7 @@ class _Compiler:
     # --- last pass: slots that are only mentioned ------------------------------------------------------------------
 
     def compare(self, spec: Spec, path: str) -> Check | None:
+        """Compile the last pass, or return None if there is nothing to compare. For `path` see `bind`."""
         match spec:
             case TensorSpec(shape=dims):
                 compare_shape = self._compare_dims(dims, path)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Profile:
+    """The number of launches of each kernel, and their total time."""
+
     count: dict[str, int] = field(default_factory=dict[str, int])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 

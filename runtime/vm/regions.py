@@ -41,6 +41,7 @@ def region_step(loader: Loader, region: Region) -> Step:
 
 
 def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Launch]:
+    """Return the launches of a kernel's phases, in the form that devices take."""
     kernels = loader.machine.executable.meta.kernels
     if not 0 <= launch.kernel < len(kernels):
         raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)} kernels")
@@ -68,6 +69,7 @@ class _Numbers:
         self._numbers: dict[tuple[Base, int], int] = {}
 
     def number(self, base: Base, index: int) -> int:
+        """Return the number of a base, a new one if the base has none yet. `index` is the number of its register or constant."""
         if base is Base.REGISTER:
             self._loader.register(index)
         elif base is Base.CONSTANT:

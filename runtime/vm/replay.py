@@ -26,6 +26,7 @@ class Result:
     dims: tuple[DimRef, ...]
 
     def placed(self, heap: memoryview) -> Placed:
+        """Return the place of the array in a call whose integers are in `heap`."""
         offset, *shape = (heap[ref.index] if isinstance(ref, Slot) else ref for ref in (self.offset, *self.dims))
         return Placed(offset, tuple(shape), self.dtype)
 

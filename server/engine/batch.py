@@ -41,7 +41,8 @@ class BatchBuilder:
         self._has_axes = limits.three_axes
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
-        self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]  # per group and row: entries that may not be 0
+        # per group and row: number of first entries that show pages; all later entries are 0
+        self._num_shown = [[0] * limits.max_seqs for _ in self._page_sizes]
         # per row: the sequence that its table shows, and the version of that sequence's pages
         self._shown: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)

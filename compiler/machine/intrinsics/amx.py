@@ -246,14 +246,17 @@ class _AmxProduct(MatrixUnitOp):
         return 4 * self.columns * TILE_ROWS
 
     def load_columns(self, code: Code, j: int, right: str) -> None:
+        """Load block `j` of 16 columns from the bytes that a step reads at `right`."""
         place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
         code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {4 * self.columns})")
 
     def load_rows(self, code: Code, i: int, left: str, row_stride: str) -> None:
+        """Load register `i` of rows. `left` is the place of its first row."""
         load = "tileloaddt164" if self.in_block else "tileloadd64"  # t1: the rows do not displace the panel from L1
         code.do(f"call void @llvm.x86.{load}(i8 {4 + i}, ptr {left}, i64 {row_stride})")
 
     def multiply(self, code: Code, i: int, j: int) -> None:
+        """Multiply register `i` of rows by block `j` of columns, and add the product to its accumulator."""
         code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
 
 
@@ -312,6 +315,7 @@ class AmxI8ByI8(_AmxBytes):
 
 
 def _heights(rows: int) -> list[int]:
+    """Return the number of rows in each register of rows."""
     return [min(TILE_ROWS, rows - top) for top in range(0, rows, TILE_ROWS)]
 
 

@@ -84,9 +84,11 @@ class BlockCode:
         return self.code.op(f"or i32 {self.code.op(f'lshr i32 {self.number_of(place)}, 4')}, {layout & 0xFFFFFFFF}")
 
     def low_halves(self, a: str, b: str) -> str:
+        """Return a word with the lower halves of two words, that of `a` below."""
         return self._permuted(a, b, _LOW)
 
     def high_halves(self, a: str, b: str) -> str:
+        """Return a word with the upper halves of two words, that of `a` below."""
         return self._permuted(a, b, _HIGH)
 
     def _permuted(self, a: str, b: str, selector: int) -> str:
@@ -118,6 +120,7 @@ class BlockCode:
         self.code.do(f"store {kind} {vector}, {SHARED} {self.gep(SHARED, base, at)}, align {4 * len(values)}")
 
     def in_shared(self, pointer: str) -> str:
+        """Return a generic pointer as one to shared memory."""
         return self.code.op(f"addrspacecast ptr {pointer} to {SHARED}")
 
     def number_of(self, place: str) -> str:
@@ -125,20 +128,25 @@ class BlockCode:
         return self.code.op(f"ptrtoint {SHARED} {place} to i32")
 
     def in_global(self, pointer: str) -> str:
+        """Return a generic pointer as one to global memory."""
         return self.code.op(f"addrspacecast ptr {pointer} to {GLOBAL}")
 
     def gep(self, kind: str, base: str, at: str, element: str = "i8") -> str:
+        """Return the address that is `at` elements after `base`, in the address space of the pointer type `kind`."""
         return base if at == "0" else self.code.op(f"getelementptr {element}, {kind} {base}, i64 {at}")
 
     # --- arithmetic of addresses ---------------------------------------------------------------------------------------
 
     def plus(self, a: str, b: str) -> str:
+        """Return a sum. Each operand is the name of an i64, or a number as text."""
         if a.isdigit() and b.isdigit():
             return str(int(a) + int(b))
         return a if b == "0" else b if a == "0" else self.code.op(f"add i64 {a}, {b}")
 
     def times(self, a: str, b: int) -> str:
+        """Return a product. `a` is the name of an i64, or a number as text."""
         return str(int(a) * b) if a.isdigit() else self.code.op(f"mul i64 {a}, {b}")
 
     def divided(self, a: str, b: int) -> str:
+        """Return a quotient. `a` is the name of an i64, or a number as text."""
         return str(int(a) // b) if a.isdigit() else self.code.op(f"sdiv i64 {a}, {b}")

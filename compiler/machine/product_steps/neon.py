@@ -18,6 +18,8 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _step(instruction: str, feature: str) -> Step:
+    """Return the step that uses an instruction of NEON, which needs the CPU feature `feature`."""
+
     def add(code: Code, total: str, left: Parts, right: Parts) -> str:
         args = f"<4 x i32> {total}, <16 x i8> {right[0]}, <16 x i8> {left[0]}"
         return code.op(f"call <4 x i32> @llvm.aarch64.neon.{instruction}.v4i32.v16i8({args})")

@@ -42,12 +42,14 @@ class ObjectCode:
         self._offsets = {name: places.of_symbol(symbol) for name, symbol in parts.defined.items()}
 
     def address(self, symbol: str) -> int:
+        """Return the address of a symbol that the code defines. Raises UnresolvedSymbol."""
         if symbol not in self._offsets:
             raise UnresolvedSymbol(f"the object code does not define {symbol!r}")
         return self._begin + self._offsets[symbol]
 
 
 def _function_of_libc(name: str) -> int:
+    """Return the address of a function of the C library."""
     address = ctypes.cast(getattr(_libc, name), ctypes.c_void_p).value
     assert address is not None
     return address

@@ -1,5 +1,5 @@
-"""The CPU as a device. A tensor is a NumPy array, memory is a `HostMemory`, and the handle of a heap is its address. Parameters that take
-handles have type `Any`: only the device itself makes handles."""
+"""The CPU as a device: see runtime/device/base.py for the methods. A tensor is a NumPy array, memory is a `HostMemory`, and the handle of a
+heap is its address. Parameters that take handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ Array = NDArray[Any]
 
 
 class HostMemory:
+    """A block of memory of the host, as an array of bytes with its address."""
+
     __slots__ = ("address", "data", "num_bytes")
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
@@ -39,6 +41,8 @@ class HostMemory:
 
 
 class CpuCode:
+    """Loaded machine code. `address` returns the address of a symbol."""
+
     def __init__(self, object_code: bytes, target: str) -> None:
         check_target(target)
         self._object = ObjectCode(object_code)
@@ -121,6 +125,8 @@ class CpuRegion:
 def open_device(
     *, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None
 ) -> CpuDevice:
+    """Open the CPU: see `open_device` in runtime/device/registry.py. `stack_bytes` is the stack that kernels need in each thread. The CPU
+    uses neither `number` nor `assembled`."""
     assert num_ranks == 1, "a load on the CPU has no ranks"
     return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
 

@@ -65,6 +65,7 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _buffer(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
+    """Allocate zeroed memory. `huge`: whether a large block uses huge pages from the start. Raises OutOfMemory."""
     alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
     try:
         block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment, huge=huge)
@@ -75,6 +76,7 @@ def _buffer(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
 
 
 def _mapped(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
+    """Map zeroed memory, and tell Linux whether to use huge pages for it."""
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages

@@ -48,6 +48,7 @@ class Placement:
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
+    """Limit the calling thread to these cores, and copy the bytes."""
     os.sched_setaffinity(0, cores)
     to[...] = source
 

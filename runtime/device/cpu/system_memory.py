@@ -14,6 +14,7 @@ class SystemMemory:
 
 
 def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> SystemMemory:
+    """Return the memory of the machine. Linux states it in `meminfo`, and the limit of the control group in files below `cgroup`."""
     fields = dict(line.split(":") for line in _text(meminfo).splitlines())
     total, available = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
@@ -23,6 +24,7 @@ def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/s
 
 
 def _text(path: Path) -> str:
+    """Return the text of a file, or "" if it cannot be read."""
     try:
         return path.read_text()
     except OSError:

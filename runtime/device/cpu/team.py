@@ -70,6 +70,7 @@ def native_texts(arch: str, system: str) -> list[str]:
 
 
 def linked_module(texts: Sequence[str]) -> llvm.ModuleRef:
+    """Parse modules of LLVM IR and join them into one."""
     import llvmlite.binding as llvm  # imported late: see runtime/remembered.py
 
     module, *others = map(llvm.parse_assembly, texts)
@@ -79,6 +80,7 @@ def linked_module(texts: Sequence[str]) -> llvm.ModuleRef:
 
 
 def _compiled(texts: Sequence[str]) -> bytes:
+    """Return the object code of modules of LLVM IR, compiled for this machine."""
     import llvmlite.binding as llvm  # imported late: see runtime/remembered.py
 
     llvm.initialize_native_target()
@@ -107,6 +109,7 @@ class _Native:
         return ctypes.CFUNCTYPE(result, *types)(self._code.address(name))
 
     def spins_per_second(self) -> float:
+        """Measure how often a thread of this machine can pause per second."""
         start = perf_counter()
         self.spin(2000)
         return 2000 / (perf_counter() - start)
@@ -126,6 +129,8 @@ NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """One phase of a kernel in a launch list, with its operands."""
+
     body: int  # address of the phase's function
     grid: int  # address of the function that returns the number of iterations
     buffers: tuple[tuple[int, int], ...]  # (number of the base, heap slot of the offset)
@@ -201,6 +206,8 @@ class Team:
         _teams.add(self)
 
     def _write_layout(self, spins: int) -> None:
+        """Write the fields of %Team that stay the same. `spins` is how often a waiting thread pauses before it sleeps."""
+
         def put(offset: int, value: int) -> None:
             self._memory[offset : offset + 8].view(np.int64)[0] = value
 
@@ -212,6 +219,7 @@ class Team:
             put(_TEAM_BYTES * group + _THROUGH, sum(g <= group for g in self._groups))
 
     def _spins(self, native: _Native) -> int:
+        """Return how often a waiting thread pauses before it sleeps."""
         oversubscribed = bool(self._cores) and self.num_threads > len(self._cores)
         return max(1, int((OVERSUBSCRIBED_SPIN_S if oversubscribed else SPIN_S) * native.spins_per_second()))
 
@@ -276,16 +284,19 @@ def _stack(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def _top(stack: NDArray[np.uint8]) -> int:
+    """Return the address at which a stack begins: stacks grow downwards."""
     return stack.ctypes.data + stack.nbytes
 
 
 def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], core: int | None, group: int) -> None:
+    """Be a helper until the team stops. `core` is the core to which the thread is pinned; None: it is not pinned."""
     if core is not None:
         os.sched_setaffinity(0, {core})
     native.help(_top(stack), memory.ctypes.data, group)
 
 
 def _close(native: _Native, memory: NDArray[np.uint8], threads: list[threading.Thread]) -> None:
+    """Stop the helpers of the team whose memory this is, and wait for their threads to end."""
     native.stop(memory.ctypes.data)
     for thread in threads:
         thread.join()

@@ -37,5 +37,6 @@ def load_module(card: Card, ptx: bytes, beside: Path | None) -> int:
 
 
 def _digest(card: Card, ptx: bytes) -> str:
+    """Return a digest of what the assembled code depends on: the model of GPU, the driver, and the PTX."""
     about = f"{card.name} {card.capability} {card.driver_version}"
     return hashlib.sha256(about.encode() + b"\0" + ptx).hexdigest()[:16]

@@ -20,6 +20,7 @@ def runs(target: str, capability: Capability) -> bool:
 
 
 def check_target(target: str, capability: Capability) -> None:
+    """Raise IncompatibleExecutable unless a GPU of this capability runs code for `target`: see `runs`."""
     if not runs(target, capability):
         here = f"this GPU has compute capability {capability[0]}.{capability[1]}"
         raise IncompatibleExecutable(f"the executable is for {target}, and {here}; compile the program for this GPU")

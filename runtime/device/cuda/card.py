@@ -43,6 +43,7 @@ def pycuda() -> Any:
 
 
 def _version(number: int) -> str:
+    """Format a version of CUDA, which the driver states as 1000 * major + 10 * minor."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -69,6 +70,7 @@ class Found:
 
 
 def found_cards() -> tuple[Found, ...]:
+    """Return the GPUs of this machine, in the order of their numbers. Raises NoDevice if there is no driver that can be used."""
     cuda = pycuda()
     driver, known = _version(cuda.get_driver_version()), cuda.device_attribute
 
@@ -81,10 +83,12 @@ def found_cards() -> tuple[Found, ...]:
 
 
 def capability_of(number: int) -> Capability:
+    """Return the compute capability of the GPU with this number. Raises NoDevice."""
     return device_of(number).compute_capability()
 
 
 def device_of(number: int) -> Any:
+    """Return the driver's device with this number. Raises NoDevice if the machine has no such GPU."""
     cuda = pycuda()
     count = cuda.Device.count()
     if not 0 <= number < count:
@@ -131,7 +135,7 @@ class Card:
         self.number, self.name = number, str(device.name())
         self.capability: Capability = device.compute_capability()
         self.driver_version: int = self._cuda.get_driver_version()
-        self.num_units: int = device.multiprocessor_count
+        self.num_units: int = device.multiprocessor_count  # multiprocessors: each runs blocks of its own
         self.total_bytes: int = device.total_memory()
         self.uploaded_bytes = 0  # bytes copied from the host so far
         self._context = device.retain_primary_context()
@@ -164,6 +168,7 @@ class Card:
                 driver.enable_peer_access(context)
 
     def own(self, make: Callable[[], Any]) -> Owned:
+        """Make a stream or an event in the context of the card. It is destroyed before the context."""
         with self:
             owned = Owned(make())
         self._owned.add(owned)
@@ -240,17 +245,20 @@ class Card:
     # --- transfers: each begins after all earlier launches -------------------------------------------------------------
 
     def upload(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Copy bytes of the host to an address of the card, and wait until the card has them."""
         with self, self._faults("upload"):
             self._cuda.memcpy_htod_async(address, data, self.stream)
             self.stream.synchronize()
         self.uploaded_bytes += data.nbytes
 
     def download(self, data: NDArray[np.uint8], address: int) -> None:
+        """Copy bytes from an address of the card to `data`, and wait until they are there."""
         with self, self._faults("download"):
             self._cuda.memcpy_dtoh_async(data, address, self.stream)
             self.stream.synchronize()
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
+        """Copy bytes within the card. The host does not wait."""
         with self, self._faults("copy"):
             self._cuda.memcpy_dtod_async(target, source, num_bytes, self.stream)
 
@@ -300,18 +308,21 @@ class Card:
 
     @contextmanager
     def _faults(self, what: str) -> Generator[None]:
+        """Raise errors of pycuda inside the `with` as a DeviceFault, whose message names the operation `what` and the last launch."""
         try:
             yield
         except self._cuda.Error as error:
             self._fault(what, error)
 
     def _fault(self, what: str, error: Exception) -> NoReturn:
+        """Raise a DeviceFault for an error of pycuda: see `_faults`."""
         last = self.last_launch()
         where = what if last is None else f"{last}: {what}"
         raise DeviceFault(f"GPU {self.number} ({self.name}), {where}: {error}") from error
 
 
 def _release(context: Any, owned: weakref.WeakSet[Owned]) -> None:
+    """Destroy the streams and events of a context, and leave the context."""
     context.push()
     for each in list(owned):
         each.thing = None

@@ -10,6 +10,8 @@ from runtime.device.cuda.card import Card, Owned
 
 
 class Clock:
+    """Adds up the times of a card's runs of regions."""
+
     def __init__(self, card: Card) -> None:
         self._card = card
         self._running: deque[tuple[Owned, Owned]] = deque()  # pairs of events around each run whose time is not counted yet

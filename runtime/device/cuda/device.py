@@ -1,5 +1,5 @@
-"""A GPU as a device. A tensor is memory of the card with a shape, a heap is an array of the host that regions read at each run. Parameters
-that take handles have type `Any`: only the device itself makes handles."""
+"""A GPU as a device: see runtime/device/base.py for the methods. A tensor is memory of the card with a shape, and a heap is an array of the
+host that regions read at each run. Parameters that take handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ Array = NDArray[Any]
 
 
 class Heap:
+    """The integers of a call, in memory of the host."""
+
     __slots__ = ("address", "words")
 
     def __init__(self, words: Sequence[int]) -> None:
@@ -41,6 +43,9 @@ class Heap:
 
 
 class CudaCode:
+    """The code of an executable on a card: kernels in a module of the driver, and functions of the host. For `beside` see
+    `load_module`."""
+
     def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None, beside: Path | None) -> None:
         check_target(target, card.capability)
         if host is None:
@@ -72,11 +77,14 @@ class CudaCode:
 
 
 def _unload(card: Card, module: int) -> None:
+    """Unload the code of a card, after its last kernel has ended."""
     card.wait()  # a kernel of the module may still run
     driver.unload_module(module)
 
 
 def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, num_ranks: int, assembled: Path | None) -> Device:
+    """Open one GPU, or several as ranks: see `open_device` in runtime/device/registry.py. GPUs use neither `num_threads` nor `pinned` nor
+    `stack_bytes`."""
     if num_ranks == 1:
         return CudaDevice(number, assembled)
     from runtime.device.cuda.ranks import CudaRanks  # which imports this module
@@ -85,6 +93,8 @@ def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, numb
 
 
 class CudaDevice:
+    """One GPU. `number` is its number in the driver."""
+
     tensor_type: type = CudaTensor
     num_threads = 1  # threads of the host
 
@@ -259,4 +269,5 @@ def _row_addresses(tensor: CudaTensor, axis: int) -> Iterator[int]:
 
 
 def _bytes_of(array: Array) -> NDArray[np.uint8]:
+    """Return the bytes of an array, copied only if the array is not compact."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

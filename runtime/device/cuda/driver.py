@@ -79,6 +79,7 @@ def message(status: int) -> str:
 
 
 def _error(status: int, about: str) -> RuntimeFault:
+    """Make the error for a status of the driver. `about` describes the operation."""
     return _ERRORS.get(status, DeviceFault)(f"{about}: {message(status)}")
 
 
@@ -86,6 +87,7 @@ def _error(status: int, about: str) -> RuntimeFault:
 
 
 def current_context() -> int:
+    """Return the context that is current for this thread, or 0 if there is none."""
     found = c_void_p()
     call("cuCtxGetCurrent", byref(found))
     return found.value or 0
@@ -149,6 +151,7 @@ def allow_shared_bytes(function: int, num_bytes: int, name: str) -> None:
 
 
 def unload_module(module: int) -> None:
+    """Unload code that `load_module` loaded. None of its kernels may be running."""
     call("cuModuleUnload", module)
 
 
@@ -196,7 +199,8 @@ def launch(
     *,
     overlaps: bool = False,
 ) -> None:
-    """Launch a kernel. With `overlaps`, it may begin before the kernel before it has ended."""
+    """Launch a kernel in `blocks` blocks, each of `threads` threads. `about` describes the launch in messages. With `overlaps`, the kernel
+    may begin before the kernel before it has ended."""
     attributes = ctypes.addressof(_OVERLAPS) if overlaps else None
     config = _Config(blocks, 1, 1, threads, 1, 1, shared_bytes, stream, attributes, int(overlaps))
     call("cuLaunchKernelEx", byref(config), function, parameters.array, None, about=about)
@@ -212,6 +216,7 @@ class Graph:
         self._executable = executable
 
     def launch(self, stream: int, about: str) -> None:
+        """Launch the graph on a stream. `about` describes it in messages."""
         call("cuGraphLaunch", self._executable, stream, about=about)
 
     def close(self) -> None:

@@ -25,9 +25,11 @@ class Inputs:
         self._grow(0)
 
     def holds(self, tensor: CudaTensor) -> bool:
+        """Return whether the tensor is among the inputs of the last call."""
         return tensor.block is self._block
 
     def upload(self, arrays: Sequence[NDArray[Any]]) -> list[CudaTensor]:
+        """Copy the arrays to the card, and return them as tensors. The next call overwrites the tensors."""
         places, num_bytes = [0], 0
         for array in arrays:
             num_bytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT

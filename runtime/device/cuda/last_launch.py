@@ -12,6 +12,8 @@ from runtime.device.cuda.card import Card
 
 
 class LastLaunch:
+    """Knows which launch of a card began last, if kernels name themselves. Its text says so in messages."""
+
     def __init__(self, card: Card) -> None:
         self._word = card.pinned(self, 1) if flags.current().debug else None
         # the address at which the card reaches the word of the host; None: kernels do not name themselves
@@ -21,6 +23,7 @@ class LastLaunch:
         self.num_runs = 0
 
     def know(self, record: int, description: str) -> None:
+        """Store the description of the launch whose record has the address `record`."""
         self._records[record] = description
 
     def __str__(self) -> str:

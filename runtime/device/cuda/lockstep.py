@@ -28,6 +28,7 @@ class Lockstep:
         self._let(range(1, len(self._events)), [0])
 
     def _let(self, waiting: Sequence[int], awaited: Sequence[int]) -> None:
+        """Let the ranks `waiting` wait for the work that the ranks `awaited` have been given."""
         if not self._events:
             return
         for rank in awaited:

@@ -17,12 +17,15 @@ class Block:
     __slots__ = ("__weakref__", "address", "num_bytes")
 
     def __init__(self, card: Card, num_bytes: int, part: str) -> None:
+        """Allocate zeroed memory. `part` names what the memory is for in messages."""
         self.num_bytes = num_bytes
         self.address = card.allocate(self, num_bytes, part)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaMemory:
+    """A part of a block."""
+
     block: Block
     address: int
     num_bytes: int
@@ -34,6 +37,8 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaTensor:
+    """A tensor in a block, at an address of the card."""
+
     block: Block
     address: int
     shape: tuple[int, ...]

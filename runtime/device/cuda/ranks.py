@@ -25,6 +25,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMemory:
+    """A block of memory on each rank, all of the same size."""
+
     parts: tuple[CudaMemory, ...]  # by rank
 
     @property
@@ -39,6 +41,8 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTensor:
+    """A tensor on each rank, all of the same shape and element type."""
+
     parts: tuple[CudaTensor, ...]  # by rank
 
     @property
@@ -66,6 +70,8 @@ class RankTensor:
 
 
 class RankCode:
+    """The code of an executable, loaded by each rank."""
+
     def __init__(self, parts: Sequence[CudaCode]) -> None:
         self.parts = parts
 
@@ -74,6 +80,8 @@ class RankCode:
 
 
 class CudaRanks:
+    """The GPUs that run a program together. They can read the memory of each other."""
+
     tensor_type: type = RankTensor
     num_threads = 1  # threads of the host
 

@@ -31,9 +31,13 @@ Grid = Callable[[int], int]  # returns the number of blocks that have work, give
 class Loaded(Protocol):
     """The code of an executable."""
 
-    def function(self, symbol: str, shared_bytes: int) -> int: ...
+    def function(self, symbol: str, shared_bytes: int) -> int:
+        """Return the kernel with this name. Its launches request `shared_bytes` of shared memory."""
+        ...
 
-    def grid(self, symbol: str) -> Grid: ...
+    def grid(self, symbol: str) -> Grid:
+        """Return the function of the host with this name, which computes a number of blocks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class _Launched:
 
 
 class Records:
+    """The records of a region on one card, in pinned memory of the host and in memory of the card."""
+
     def __init__(self, rank: Rank, number: int, bases: NDArray[np.int64], launches: Sequence[Launch], function: str) -> None:
         """`bases` has the address of each base on each rank: [ranks, bases and FURTHER]. `number` is the row of this rank."""
         card = rank.card
@@ -112,6 +118,7 @@ class Records:
         self._last.num_runs += 1
 
     def kernel(self, number: int) -> str:
+        """Return the name of the kernel of a launch."""
         return self._launched[number].kernel
 
     def blocks(self, most: int) -> tuple[int, ...]:
@@ -119,6 +126,8 @@ class Records:
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launched)
 
     def launch(self, number: int, blocks: int, *, is_captured: bool) -> None:
+        """Launch the kernel of a launch. With `is_captured` the launch becomes part of a graph. Only in a graph may it begin before the
+        launch that precedes it has ended."""
         launched, stream = self._launched[number], self.card.stream.handle
         sizes, about, overlaps = (
             (blocks, launched.threads, launched.shared_bytes),

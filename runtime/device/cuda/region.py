@@ -38,6 +38,8 @@ Magnitudes = NDArray[np.int32]  # per integer of a region: the exponent of the l
 
 
 class CudaRegion:
+    """A region on one card or on several, which are its ranks."""
+
     def __init__(
         self, ranks: Sequence[Rank], clock: Clock, launches: Sequence[Launch], bases: Bases, function: str, tensor_type: type
     ) -> None:
@@ -105,14 +107,17 @@ class CudaRegion:
             self._run_singly(time_to)
 
     def _write(self, heap: NDArray[np.int64]) -> None:
+        """Write the records of all ranks to pinned memory."""
         for records in self._records:
             with records.card:
                 records.write(heap)
 
     def _magnitudes(self, words: NDArray[np.int64]) -> Magnitudes:
+        """Return the orders of magnitude of the region's integers: see `Magnitudes`. `words` are the words of the heap."""
         return np.frexp(words[self._sizes].astype(np.float64))[1]
 
     def _graph(self, magnitudes: Magnitudes) -> Graph:
+        """Return the graph that serves integers of these magnitudes: a prepared one, or one that is captured now."""
         key = magnitudes.tobytes()
         graph = self._graphs.get(key)
         if graph is None:
@@ -128,6 +133,7 @@ class CudaRegion:
         return max((blocks for _, blocks in self._prepared), key=sum, default=None)
 
     def _capture(self, blocks: tuple[int, ...]) -> Graph:
+        """Return the graph whose launches have these numbers of blocks, and capture it if there is none."""
         graph = self._captured.get(blocks)
         if graph is None:
             with ExitStack() as capturing:

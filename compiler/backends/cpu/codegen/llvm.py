@@ -34,10 +34,12 @@ from compiler.machine.target import Target
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
+    """Emit a scheduled kernel. The names of its functions begin with `name`."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
+    """Emit phase `stmt` of a kernel as three functions, whose names begin with `symbol`."""
     loops: list[For] = []
     while isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and _independent(stmt, loops):
         loops.append(stmt)
@@ -85,6 +87,7 @@ def _body(symbol: str, parameters: Parameters) -> str:
 
 
 def _num_iterations(indices: Indices, loops: list[For]) -> Index:
+    """Return the product of the extents of the loops. A negative extent counts as 0."""
     total = Index(1)
     for loop in loops:
         total = indices.binary("mul nsw", total, indices.extreme("smax", indices.value(loop.extent), Index(0)))
@@ -119,6 +122,7 @@ class _Statements(Statements):
         return self.code.alloca
 
     def _vector(self, loop: For) -> None:
+        """Emit the body of the loop once, with the vector of all lane numbers as the value of its variable."""
         lanes = constant_extent(loop)
         if self.memory.lane is not None:
             raise CompileError(f"vector loop {loop.var.name} is inside vector loop {self.memory.lane.name}; unroll one of them")

@@ -113,6 +113,7 @@ class IntegerProducts:
         return Call(LOOK_UP, (call.args[0], panels, scale, *units, *offsets), {**call.attrs, "format": format.name})
 
     def _scheme(self, weight: QuantisedWeight) -> Scheme | None:
+        """Return how the product rounds its rows. Return None if it is computed in f32."""
         return scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
 
     def _has_own_scheme(self, weight: QuantisedWeight) -> bool:
@@ -133,6 +134,7 @@ class IntegerProducts:
         return next((tile.format for tile in self.tiles.integers if _fits(weight, scheme, tile.format)), None)
 
     def _integer(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows, scheme: Scheme) -> Value | None:
+        """Return the product of integers that replaces `linear`. Return None if no tile of the target reads the weight."""
         _, _, *rest = linear.args
         format = self._format(weight, scheme)
         if format is None and weight.kind in TABLES:
@@ -170,6 +172,7 @@ class IntegerProducts:
         return panels, scale, units, [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
 
     def _widened(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows) -> Value:
+        """Return the product that replaces `linear`, and widens the 4-bit weight to 8 bits."""
         _, _, *rest = linear.args
         quantised = builder.call(ROW_PLANES, rows.table)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=PANEL4.name, columns=self.columns)
@@ -213,6 +216,7 @@ def _fits(weight: QuantisedWeight, scheme: Scheme, format: Format) -> bool:
 
 
 def _fields(builder: Builder, several: Atom, count: int) -> list[Atom]:
+    """Return the first `count` fields of a tuple."""
     return [builder.emit(TupleGet(several, i)) for i in range(count)]
 
 
@@ -235,5 +239,6 @@ def _offsets(builder: Builder, weight: QuantisedWeight) -> tuple[Atom, ...]:
 
 
 def _as_f32(builder: Builder, x: Atom) -> Atom:
+    """Return a tensor converted to f32, or itself if it is f32."""
     given = type_of(x)
     return x if isinstance(given, TensorType) and given.dtype is DType.F32 else builder.call(CAST, x, dtype="f32")

@@ -49,6 +49,7 @@ class InterleaveScales:
         return rewrite_module(module, rewritten)
 
     def _call(self, builder: Builder, outliner: Outliner, prim: PrimFunc, call: CallTir, plan: list[_Operand]) -> CallTir:
+        """Return the call of the product that reads blocks instead of panels and scales. Emit the calls that pack the blocks before it."""
         args = dict(zip(prim.params, call.args, strict=False))  # the outputs have no arguments
         for operand in plan:
             args[operand.panels] = builder.emit(self._packing(outliner, operand, args[operand.panels], args[operand.scales]), "scaled")
@@ -59,6 +60,7 @@ class InterleaveScales:
         return CallTir(name, tuple(args[prim.params[i]] for i in kept if prim.params[i] in args), call.out, inplace)
 
     def _packing(self, outliner: Outliner, operand: _Operand, panels: Atom, scales: Atom) -> CallTir:
+        """Return the call that writes the panels and the scales of one operand into one buffer in the format."""
         kernel, format = Kernel(), self.format
         of, by, out = (kernel.array(b) for b in (operand.panels, operand.scales, self._block(operand)))
         lines, line_words = format.depth // format.panels.depth, format.columns * FOUR // 2
@@ -118,6 +120,8 @@ def _plan(prim: PrimFunc, format: ScaledPanels) -> list[_Operand]:
 
 
 def _operand(prim: PrimFunc, s: GroupedSum, format: ScaledPanels, column: DimVar) -> _Operand | None:
+    """Return the weights of a sum. Return None if the format cannot hold them: the panels must have its format and groups, and the scale
+    must be one bf16 number per group and column, which is read nowhere else."""
     if s.format is not format.panels or s.group != format.depth or s.panels.shape[-1] != Dim.of(format.columns * FOUR):
         return None
     place = (*s.matrix, Dim.of(column) // format.columns, Dim.of(s.axis), Dim.of(column) % format.columns)

@@ -55,6 +55,7 @@ def spread_rows(module: IRModule) -> IRModule:
 
 
 def _spread(prim: PrimFunc, args: tuple[int, ...], outs: tuple[int, ...]) -> PrimFunc:
+    """Return the function with padded rows in the arguments and in the outputs that have these indices."""
     buffers = [prim.params[i] for i in args] + [prim.outputs[i] for i in outs]
     wider = {b: replace(b, shape=_wider(TensorType(b.shape, b.dtype)).shape or ()) for b in buffers if isinstance(b, Buffer)}
     params = tuple(wider.get(p, p) if isinstance(p, Buffer) else p for p in prim.params)
@@ -95,6 +96,7 @@ def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
 
 
 def _clashes(given: Type) -> bool:
+    """Return whether rows of this type evict each other from caches: their length in bytes is a multiple of CLASHING_BYTES."""
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
@@ -103,6 +105,7 @@ def _clashes(given: Type) -> bool:
 
 
 def _uses(module: IRModule, body: Body) -> _Uses:
+    """Count the uses of the variables of a function body."""
     total, as_rows = count_uses(body), dict[Atom, int]()
     read = {name: _read_as_rows(prim) for name, prim in module.prim_functions.items()}
     for binding in body.bindings:

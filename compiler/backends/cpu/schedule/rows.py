@@ -32,6 +32,7 @@ from compiler.ir.loops.write import Array, Kernel
 
 
 def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
+    """Schedule a nest of stages along rows, with vectors of `width` lanes. Return None for any other nest."""
     program = match_rows(prim.body)
     if program is None:
         return None
@@ -64,6 +65,7 @@ class _Rows:
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
+        """Allocate what later stages of a row read: its stored values, and the numbers that reductions give."""
         if self.program.line is not None:
             k.allocate(self.program.line)
         for number in self.program.temporaries:
@@ -95,6 +97,7 @@ class _Rows:
             write_element(k, Store(store.buffer, store.indices, value), mapping)
 
     def write_fold(self, k: Kernel, stage: RowStage, fold: Reduce, result: Array, point: list[Dim], prefetch: Prefetch) -> None:
+        """Compute a reduction along the row at `point` in `result`, and prefetch the next row meanwhile."""
         (axis, length), mapping = fold.axes[0], dict(zip(stage.nest.vars, point, strict=False))
         length = length.substitute(mapping)
 

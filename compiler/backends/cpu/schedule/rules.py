@@ -23,6 +23,7 @@ from compiler.ops.attention.plain import plain_attention
 
 
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
+    """Return the scheduled nest. A nest that is scheduled already is returned unchanged."""
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     tiles = product_tiles(target)

@@ -62,7 +62,7 @@ def is_softmax(program: RowProgram) -> bool:
 
 
 def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
-    """Write one row. `program` already has the numbers of a row in registers."""
+    """Write one row, whose indices are `point`, with vectors of `width` lanes. `program` already has the numbers of a row in registers."""
     maximum, total, last = program.stages
     fold = maximum.nest.store.value
     assert isinstance(fold, Reduce)
@@ -98,11 +98,13 @@ def block_size(k: Kernel, length: Dim) -> tuple[Dim, Dim]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    maximum: RowStage
-    total: RowStage
-    last: RowStage
-    point: list[Dim]
-    width: int
+    """The code of one row: its stages, and its arrays in the thread's own memory."""
+
+    maximum: RowStage  # finds the largest element
+    total: RowStage  # computes a number from the sum of the exponentials
+    last: RowStage  # writes the elements
+    point: list[Dim]  # the indices of the row
+    width: int  # lanes of a vector
     length: Dim
     size: Dim  # number of elements of a block
     num_full: Dim  # number of full blocks
@@ -163,9 +165,11 @@ class _Row:
             self.top[lane] = self.most[lane]
 
     def compare(self, lane: Dim, index: Dim) -> None:
+        """Raise the lane's maximum to an element of the row."""
         self.most[lane] = larger(self.most[lane], self.element(index))
 
     def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
+        """Add the exponential of an element of the row to the sum of a lane. `part` is the number of the vector of sums."""
         value: Scalar = exp(self.element(index) - self.top[lane])
         if self.total.stored_in is not None:
             stored, place = k.array(self.total.stored_in), (*self.point, index)

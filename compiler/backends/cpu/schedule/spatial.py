@@ -25,6 +25,7 @@ CHUNK = 4096  # number of elements of a claim: enough to amortise the cost of cl
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
+    """Schedule a nest with independent iterations, with vectors of `width` lanes. Return None for any other nest."""
     nest = match_spatial(stmt)
     if nest is None:
         return None
@@ -59,6 +60,7 @@ def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[Di
 
 
 def _point(k: Kernel, row: Dim, outer: Axes) -> dict[DimVar, Dim]:
+    """Return the values of the outer axes in a row, given its number."""
     return dict(zip((v for v, _ in outer), k.unravel(row, [(v.name, e) for v, e in outer]), strict=True))
 
 

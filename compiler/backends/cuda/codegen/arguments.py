@@ -1,7 +1,7 @@
 """Keep the arguments of a kernel in shared memory, where a tile leaves threads no registers for them.
 
-One thread of a block stores the arguments and the number of the block. All threads read them again at the begin of each iteration of a loop
-around the tile, and after the tile. What follows from them is computed there again.
+One thread of a block stores the arguments and the number of the block. All threads read them again at the beginning of each iteration of a
+loop around the tile, and after the tile. What follows from them is computed there again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class KeptArguments:
 
     @staticmethod
     def num_bytes(parameters: Parameters) -> int:
+        """Return the bytes of the arguments and of the number of the block."""
         return WORD_BYTES * (len(parameters.buffers) + len(parameters.dims) + 1)
 
     @property

@@ -73,6 +73,7 @@ work:""".splitlines()
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
+    """Emit a scheduled kernel. The names of its functions begin with `name`."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -82,6 +83,7 @@ def ptx_name(symbol: str) -> str:
 
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
+    """Emit phase `stmt` of a kernel. The names of its functions begin with `symbol`."""
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt, KeptArguments.num_bytes(parameters))
     if shared.num_bytes > target.shared_bytes:
@@ -227,6 +229,7 @@ def _is_around_products(loop: For) -> bool:
 
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
+    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         return ENOUGH_THREADS // max(threads, WARP)
@@ -255,6 +258,7 @@ class _Shared:
 
     @staticmethod
     def of(stmt: Stmt, argument_bytes: int) -> _Shared:
+        """Place the shared arrays of a kernel, whose arguments take `argument_bytes`."""
         tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
         alignment = max((op.shared_alignment for op in tiles if isinstance(op, Intrinsic)), default=Intrinsic.shared_alignment)
         offsets, end = dict[Buffer, int](), 0
@@ -269,6 +273,7 @@ class _Shared:
 
     @property
     def requested_bytes(self) -> int:
+        """The bytes of shared memory that a launch must request; 0: what every block may use is enough."""
         return self.num_bytes if self.num_bytes > SHARED_BYTES or self.arguments is not None else 0
 
 
@@ -288,6 +293,7 @@ class _Statements(Statements):
             self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
+        """Run statements in order. A barrier follows each thread loop, and each tile that all threads run."""
         for i, stmt in enumerate(stmts):
             self.run(stmt)
             if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):
@@ -351,6 +357,7 @@ class _Statements(Statements):
                 raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory in the wrong place; expected {wanted}")
 
     def _blocks(self, loop: For) -> None:
+        """Emit the loop over blocks. A block runs the iterations whose numbers are its own plus multiples of the size of the grid."""
         if self.kept is not None:
             with self.code.when(self.code.op(f"icmp eq i64 {self._special('tid')}, 0")):
                 self.kept.keep(loop.var)
@@ -369,6 +376,7 @@ class _Statements(Statements):
                 self.code.do(f"{step} = zext i32 {self.code.op(GRID_AGAIN)} to i64")
 
     def _threads(self, loop: For) -> None:
+        """Emit a loop whose iterations are run by the threads of a block, one by each thread."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._special("tid") if self.kept is None else self._thread_again()
@@ -397,6 +405,7 @@ class _Statements(Statements):
         return name
 
     def _shared_array(self, buffer: Buffer, type_: str) -> str:
+        """Return the address of an array of type `type_` in shared memory."""
         if self._places.requested_bytes:
             name, place = self._requested(), self._places.offsets[buffer]
             address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name

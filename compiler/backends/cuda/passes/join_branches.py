@@ -62,6 +62,7 @@ class _Joiner:
     takes: Callable[[PrimFunc], bool]
 
     def block(self, block: Block, owners: Owners, uses: Mapping[Var, int]) -> Block:
+        """Join each product of a block with the calls that read it, where this is possible."""
         bindings = list(block.bindings)
         for binding in block.bindings:
             group = self._group(binding, bindings, uses)
@@ -95,6 +96,7 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
+        """Return the call that does what a group does. Return None if no schedule supports it."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)

@@ -49,6 +49,7 @@ class _Joiner:
     known: dict[str, bool]  # whether functions can be joined, by name, since layers call the same ones
 
     def block(self, block: Block) -> Block:
+        """Join adjacent calls of a block in pairs, where this is possible."""
         found: list[Binding] = []
         pending: Binding | None = None  # the last binding, which may still be joined with the next one
         for binding in block.bindings:
@@ -63,6 +64,7 @@ class _Joiner:
         return block if len(found) == len(block.bindings) else Block(tuple(found), block.kind)
 
     def _joined(self, first: Binding, second: Binding) -> list[Binding] | None:
+        """Return the bindings that replace two adjacent calls by one. Return None if the calls cannot be joined."""
         a, b = first.value, second.value
         if not isinstance(a, CallTir) or not isinstance(b, CallTir) or {first.var, second.var} & self.of_weights:
             return None
@@ -77,6 +79,7 @@ class _Joiner:
         return None if call is None or not self.takes(self.prim(call)) else with_results(call, [first, second])
 
     def _may_join(self, call: CallTir) -> bool:
+        """Return whether one launch computes the called function as fast as any other schedule, and only this rank reads its result."""
         if call.func not in self.known:
             prim = self.prim(call)
             self.known[call.func] = RANKS not in prim.attrs and self.takes(prim)

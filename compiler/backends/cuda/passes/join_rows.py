@@ -50,6 +50,7 @@ class _Joiner:
     known: dict[str, bool]  # whether functions compute short rows, by name, since layers call the same ones
 
     def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
+        """Return the block with runs of calls joined. `uses` says how often the function reads each variable."""
         found: list[Binding] = []
         for run in self._runs(block.bindings):
             joined = self._joined(run, uses) if len(run) > 1 else None
@@ -71,6 +72,7 @@ class _Joiner:
             yield run
 
     def _num_rows(self, binding: Binding) -> Dim | None:
+        """Return the number of short rows that a call computes. Return None for any other binding."""
         call = binding.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or any(i is not None for i in call.inplace):
             return None
@@ -82,6 +84,7 @@ class _Joiner:
         return made.shape[0] if self.known[call.func] else None
 
     def _joined(self, run: Sequence[Binding], uses: Mapping[Var, int]) -> list[Binding] | None:
+        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined."""
         joined, made = JoinedCall(), dict[Atom, Buffer]()
         for binding in run:
             call = binding.value

@@ -27,6 +27,8 @@ Element = Callable[[Sequence[Dim], Sequence[Dim]], Scalar]  # an element of a va
 
 @dataclass(slots=True)
 class JoinedCall:
+    """The parts of a call to which `add` appends calls one after another."""
+
     operands: list[tuple[Buffer | ScalarParam, Atom]] = field(default_factory=list[tuple[Buffer | ScalarParam, Atom]])
     outputs: list[Buffer] = field(default_factory=list[Buffer])
     inplace: list[int | None] = field(default_factory=list[int | None])

@@ -86,6 +86,7 @@ def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[
 
 
 def _rounding(prim: PrimFunc, dtype: DType) -> PrimFunc:
+    """Return the function of attention with a result of another type."""
     assert isinstance(prim.body, Attention)
     out = replace(prim.body.out, dtype=dtype)
     params = tuple(out if p is prim.body.out else p for p in prim.params)

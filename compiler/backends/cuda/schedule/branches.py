@@ -101,6 +101,7 @@ def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple
 
 
 def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
+    """Return a statement as a branch of the product in `source`, which has `num_rows` rows. Return None if it is no branch."""
     nest = match_spatial(stmt)
     if nest is None or len(nest.axes) < 2 or nest.axes[0][1] != num_rows or not all(extent.is_const for _, extent in nest.axes[1:]):
         return None
@@ -132,6 +133,7 @@ def _reads_pairs(branch: Branch) -> bool:
         return False
 
     def fits(scalar: Scalar, j: int) -> bool:
+        """Return whether a part of the expression reads only the pair of element `j`."""
         if isinstance(scalar, Guard):
             known = [tuple(dim.substitute({var: j}) for dim in condition) for condition in scalar.conditions]
             if all(dim.is_const for condition in known for dim in condition):

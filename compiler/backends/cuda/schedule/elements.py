@@ -63,6 +63,8 @@ def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt
 
 
 def _are_independent(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
+    """Return whether two statements are elementwise nests that write different elements, and neither reads what the other writes. `shared`
+    maps an input to the output that shares its memory."""
     nests = match_spatial(a), match_spatial(b)
     if nests[0] is None or nests[1] is None:
         return False
@@ -83,16 +85,19 @@ def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS)
 
 
 def _num_blocks(axes: Sequence[tuple[str, Dim]], threads: int) -> Dim:
+    """Return the number of blocks that have a thread for each point of the box of these axes."""
     return ceil_div(product_of([extent for _, extent in axes]), threads)
 
 
 @contextmanager
 def _point(k: Kernel, number: Dim, axes: Sequence[tuple[str, Dim]]) -> Generator[tuple[Dim, ...]]:
+    """Yield the point with this number, in a block of code that runs only if there is such a point."""
     with k.when(less(number, product_of([extent for _, extent in axes]))):
         yield k.unravel(number, axes)
 
 
 def _in_one_launch(nests: Sequence[SpatialNest]) -> Stmt:
+    """Write elementwise nests as one launch. A thread computes one element of one nest."""
     k, axes = Kernel(), [[(var.name, extent) for var, extent in nest.axes] for nest in nests]
     counts = [_num_blocks(each, THREADS) for each in axes]
     if len(nests) == 1:
@@ -111,6 +116,7 @@ def _in_one_launch(nests: Sequence[SpatialNest]) -> Stmt:
 
 
 def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
+    """Write the element of a nest at which its axes have these values."""
     point = dict(zip((var for var, _ in nest.axes), values, strict=True))
     with where_computed(k, nest, point):
         write_element(k, nest.store, read_integers(k, nest, point))

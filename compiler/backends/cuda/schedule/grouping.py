@@ -26,6 +26,7 @@ I32, I64 = DType.I32, DType.I64
 
 
 def schedule_grouping(prim: PrimFunc) -> PrimFunc | None:
+    """Schedule a nest that groups rows by their experts. Return None for any other nest."""
     found = match_grouping(prim)
     if found is None:
         return None
@@ -36,6 +37,7 @@ def schedule_grouping(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _write(k: Kernel, found: Grouping, expert: Dim) -> None:
+    """Write what the block of an expert does."""
     experts, tokens, chosen, places = k.arrays(found.experts, found.tokens, found.chosen, found.places)
     num_chosen, num_rows = experts.shape[1].const, tokens.shape[0]
     own = cast(index(expert), I32)

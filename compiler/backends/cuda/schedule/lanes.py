@@ -80,6 +80,7 @@ class _Lanes:
         return sequence([*done, _by_one(sequence(alone))] if alone else done)
 
     def _read_together(self, value: Scalar, then: Callable[[Scalar], Stmt]) -> Stmt:
+        """Return the statement that `then` makes of a value. One thread computes the value, and all threads read it."""
         if next(iter(loads(value)), None) is None:
             return then(value)
         dtype = dtype_of(value)
@@ -87,6 +88,7 @@ class _Lanes:
         return self._shared(cell, sequence([_by_one(Store(cell, (ZERO,), value)), *statements(then(Load(cell, (ZERO,))))]))
 
     def _shared(self, buffer: Buffer, body: Stmt) -> Stmt:
+        """Allocate a buffer in shared memory around a statement, and count its bytes."""
         size = buffer.dtype.num_bytes
         for extent in buffer.shape:
             size *= extent.const
@@ -95,6 +97,7 @@ class _Lanes:
 
 
 def _by_one(stmt: Stmt) -> Stmt:
+    """Let one thread of a block run a statement."""
     return For(DimVar("t", 0, ZERO), ONE, serial(stmt), LoopKind.THREAD)
 
 

@@ -56,6 +56,7 @@ Point = Mapping[DimVar, Dim]
 
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
+    """Schedule a product of matrices, with the stages that read its elements. Return None for any other nest, and if no tile fits it."""
     first, *others = stages(without_allocations(prim.body)[1])
     product = product_in(replace(prim, body=first))
     if product is None or product.row_axis is None or len(product.sums) > MOST_SUMS:
@@ -113,6 +114,8 @@ def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
+    """A product, the kind of tile that multiplies it, and the branches that read its elements."""
+
     product: Product[Contraction]
     tile: ProductTile
     operands: tuple[_Operands, ...]
@@ -185,6 +188,7 @@ class _Blocks:
         return self.product.choice is not None or self.lone_size is not None or not prove_le(self.num_rows, self.heights[-1])
 
     def op(self, rows: int, columns: int, *, lone: bool = False) -> BlockProduct:
+        """Return the tile of this size, with as many steps in a stage as is best. `lone` says whether it is the one of `lone_size`."""
         return self.shallow(rows, columns).deepened(self.product.extent.const, self.operands[0].group, fills=self.fills, lone=lone)
 
     def shallow(self, rows: int, columns: int) -> BlockProduct:
@@ -196,6 +200,7 @@ class _Blocks:
         return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
 
     def write(self, k: Kernel) -> None:
+        """Write the kernel of a product whose rows all have the same matrix."""
         p = self.product
         num_rows, others = self.num_rows, [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
@@ -256,6 +261,7 @@ class _Blocks:
         return dict(zip((v for v, _ in others), point, strict=True)), number
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
+        """Write the kernel of a product whose rows choose among matrices."""
         p, most = self.product, self.heights[-1]
         (_, num_rows), _ = p.nest.axes
         tiles, matrices = ceil_div(p.num_columns, NARROW), self.operands[0].weights.buffer.shape[0]
@@ -314,6 +320,7 @@ class _Place:
                     self.write(k, self.blocks.op(height, NARROW))
 
     def write(self, k: Kernel, op: BlockProduct) -> None:
+        """Write code that computes the part with one tile, and stores the elements."""
         p, operands = self.blocks.product, self.blocks.operands
         rows, group = operands[0].rows, operands[0].group
         assert p.row_axis is not None

@@ -40,6 +40,7 @@ Combine = Callable[[Scalar, Scalar], Scalar]
 
 
 def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
+    """Schedule one or two programs along rows as one launch. Return None for any other nest."""
     programs = _programs(prim.body)
     if programs is None:
         return None
@@ -110,6 +111,7 @@ class _Row:
                 self.write_elements(stage, *stage.inner)
 
     def write_elements(self, stage: RowStage, var: DimVar, length: Dim) -> None:
+        """Write the elements that a stage computes for a row: `length` elements, numbered by `var`."""
         k, store, at = self.k, stage.nest.store, self.at(stage)
         if not length.is_const or length.const % self.num_threads:
             with self.elements(length) as i:
@@ -133,6 +135,7 @@ class _Row:
 
     @contextmanager
     def of_thread(self, t: Dim, length: Dim) -> Generator[Dim]:
+        """Loop over the elements of one thread."""
         with self.k.serial("m", ceil_div(length, self.num_threads)) as m:
             i = m * self.num_threads + t
             if prove_divisible(length, self.num_threads):
@@ -142,6 +145,7 @@ class _Row:
                     yield i
 
     def write_number(self, stage: RowStage) -> None:
+        """Reduce the row, and write the number that a stage computes from the results."""
         k, at, store = self.k, self.at(stage), stage.nest.store
         with k.scope():
             partials = {fold: self.write_fold(fold, at) for fold in stage.folds}
@@ -170,6 +174,7 @@ def combination(fold: Reduce) -> Combine:
 
 
 def of_warp(partial: Array) -> list[Scalar]:
+    """Return the results of the threads of a warp."""
     return [partial[n] for n in range(WARP)]
 
 

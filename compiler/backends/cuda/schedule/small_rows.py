@@ -38,6 +38,7 @@ Point = dict[DimVar, Dim]
 
 
 def schedule_small_rows(prim: PrimFunc) -> PrimFunc | None:
+    """Schedule short rows, of which a stage chooses the best experts. Return None for any other nest."""
     rows = match_small_rows(prim)
     if rows is None or not rows.chooses:
         return None
@@ -76,6 +77,7 @@ class _Row:
             self._each(t, buffer.shape[1].const, copy)
 
     def write(self, part: Part) -> None:
+        """Write what the warp does for a part: a choice, a reduction, or elements."""
         if isinstance(part, Best):
             self._choose(replace(part, score=self._own(part.score)))
             return
@@ -98,6 +100,7 @@ class _Row:
     # --- parts ---------------------------------------------------------------------------------------------------------
 
     def _choose(self, part: Best) -> None:
+        """Write the choice of the best experts of the row."""
         k, ((row, _), (expert, extent)), chosen = self.k, part.axes, part.chosen
         keys = k.shared("keys", extent.const, dtype=DType.I32)
         with k.threads("t", WARP) as t:
@@ -148,6 +151,7 @@ class _Row:
         return partial
 
     def _write_elements(self, nest: SpatialNest) -> None:
+        """Write a nest of several elements per row. Each lane computes some of them."""
         k, ((row, _), *inner) = self.k, nest.axes
         axes = [(var.name, extent) for var, extent in inner]
         with k.threads("t", WARP) as t:

@@ -37,6 +37,7 @@ _PADDED: Final = 5  # bytes that the object reserves for an integer which the li
 
 
 def linked(source: WasmObject) -> bytes:
+    """Turn an object into a module. Raise CompileError if it calls a function, or reads data, that it does not define."""
     undefined = [s.name for s in source.symbols if s.is_undefined and s.kind in (SymbolKind.FUNCTION, SymbolKind.DATA)]
     if undefined:
         raise CompileError(
@@ -66,10 +67,12 @@ def linked(source: WasmObject) -> bytes:
 
 
 def _exported(symbols: Iterable[Symbol]) -> list[Symbol]:
+    """Return the functions that the module exports, in the order of their indices."""
     return sorted((s for s in symbols if s.kind is SymbolKind.FUNCTION and not s.is_local), key=lambda s: s.index)
 
 
 def _filled_in(source: WasmObject, patch: Patch) -> bytes:
+    """Return the bytes that are written at the place of a patch."""
     match patch.kind:
         case Relocation.TYPE_INDEX_LEB:
             return _padded(patch.index)
@@ -93,6 +96,7 @@ def _memory() -> bytes:
 
 
 def _export(name: str, kind: Kind, index: int) -> bytes:
+    """Write an export: the object with this index among those of its kind."""
     return _name(name) + bytes([kind]) + unsigned(index)
 
 
@@ -118,6 +122,7 @@ def memory_flags(module: bytes) -> int:
 
 
 def unsigned(number: int) -> bytes:
+    """Encode a number that is not negative."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -126,6 +131,7 @@ def unsigned(number: int) -> bytes:
 
 
 def signed(number: int) -> bytes:
+    """Encode a number that may be negative."""
     out = bytearray()
     while not -64 <= number < 64:
         out.append(number & 0x7F | 0x80)

@@ -28,6 +28,7 @@ def with_multiply_add(text: str, target: Target) -> str:
 
 
 def _definition(lanes: int, kind: str, target: Target) -> str:
+    """Define the function for vectors of `lanes` floats, f32 or f64."""
     element, bits = _WIDTHS[kind]
     code, type_ = Code(), vec(element, lanes)
     if target.features >= RELAXED:
@@ -55,12 +56,14 @@ def _relaxed(code: Code, element: str, lanes: int, per: int) -> str:
 
 
 def _widened(code: Code, x: str, element: str, lanes: int, whole: int) -> str:
+    """Return x with `whole` lanes. The further lanes may hold anything."""
     if lanes == 1:
         return code.op(f"insertelement {vec(element, whole)} poison, {element} {x}, i64 0")
     return x if lanes == whole else _chosen(code, x, element, lanes, (min(i, lanes - 1) for i in range(whole)))
 
 
 def _chosen(code: Code, x: str, element: str, lanes: int, numbers: Iterable[int]) -> str:
+    """Return the lanes of x that have these numbers."""
     mask = vector_literal("i32", numbers)
     kind = vec(element, lanes)
     return code.op(f"shufflevector {kind} {x}, {kind} poison, <{mask.count('i32')} x i32> {mask}")

@@ -48,6 +48,8 @@ _SYMBOL_TABLE = 8
 
 @dataclass(frozen=True, slots=True)
 class Import:
+    """What the object imports from `env`."""
+
     field: str
     kind: Kind
     description: bytes  # the bytes after the kind
@@ -55,6 +57,8 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
+    """A name of the object."""
+
     kind: SymbolKind
     name: str
     index: int  # index of the function or global; for data, of the segment
@@ -65,15 +69,19 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    section: int
+    """A place that the linker fills in."""
+
+    section: int  # index of the section
     kind: Relocation
-    offset: int
+    offset: int  # offset of the place within the section
     index: int  # index of a symbol or of a type
-    addend: int
+    addend: int  # added to the address of the symbol
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
+    """Data of the object. `begin` is the address of its first byte, counted from that of all data."""
+
     begin: int
     content: bytes
 
@@ -88,6 +96,8 @@ class WasmObject:
 
 
 class Reader:
+    """Reads values of WebAssembly's encoding one after another."""
+
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
@@ -124,6 +134,7 @@ class Reader:
 
 
 def read_object(data: bytes) -> WasmObject:
+    """Read an object. Raise CompileError if it is none, or has parts that no kernel needs."""
     if not data.startswith(MAGIC):
         raise CompileError(f"the object begins with {data[:8]!r}; expected a WebAssembly object, which begins with {MAGIC!r}")
     reader = Reader(data[len(MAGIC) :])
@@ -167,6 +178,7 @@ def _imports(reader: Reader) -> Iterator[Import]:
 
 
 def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
+    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own."""
     version = reader.unsigned()
     if version != 2:
         raise CompileError(f"the symbols of an object have version {version}; expected 2")
@@ -180,6 +192,7 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
+    """Read one symbol. `imported` has the names of the imports of each kind."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:
@@ -197,6 +210,7 @@ def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
 
 
 def read_segments(section: bytes) -> tuple[Segment, ...]:
+    """Read the data section of an object or of a module, without its header."""
     return tuple(_segments(Reader(section)))
 
 
@@ -210,6 +224,7 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
+    """Read the relocations of a section. `name` is that of the section with the relocations, for messages."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

@@ -16,7 +16,8 @@ for any chunking of the prompt, with any number of threads. Threads claim items 
 
 A unit (`Unit`) multiplies with one kind of instructions. Units differ in what they multiply, in the order in which they read a block
 (`Order`), in how they prefetch, and in how they keep infinite or NaN values away from rows that do not see them. What a model asks for is
-the same for all: windows and chunks (`Seen`), sinks and splits (`Walk`), softcaps, latents, and 8-bit pages (`Cache`).
+the same for all: windows and chunks (`Seen`), sinks (scores without a value) and splits (`Walk`), softcaps (bounds of scores), latents
+(keys whose beginnings are the values), and 8-bit pages (`Cache`).
 
 In order of reading:
 

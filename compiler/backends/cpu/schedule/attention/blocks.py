@@ -96,6 +96,7 @@ class Block:
 
     @staticmethod
     def make(k: Kernel, item: Item, cut: Cut, number: Dim) -> Block:
+        """Return block number `number` of the sequence, with the span of panels that the item sees."""
         return Block(item, cut, number, Span.of(k, number * cut.keys, item.seen, cut))
 
     @property
@@ -110,6 +111,7 @@ class Block:
 
     @property
     def end(self) -> Dim:
+        """The position after the last key."""
         return self.start + self.cut.keys
 
     def pages(self, k: Kernel, first: Dim, count: int) -> list[HeadPage]:
@@ -125,6 +127,7 @@ class Block:
         return self.pages(k, number * self.cut.panel_pages, self.cut.panel_pages)
 
     def page(self, k: Kernel, slot: Dim) -> Dim:
+        """Return the number of the page, in the cache, that is at index `slot` of the block."""
         return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:

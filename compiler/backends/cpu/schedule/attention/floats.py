@@ -258,5 +258,6 @@ class PairRows(FloatRows):
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
+    """Add products of `n` rows of pairs of factors with a pair of rows. If `pair` names one row, the other follows it in memory."""
     stride = product_of(factors.buffer.shape[1:])
     k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

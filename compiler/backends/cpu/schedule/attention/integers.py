@@ -98,12 +98,14 @@ class Integers:
         return next(count for count in (64, 32, 16) if self.operands.size % count == 0 and count % self.columns == 0)
 
     def product(self, rows: int, later: int) -> DotPanel | DotWords:
+        """Return the tile that multiplies `rows` rows by a panel, and prefetches memory of `later` further operands meanwhile."""
         rows, columns = rows * self.planes, self.columns
         if self.in_words:
             return DotWords(rows, columns, cached_panel=True, later=later)
         return DotPanel(rows, columns, 8, cached_panel=True, later=later)
 
     def pack(self, columns: int) -> PackBytes:
+        """Return the tile that packs `columns` columns of values as panels."""
         return PackBytes(columns, min(columns, self.columns), words=self.in_words)
 
     def rows(self, k: Kernel, item: Item, order: Order) -> IntegerRows:
@@ -134,6 +136,7 @@ class Rounded:
 
     @staticmethod
     def allocate(k: Kernel, name: str, count: int, planes: int, length: int, dtype: DType, levels: int) -> Rounded:
+        """Allocate `count` rows of `length` integers in `planes` planes. `levels` is the largest integer."""
         integers = k.local(f"{name}_integers", count, planes, length, dtype=dtype)
         return Rounded(integers, k.local(f"{name}_factors", count), k.local(f"{name}_shifts", count, dtype=I32), levels)
 

@@ -44,11 +44,13 @@ class Item:
 
     @staticmethod
     def token(k: Kernel, operands: PagedOperands, number: Dim, kv_first: Dim, kv_count: Dim) -> Item:
+        """Make the item of token `number` of the batch, with `kv_count` kv heads from `kv_first` on."""
         sequence, seen = operands.sequence(k, number), operands.seen(k, number)
         return Item(operands, sequence, number, Dim.of(1), kv_first, kv_count, seen, seen, operands.heads, is_tile=False)
 
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
+        """Make the item of a tile: `num_tokens` tokens, at most `most_tokens`, from token `first` of the batch on."""
         least, most = (operands.extreme_seen(k, first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
         sequence, rows = operands.sequence(k, first), most_tokens * operands.group
@@ -60,6 +62,7 @@ class Item:
 
     @property
     def rows_per_kv(self) -> Dim:
+        """The number of rows that attend to a kv head."""
         return self.num_tokens * self.group
 
     @contextmanager

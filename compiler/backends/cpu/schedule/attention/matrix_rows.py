@@ -105,6 +105,7 @@ class MatrixRows(Rows):
         return self.item.operands.node.softcap
 
     def product(self, *, fresh: bool, later: Load | None = None) -> AmxBf16:
+        """Return the tile of a product. `fresh`: it overwrites the result instead of adding to it; `later`: a place to prefetch."""
         return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True, prefetching=later is not None)
 
     def pad(self, k: Kernel) -> None:
@@ -256,6 +257,7 @@ class MatrixRows(Rows):
             k.tile(self.product(fresh=fresh, later=later), *operands, *ahead, dims=(span.count * PANEL, CUT.keys, *share))
 
     def add_products(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int) -> None:
+        """Do what `add_product` does for `count` rows of a buffer. `first` is the first of these rows in the item."""
         with k.serial("m", count) as m:
             self.add_product(k, m, first + m, buffer)
 

@@ -45,19 +45,22 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
+    """The operands of attention over pages, as arrays of the kernel: see `Attention` and `Paged` of compiler/ir/loops/attention.py."""
+
     node: Attention
     pages: Paged
     queries: Array  # [tokens, heads, size]
-    sequences: Array  # [tokens]
-    positions: Array  # [tokens] or [tokens, 2]
-    cache: Array
-    tables: Array
+    sequences: Array  # [tokens]: the sequence of each token
+    positions: Array  # [tokens] or [tokens, 2]: the last position that each token sees, or the first and the last one
+    cache: Array  # keys and values: see compiler/ops/attention/kv_cache.py
+    tables: Array  # [sequences, pages]: the pages of each sequence
     scales: Array | None
     sinks: Array | None
     out: Array
 
     @staticmethod
     def of(k: Kernel, node: Attention, pages: Paged, positions: Buffer) -> PagedOperands:
+        """Return the operands as arrays. `positions` are those of the node, which a paged attention always has."""
         scales, sinks = (None if buffer is None else k.array(buffer) for buffer in (pages.scales, node.sinks))
         queries, sequences, positions_, cache, tables = k.arrays(node.queries, node.sequences, positions, pages.cache, pages.tables)
         return PagedOperands(node, pages, queries, sequences, positions_, cache, tables, scales, sinks, k.array(node.out))
@@ -111,6 +114,7 @@ class PagedOperands:
     # --- tokens and pages ----------------------------------------------------------------------------------------------
 
     def sequence(self, k: Kernel, token: Dim) -> Dim:
+        """Return the number of the sequence of a token."""
         return k.let("s", cast(self.sequences[token], I64))
 
     def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:

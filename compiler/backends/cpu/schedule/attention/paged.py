@@ -148,6 +148,7 @@ class _PagedAttention(Walk):
         return equal(own, other) & self.shares_sequence(tile) & self.shares_sequence(before)
 
     def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
+        """Write the code inside the `with` for tokens whose tile does not belong to one sequence."""
         return k.when(~self.shares_sequence(token // self.unit.tile_tokens))
 
 

@@ -59,6 +59,7 @@ class Head:
     row: Dim
 
     def of(self, page: HeadPage) -> HeadPage:
+        """Return the page for this kv head and the rows from `row` on."""
         return replace(page, kv_head=self.kv_head, row=self.row)
 
 
@@ -75,14 +76,17 @@ class Cache:
 
     @staticmethod
     def open(k: Kernel, operands: PagedOperands) -> Cache:
+        """Return the pages of the layer that the operands name, with memory for transposed values if pages have only keys."""
         stored, (size, value_size) = operands.cache, (operands.size, operands.value_size)
         turned = None if operands.pages.has_values else k.local("turned", TURNED, PAGE, value_size, dtype=stored.dtype)
         return Cache(stored, operands.scales, k.let("layer", cast(operands.pages.layer, I64)), size, value_size, turned)
 
     def element(self, page: HeadPage, half: int, index: Dim | int = 0) -> Load:
+        """Return an element of the keys or the values of a page; `half` is KEYS or VALUES."""
         return self.stored[self.layer, half, page.page, page.kv_head, index]
 
     def value(self, page: HeadPage, key: Dim | int, element: Dim) -> Load:
+        """Return an element of the value of a key. `key` is the index of the key in the page."""
         if self.turned is not None:
             return self.turned[page.slot % TURNED, key, element]
         return self.element(page, VALUES, key * self.size + element)

@@ -20,6 +20,8 @@ from compiler.ops.attention.kv_cache import PAGE
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmax:
+    """The softmax of a row over a part of its keys."""
+
     maximum: Scalar
     total: Scalar  # sum of the weights; the weight of a key is exp(its score - maximum)
     values: Callable[[Dim, Dim], Scalar]  # weighted values, by part and lane
@@ -41,9 +43,11 @@ class PartialSoftmaxes:
         )
 
     def at(self, *index: Dim) -> PartialSoftmax:
+        """Return the partial softmax at an index of the array."""
         return PartialSoftmax(self.maximum[index], self.total[index], lambda c, lane: self.values[*index, c, lane])
 
     def store(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
+        """Store a partial softmax at an index of the array."""
         self.maximum[index] = softmax.maximum
         self.total[index] = softmax.total
         with lanes(k, self.values) as (c, lane):
@@ -76,13 +80,16 @@ class OnlineSoftmax:
 
     @staticmethod
     def allocate(k: Kernel, count: int, parts: int, width: int) -> OnlineSoftmax:
+        """Allocate the softmaxes of `count` rows, whose values are `parts` vectors of `width` lanes."""
         return OnlineSoftmax(k.local("maximum", count, PAGE), k.local("sums", count, PAGE), k.local("values", count, parts, width))
 
     def clear(self, k: Kernel, row: Dim) -> None:
+        """Begin a row: it has seen no key."""
         fill(k, self.maximum, row, float("-inf"))
         self.clear_sums(k, row)
 
     def clear_sums(self, k: Kernel, row: Dim) -> None:
+        """Set the sums of weights and of weighted values of a row to 0."""
         fill(k, self.sums, row, 0.0)
         with lanes(k, self.values) as (c, lane):
             self.values[row, c, lane] = 0.0

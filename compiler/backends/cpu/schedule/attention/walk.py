@@ -255,6 +255,7 @@ class Walk:
     # --- softmaxes -----------------------------------------------------------------------------------------------------
 
     def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
+        """Allocate an array of partial softmaxes of this shape, for the sizes of the operands: see `PartialSoftmaxes.allocate`."""
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
     def initial(self, head: Dim) -> PartialSoftmax:
@@ -266,6 +267,7 @@ class Walk:
         return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
+        """Store the result of a row: its weighted values, divided by the sum of its weights."""
         out, width = self.operands.out, self.operands.width
         with k.scope():
             inverse = k.local("inverse", 1)

@@ -58,6 +58,7 @@ class Floats:
         return replace(tile, shape=TileShape(1, shape.vectors * self.abreast, shape.lanes), panel=tile.panel // self.abreast)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
+        """Compute each sum of a tile, and store the results."""
         shape, extent = tile.shape, self.product.extent
         steps = next(n for n in (self.tile.steps, 2, 1) if prove_divisible(extent, n))
         accs = local_per_sum(k, self.product, "acc", shape.rows, shape.vectors, shape.lanes)

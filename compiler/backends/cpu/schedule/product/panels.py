@@ -68,6 +68,7 @@ class Panels:
 
     @contextmanager
     def chosen_claims(self, k: Kernel) -> Generator[Claim]:
+        """Do what `claims` does for a product whose rows choose among matrices. The rows of a claim have the same choice."""
         most = max(self.together, self.abreast)
         panels = ceil_div(self.product.num_columns, self.shape.columns)
         with chosen_blocks(k, self.product, self.block_rows, ceil_div(panels, most)) as (point, first, end, group):
@@ -89,6 +90,7 @@ class Claim:
 
     @contextmanager
     def panels(self, k: Kernel) -> Generator[Dim]:
+        """Loop over the panels."""
         if self.num_panels == Dim.of(1):
             yield self.panel
         else:
@@ -103,6 +105,7 @@ class Claim:
             yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
 
     def tile(self, panel: Dim, row: Dim, rows: int) -> TileOrigin:
+        """Return the tile of `rows` rows, from row `row` of the product on, in a panel."""
         return TileOrigin(self.walk.product, replace(self.walk.shape, rows=rows), self.point, panel, row)
 
     # --- tiles ---------------------------------------------------------------------------------------------------------
@@ -162,6 +165,7 @@ class Remainder:
 
     @contextmanager
     def each(self, k: Kernel) -> Generator[TileOrigin]:
+        """Yield the tile of these rows in each panel of the claim."""
         with self.claim.panels(k) as panel:
             yield self.tile(panel)
 
@@ -191,6 +195,7 @@ class Tiles:
 
     @contextmanager
     def each(self, k: Kernel) -> Generator[TileOrigin]:
+        """Yield each of the tiles, in each panel of the claim."""
         with self.claim.panels(k) as panel, self.first_rows(k) as row:
             yield self.claim.tile(panel, row, self.rows)
 

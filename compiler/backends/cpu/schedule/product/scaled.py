@@ -49,6 +49,7 @@ class Scaled:
                     self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
+        """Compute each sum of a tile, and store the results."""
         totals = local_per_sum(k, self.product, "total", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
         for s, total in zip(self.product.sums, totals, strict=True):
             with tile.elements(k) as at:
@@ -58,6 +59,7 @@ class Scaled:
             tile.store(k, at, [total[at] for total in totals])
 
     def add_groups(self, k: Kernel, s: Contraction, tile: TileOrigin, total: Array) -> None:
+        """Add one sum of a tile to `total`, group after group: the product of a group times its scale."""
         numbers, shape = Numbers.of(s), tile.shape
         with k.serial("g", numbers.num_groups) as g:
             acc = k.local("acc", shape.rows, shape.vectors, shape.lanes)

@@ -32,6 +32,7 @@ class Streams(Groups):
         return max(least, min(MOST_ABREAST, columns.const // self.tile.shape.columns // FEWEST_CLAIMS))
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
+        """Compute one sum of a tile in `acc`, with the groups in the order in which the weights store them."""
         format, panels = s.format, s.panels
         assert isinstance(format, ScaledPanels), s
         num_streams, _, num_runs, _ = panels.shape[-format.num_indices :]
@@ -43,6 +44,7 @@ class Streams(Groups):
                 acc[at] += total * of_group(s.node.factor, s, tile, g, at)
 
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
+        """Return the place in the tile's panel where element `k` of the summed axis is stored."""
         assert isinstance(s.format, ScaledPanels), s
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
         return s.format.word(s.panels, matrix, tile.panel, k // s.format.depth, ZERO)

@@ -19,7 +19,7 @@ from compiler.machine.products import TileShape
 
 ZERO = Dim.of(0)
 
-Point = dict[DimVar, Dim]
+Point = dict[DimVar, Dim]  # the values of axes of the nest
 Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
 
 
@@ -37,6 +37,7 @@ class TileOrigin:
 
     @contextmanager
     def elements(self, k: Kernel) -> Generator[Element]:
+        """Loop over the elements of the tile, by row, vector and lane."""
         with k.unroll("m", self.shape.rows) as m, self.vectors(k) as (v, lane):
             yield m, v, lane
 
@@ -63,6 +64,7 @@ class TileOrigin:
         return self.at(ZERO, ZERO, ZERO)
 
     def column(self, v: Dim, lane: Dim) -> Dim:
+        """Return the column of the product at a lane of a vector."""
         return self.panel * self.shape.columns + v * self.shape.lanes + lane
 
     @property
@@ -71,6 +73,7 @@ class TileOrigin:
         return prove_divisible(self.product.num_columns, self.shape.columns)
 
     def is_inside(self, v: Dim, lane: Dim) -> Scalar:
+        """Return whether a lane of a vector is a column of the product."""
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
@@ -87,4 +90,5 @@ class TileOrigin:
 
 
 def local_per_sum(k: Kernel, product: AnyProduct, name: str, *shape: int, dtype: DType = DType.F32) -> list[Array]:
+    """Allocate a local array for each sum of the product."""
     return [k.local(f"{name}{i}", *shape, dtype=dtype) for i in range(len(product.sums))]

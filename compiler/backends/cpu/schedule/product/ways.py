@@ -16,6 +16,7 @@ from compiler.machine.products import ProductTiles
 
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
+    """Schedule a product of matrices. Return None for any other nest, and for a product of integers for which the target has no tile."""
     way = _way(prim, tiles)
     if way is None:
         return None
@@ -25,6 +26,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 
 def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Scaled | Groups | Widened | None:
+    """Return the way, which writes the loops of the product."""
     if (floats := product_in(prim)) is not None:
         pairs = tiles.pairs
         if pairs is not None and all(pairs.takes(s, floats.row_axis) and pairs.reads(s.columns) for s in floats.sums):

@@ -94,13 +94,14 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
+        """Allocate memory for the results of a sum, for `together` panels. `number` is that of the sum, for names."""
         shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))
 
     def widen(self, k: Kernel, s: WidenedSum, wide: Array, claim: Claim, order: Order) -> None:
         """Widen the first part of the first panel."""
-        length, first, later = self.tile.depth, order.unit(k, ZERO), order.unit(k, Dim.of(1))
+        length, first, later = self.tile.depth, order.part(k, ZERO), order.part(k, Dim.of(1))
         with k.serial("some", first.depth // length) as some:
             at = some * length
             ahead = later.begin + dim_min(at, later.depth - length)  # the later part may be shorter
@@ -118,7 +119,7 @@ class Widened:
         claim, columns = registers.claim, self.tile.shape.columns
         with k.scope():
             number = part * order.panels + (panel - claim.panel)
-            own, later, after = (order.unit(k, number + i) for i in range(3))
+            own, later, after = (order.part(k, number + i) for i in range(3))
             for i, s in enumerate(sums):
                 is_last = i == len(sums) - 1
                 following, wanted, then = (sums[0], later, after) if is_last else (sums[i + 1], own, later)
@@ -235,7 +236,8 @@ class Widened:
             s.exact[plane, beside, m + i, v, lane] = found if part.is_first else s.exact[plane, beside, m + i, v, lane] + found
 
     def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
-        """Store one row of the result. A channel is one group, so its exact sum times its factor is the whole sum."""
+        """Store one row of a panel of the result; `beside` is the panel's number in the claim. A channel is one group, so its exact sum
+        times its factor is the whole sum."""
         seconds = local_per_sum(k, self.product, "second", line.shape.vectors, line.shape.lanes)
         for s, second in zip(sums, seconds, strict=True):  # the sum of the second plane, or 0 if the row has one plane
             with k.when(s.two_planes(line.corner)), line.vectors(k) as (v, lane):
@@ -247,6 +249,7 @@ class Widened:
             for s, second in zip(sums, seconds, strict=True):
                 node = s.grouped.node
                 exact = node.joined(cast(s.exact[0, beside, m, v, lane], F32), second[v, lane])
+                # A sum of groups begins with 0.0, to which -0.0 adds 0.0. So a product of -0.0 becomes 0.0 here, too.
                 totals.append(fma(exact, s.at(node.factor, line.at(ZERO, v, lane)), const(0.0, F32)))
             line.store(k, (ZERO, v, lane), totals)
 
@@ -316,6 +319,7 @@ class Registers:
 
     @staticmethod
     def of(k: Kernel, claim: Claim) -> Registers:
+        """Return the registers for the rows of a claim."""
         rows, most = claim.end - claim.first, max(1, claim.walk.block_rows // TILE_ROWS)
         height = k.let("height", dim_min(rows, TILE_ROWS), TILE_ROWS)
         count = k.let("registers", ceil_div(rows, TILE_ROWS), most)
@@ -341,13 +345,13 @@ class Registers:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """What is widened and multiplied at once: a part of k of one panel."""
+class PanelPart:
+    """A part of k of one panel, which is widened and multiplied at once."""
 
     panel: Dim
     begin: Dim
     depth: Dim
-    is_over: Dim  # 1 if the unit belongs to the claim that follows, else 0
+    is_over: Dim  # 1 if its number is greater than that of the claim's last part, else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +364,7 @@ class Order:
 
     @staticmethod
     def of(k: Kernel, blocks: Blocks, claim: Claim) -> Order:
+        """Return the order for the panels of a claim."""
         panels = dim_max(claim.num_panels, 1)
         return Order(blocks, claim, panels if panels.is_const else k.let("beside", panels, blocks.together, lower=1))
 
@@ -367,13 +372,14 @@ class Order:
     def num_parts(self) -> int:
         return ceil_div(self.blocks.extent, self.blocks.size).const
 
-    def unit(self, k: Kernel, number: Dim) -> Unit:
+    def part(self, k: Kernel, number: Dim) -> PanelPart:
+        """Return the part with this number in the order. After the last one comes the first part of the first panel after the claim."""
         size, extent = self.blocks.size, self.blocks.extent
         last_panel = ceil_div(self.blocks.num_columns, self.blocks.tile.shape.columns) - 1
         is_over = k.let("over", dim_min(number // (self.panels * self.num_parts), 1), 1)
-        part = k.let("of_k", number // self.panels * (1 - is_over), self.num_parts - 1)
+        of_k = k.let("of_k", number // self.panels * (1 - is_over), self.num_parts - 1)
         panel = self.claim.panel + self.panels * is_over + number % self.panels * (1 - is_over)
-        return Unit(k.let("later", dim_min(panel, last_panel), last_panel), part * size, dim_min(size, extent - part * size), is_over)
+        return PanelPart(k.let("later", dim_min(panel, last_panel), last_panel), of_k * size, dim_min(size, extent - of_k * size), is_over)
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:

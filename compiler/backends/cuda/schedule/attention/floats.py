@@ -25,6 +25,7 @@ MOST_ELEMENTS = 32  # maximum number of elements of a key that a thread loads at
 
 
 def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
+    """Schedule attention of any kind. Return None for any other nest."""
     if not isinstance(prim.body, Attention):
         return None
     return replace(prim, body=FloatWalk(prim.body).body(), attrs={**prim.attrs, "schedule": "attention"})
@@ -93,6 +94,7 @@ class FloatWalk(Walk):
         self.join(rows)
 
     def _score(self, run: Run, position: Dim, i: Dim) -> None:
+        """Compute the scores of one key, for all heads of the block. The key is at `position` in its sequence, and at `i` in its split."""
         k, heads = self.k, self.block_heads
         key = self._key(run, position, self._page(run, position))
         dots = k.local("dots", heads)
@@ -111,12 +113,14 @@ class FloatWalk(Walk):
     # --- reading keys and values ---------------------------------------------------------------------------------------
 
     def _page(self, run: Run, position: Dim) -> Dim | None:
+        """Return the number of the page that has a position. Return None if keys are not in pages."""
         source = self.node.keys
         if isinstance(source, Ragged):
             return None
         return self.k.let("page", cast(self.k.array(source.tables)[run.sequence, position // PAGE], I64))
 
     def _key(self, run: Run, position: Dim, page: Dim | None) -> CachedKey | RaggedKey:
+        """Return the key at a position, with its value. `page` is what `_page` returns."""
         k, source = self.k, self.node.keys
         if isinstance(source, Ragged):
             return RaggedKey(k, source, Dim.of(self.heads), run.start + position)

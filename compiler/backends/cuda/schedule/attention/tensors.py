@@ -31,6 +31,7 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
+    """Schedule attention to pages of bf16. Return None for any other nest, and if the rows of no tile fit in shared memory."""
     found = attention_on_pages(prim)
     if found is None:
         return None

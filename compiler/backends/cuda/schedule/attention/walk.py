@@ -123,7 +123,8 @@ class Walk(ABC):
         """Allocate shared memory."""
 
     @abstractmethod
-    def find_run(self, t: Dim, group: Dim) -> Run: ...
+    def find_run(self, t: Dim, group: Dim) -> Run:
+        """Find the run that begins at token `t`, for a group of heads."""
 
     @abstractmethod
     def add_split(self, run: Run, rows: int, split: Dim) -> None:
@@ -133,6 +134,7 @@ class Walk(ABC):
 
     @property
     def most_splits(self) -> Dim:
+        """The largest number of splits of a sequence."""
         source = self.node.keys
         return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
 
@@ -161,6 +163,7 @@ class Walk(ABC):
         return dim_max(self.few_items, self.tokens * self.groups)
 
     def write_blocks(self, stored: Partial) -> None:
+        """Write a launch with a block for each item."""
         arrived = self.counters()
         with self.k.grid("b", self.num_items) as b:
             self.write_item(b, stored, arrived)
@@ -170,6 +173,8 @@ class Walk(ABC):
         return self.k.counters("arrived", FEW, self.groups)
 
     def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
+        """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. The softmax of a split
+        is written to `stored`, and `arrived` counts the splits of each token that are computed."""
         k, splits = self.k, self.most_splits
         split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
         with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
@@ -259,6 +264,7 @@ class Walk(ABC):
         return r // self.block_heads
 
     def head(self, run: Run, r: Dim) -> Dim:
+        """Return the query head of a row."""
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:

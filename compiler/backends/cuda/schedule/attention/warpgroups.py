@@ -42,6 +42,7 @@ LEFT, BEGINS = 1, 2  # whether a token is left, and whether a run of the second 
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
+    """Schedule attention to pages of bf16. Return None for any other nest, and if the tile does not support it on this target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
@@ -153,6 +154,7 @@ class _LongRuns:
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
+        """Allocate the shared memory of a tile, which begins at token `start`, for a group of heads."""
         k, tokens, rows = self.k, self.tile_tokens, self.op.block_rows
         begins = k.shared("begins", tokens + self.few, dtype=I32)
         first, end, starts, counts = (k.shared(name, tokens, dtype=I32) for name in ("first", "end", "starts", "counts"))
