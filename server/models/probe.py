@@ -18,6 +18,8 @@ from server.models.model import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    """A short request, and what its answer must be."""
+
     prompt: str = "Hello"
     expect: str = ""  # text that the answer must contain
     max_tokens: int = 8
@@ -28,7 +30,7 @@ PLAIN = Probe()
 
 
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raise PROBE_FAILED unless the model answers as expected."""
+    """Raise PROBE_FAILED unless the model answers `probe` as expected. A model that generates nothing must give a finite vector."""
     try:
         if loaded.ready.generates or loaded.ready.num_hops:
             await _require_text(name, loaded, probe)

@@ -26,14 +26,17 @@ from server.text.templates.errors import TemplateError
 
 @dataclass(frozen=True, slots=True)
 class Starter:
+    """Starts models. `make_worker` and `load_tokenizer` make parts of them."""
+
     settings: ServerSettings
     budget: Budget
     make_worker: MakeWorker
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Start a model and return its parts. If that fails, stop the worker and raise the error, which is a LoadError if the model is the
-        cause. The tokenizer is read while the worker loads the model, as soon as the model's files are on this machine."""
+        """Start a model and return its parts. `report` receives the progress. If the start fails, stop the worker and raise the error,
+        which is a LoadError if the model is the cause. The tokenizer is read while the worker loads the model, as soon as the model's files
+        are on this machine."""
         fetched = asyncio.Event()
 
         def heard(progress: Progress) -> None:

@@ -13,6 +13,8 @@ from server.models.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class VisibleModels:
+    """The models of a registry that a key with these limits may use."""
+
     registry: Registry
     limits: KeyLimits
 
