@@ -76,7 +76,9 @@ class MemoryUse(TypedDict):
 class CompileCache(Protocol):
     """The compiled models that are stored on this machine."""
 
-    def entries(self) -> Sequence[CachedModel]: ...
+    def entries(self) -> Sequence[CachedModel]:
+        """Return the stored models."""
+        ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
         """Remove all entries but those in `keep`. Return how many bytes that freed."""

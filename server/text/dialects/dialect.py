@@ -20,6 +20,8 @@ from server.text.infill import Infill
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
+    """How one model writes its answers."""
+
     format: Format
     thoughts: Thoughts | None  # None: the format has no block of thoughts
     thinks: bool  # answers may contain thoughts

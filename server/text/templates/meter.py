@@ -51,10 +51,12 @@ class Meter:
             self._look()
 
     def _look(self) -> None:
+        """Raise TemplateLimit if the time is over."""
         if time.thread_time() > self._deadline:
             raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
+        """Count memory that is about to be used. Raise TemplateLimit if that is too much."""
         _check_count(num_bytes)
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:
@@ -99,14 +101,14 @@ class Meter:
 
 
 def _check_count(number: int) -> None:
-    """Refuse a number that would refund the meter, or that would compare as neither less nor more, such as NaN."""
+    """Raise TemplateLimit for a number that would refund the meter, or that compares as neither less nor more, such as NaN."""
     if type(number) is not int or number < 0:
         raise TemplateLimit(f"the meter is charged {number!r}; expected a count, 0 or more")
 
 
 def check_key(value: object) -> None:
-    """Refuse keys of other types than KEYS, such as tuples. Since -1 and -2 have the same hash, a template could make any number of tuples
-    with one hash, and each look-up would compare with all of them."""
+    """Raise TypeError for a key of another type than KEYS, such as a tuple. Since -1 and -2 have the same hash, a template could make any
+    number of tuples with one hash, and each look-up would compare with all of them."""
     if type(value) not in KEYS:
         raise TypeError(f"a {type(value).__name__} cannot be a key")
 
@@ -118,4 +120,5 @@ class MeteredContext(Context):
 
 
 def meter_of(context: Context) -> Meter:
+    """Return the meter of a rendering."""
     return cast(MeteredContext, context).meter
