@@ -78,6 +78,7 @@ class _Pages(StreamingResponse):
 
 
 def _ask_in(body: bytes) -> Ask:
+    """Return the ask in a body. Raise ApiError if it is not valid."""
     try:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -127,6 +128,7 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
+    """Yield the frames with the offer and the pages. Each has a proof."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

@@ -31,15 +31,21 @@ DONE: LlamaDone = {"success": True}
 
 
 class TritonBody(Options):
+    """The body of Triton's load and unload. `source` is our addition: where the model is."""
+
     source: Annotated[str, Field(max_length=1024)] | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 
 class TritonIndexBody(Options):
+    """The body of Triton's list of models."""
+
     ready: bool | None = None
 
 
 class LlamaBody(Options):
+    """The body of llama.cpp's load and unload."""
+
     model: Name
 
 
@@ -131,4 +137,5 @@ def router(context: Context) -> APIRouter:
 
 
 def _llama_state(model: Model) -> str:
+    """Return the state of a model as llama.cpp names it."""
     return "sleeping" if model.is_sleeping else LLAMA_STATES[model.state]

@@ -23,6 +23,8 @@ class DownloadBody(Options):
 
 
 class ListedModel(TypedDict):
+    """A model that has a short name."""
+
     name: str
     about: str
     licence: str
@@ -30,6 +32,8 @@ class ListedModel(TypedDict):
 
 
 class StoredModel(TypedDict):
+    """A model that was downloaded to this machine. `used_at`: time of its last use."""
+
     source: str
     bytes: int
     used_at: float

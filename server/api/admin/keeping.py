@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class KeepBody(Options):
+    """The models and keys whose requests are to be stored."""
+
     of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: keep none
 
 

@@ -29,6 +29,8 @@ class UsageCounts(TypedDict):
 
 
 class RankedToken(TypedDict):
+    """The log-probability of a prompt token or of an alternative, in vLLM's shape."""
+
     logprob: float
     rank: int
     decoded_token: str
@@ -38,6 +40,8 @@ PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt t
 
 
 class Envelope(TypedDict):
+    """The fields that answers to chat and completions share."""
+
     id: str
     object: str
     created: int
@@ -138,12 +142,16 @@ class ChatChunk(Envelope):
 
 
 class PagesNeeded(TypedDict):
+    """The KV pages that a request would need."""
+
     pages: int
     bytes: int
     fits: bool
 
 
 class Render(TypedDict):
+    """The prompt and the effective parameters of a chat request."""
+
     object: Literal["render"]
     model: str
     prompt: str

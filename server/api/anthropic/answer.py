@@ -150,6 +150,7 @@ class MessageAnswer(BlockAnswer):
         return STOP_REASONS.get(self.finish or ""), None
 
     def _describe(self) -> AnthropicAnswer:
+        """Return the message without its content."""
         reason, sequence = self._ended
         return {
             "id": self._id,
@@ -173,6 +174,7 @@ class MessageAnswer(BlockAnswer):
 
 
 def _block(block: Block, *, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    """Return a block in Anthropic's shape. `is_open`: without its text, as at its beginning."""
     text = "" if is_open else block.text
     match block.kind:
         case Kind.TEXT:

@@ -50,11 +50,15 @@ ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=T
 
 
 class AnthropicMessage(Options):
+    """A message of a conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentBlocks, Tag(IN_PARTS)], text_unless(list)]
 
 
 class AnthropicTool(Options):
+    """A tool that the client runs."""
+
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
@@ -74,6 +78,8 @@ class AnthropicToolChoice(Options):
 
 
 class ThinkingConfig(Options):
+    """Whether the model thinks, and with how many tokens."""
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
     display: Literal["summarized"] | None = None  # thoughts are always returned in full
@@ -122,6 +128,8 @@ class PromptBody(Options):
 
 
 class MessagesBody(PromptBody):
+    """The body of /v1/messages."""
+
     max_tokens: Int = Field(ge=1, le=2**31 - 1)
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)

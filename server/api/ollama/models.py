@@ -55,6 +55,8 @@ class OllamaCopyBody(Options):
 
 
 class OllamaCreateBody(Options):
+    """The body of /api/create: a further name, and its own defaults."""
+
     model: Alias = Field(validation_alias=AliasChoices("model", "name"))
     source: Label | None = Field(default=None, alias="from")
     system: Text | None = None
@@ -64,6 +66,8 @@ class OllamaCreateBody(Options):
 
 
 class OllamaProgress(TypedDict):
+    """A line that tells how far a request is."""
+
     status: str
     digest: NotRequired[str]
     total: NotRequired[int]
@@ -199,6 +203,7 @@ async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[
 
 
 def _line(status: str, **further: str | int) -> bytes:
+    """Encode a line."""
     return encode({"status": status, **further})
 
 
@@ -215,6 +220,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
 
 
 def _is_served(name: str, registry: Registry) -> bool:
+    """Return whether a name is that of a loaded model."""
     return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 

@@ -16,6 +16,8 @@ from server.speech.words import Word
 
 
 class AudioUsage(TypedDict):
+    """How much audio was transcribed."""
+
     type: Literal["duration"]
     seconds: int
 
@@ -33,6 +35,8 @@ class Transcript(TypedDict):
 
 
 class TranscriptSegment(TypedDict):
+    """A segment of a transcript. Times are seconds; `seek` is the hop at which the segment's window begins."""
+
     id: int
     seek: int
     start: float
@@ -52,6 +56,8 @@ class TranscriptWord(TypedDict):
 
 
 class VerboseTranscript(TypedDict):
+    """A transcript with its segments or words."""
+
     task: str
     language: str
     duration: float
@@ -62,6 +68,8 @@ class VerboseTranscript(TypedDict):
 
 
 class TranscriptDelta(TypedDict):
+    """The next text of a stream."""
+
     type: Literal["transcript.text.delta"]
     delta: str
     logprobs: NotRequired[Sequence[TranscriptLogprob]]
@@ -77,10 +85,12 @@ class TranscriptDone(TypedDict):
 
 
 def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
+    """Return a transcript as its text."""
     return {"text": text_of(segments), "usage": _usage(duration_s)}
 
 
 def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
+    """Return a transcript with the `times` of its segments or words."""
     answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
@@ -96,10 +106,12 @@ def verbose(segments: Sequence[Segment], duration_s: float, task: str, language:
 
 
 def delta(text: str) -> TranscriptDelta:
+    """Return the event for a further text."""
     return {"type": "transcript.text.delta", "delta": text}
 
 
 def done(transcript: Transcript | VerboseTranscript) -> TranscriptDone:
+    """Return the event at the end of a stream."""
     return cast("TranscriptDone", {"type": "transcript.text.done", **transcript})
 
 
@@ -114,6 +126,7 @@ def _logprob(raw: bytes, logprob: float) -> TranscriptLogprob:
 
 
 def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    """Return a segment in OpenAI's shape."""
     return {
         "id": number,
         "seek": segment.seek,

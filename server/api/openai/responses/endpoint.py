@@ -226,6 +226,7 @@ async def _conversation(
 
 
 def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
+    """Raise ApiError if two fields contradict each other, or ask for what this server does not do."""
     for index, part in enumerate(body.include or ()):
         if part.partition(".")[0] not in KNOWN:
             raise invalid(f"include[{index}]", f"include[{index}] is {part!r:.80}; expected a part of {', '.join(KNOWN)}")
@@ -238,6 +239,7 @@ def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
 
 
 def _in_words_of_this_api(error: ApiError) -> ApiError:
+    """Return an error of a chat request with the name that its field has in this API."""
     head, dot, rest = (error.param or "").partition(".")
     name, bracket, index = head.partition("[")
     error.param = PARAMS[name] + bracket + index + dot + rest if name in PARAMS else error.param

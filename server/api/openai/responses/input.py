@@ -64,6 +64,7 @@ encode = msgspec.json.encode
 
 
 def new_id(prefix: str) -> str:
+    """Return a new id."""
     return f"{prefix}_{new_hex(prefix, 16)}"
 
 
@@ -109,6 +110,7 @@ def kept_form(items: Sequence[InputItem]) -> Items:
 
 
 def as_items(kept: Items) -> list[InputItem]:
+    """Return the items that the store keeps."""
     return [InputItem.model_validate(msgspec.json.decode(item)) for _, item in kept]
 
 
@@ -251,6 +253,7 @@ def _told(error: str | Mapping[str, Any]) -> str:
 
 
 def _said(message: Message) -> bool:
+    """Return whether a message has text or calls already."""
     return bool(message.content or message.tool_calls)
 
 
@@ -258,6 +261,7 @@ T = TypeVar("T")
 
 
 def _required(value: T | None, param: str) -> T:
+    """Return a value. Raise ApiError if it is absent."""
     if value is None:
         raise invalid(param, f"{param} is absent and required")
     return value
@@ -274,11 +278,13 @@ def ineffective(body: ResponseBody) -> list[str]:
 
 
 def _tool(tool: ResponseTool) -> Tool:
+    """Convert a function."""
     function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 
 def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, mcp: Sequence[McpFunction]) -> object:
+    """Convert the tool choice. Raise ApiError if it names a tool that no MCP server offers."""
     match choice:
         case ToolName():
             return _named(choice.name)
@@ -292,10 +298,12 @@ def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, m
 
 
 def _allowed(mode: Literal["auto", "required"], tools: list[NamedTool | Foreign]) -> AllowedTools:
+    """Return the choice among some tools."""
     return AllowedTools(type="allowed_tools", allowed_tools=ToolsAllowed.model_construct(mode=mode, tools=tools))
 
 
 def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], where: str) -> list[NamedTool | Foreign]:
+    """Return the functions of a tool that a choice names. Raise ApiError if no MCP server offers it."""
     match tool:
         case Foreign():
             return [tool]
@@ -310,10 +318,12 @@ def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], wh
 
 
 def _named(name: str) -> NamedTool:
+    """Return the choice of one function."""
     return NamedTool(type="function", function=NamedFunction(name=name))
 
 
 def _format(body: ResponseBody) -> ResponseFormat | None:
+    """Return the response format, or None if the answer is any text."""
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None
