@@ -48,7 +48,9 @@ class Matcher(ABC):
         """Return the mask of the next token, or None if every token may come next. The mask is read-only and valid until the next call."""
 
     @abstractmethod
-    def advance(self, token_ids: Sequence[int]) -> None: ...
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens of the sequence."""
+        ...
 
     @property
     def is_complete(self) -> bool:
@@ -71,6 +73,7 @@ class Matcher(ABC):
 
     @property
     def is_late(self) -> bool:
+        """True while the matcher waits for an answer of another process."""
         return False
 
     @property

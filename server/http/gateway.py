@@ -48,6 +48,8 @@ VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header an
 
 
 class Gateway:
+    """The ASGI application around all others."""
+
     def __init__(
         self,
         app: ASGIApp,
@@ -72,6 +74,7 @@ class Gateway:
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. What the endpoint needs to know about its sender is in the scope's `Caller`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -183,6 +186,8 @@ class Gateway:
                 watcher(record)
 
     def _readmit(self, passed: Passed, record: RequestRecord) -> KeyLimits:
+        """Count a part of a request against the rates of its key. Return the key's present limits. Raise ApiError if the key is gone or
+        exceeds a rate."""
         limits = self._guard.limits_now(passed)
         use = self._rates.of(passed.key_digest, limits)
         record.charge = None if use is None else use.charge
@@ -246,6 +251,7 @@ def _without_client(body: bytes) -> Receive:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
+    """Return the response with an error, in the shape of the API to which the request belongs."""
     shape: ErrorShape = scope.get("relaxserve.error_shape", ApiError.body)
     return Response(shape(error), error.kind.status, error.response_headers(), "application/json")
 

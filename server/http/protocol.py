@@ -46,6 +46,7 @@ class _Transport(CoalescingTransport):
         self._protocol = proxy(protocol)  # weak, so that reference counts free both
 
     def close(self) -> None:
+        """Close the connection, unless it still has to read what the client sends."""
         if not self._protocol.lingers():
             super().close()
 
@@ -53,9 +54,10 @@ class _Transport(CoalescingTransport):
         return self._protocol.is_lingering or super().is_closing()
 
     def pause_reading(self) -> None:
-        pass
+        """Do nothing: the protocol sees that the flow is paused, and decodes no further."""
 
     def resume_reading(self) -> None:
+        """Let the protocol decode further."""
         self._protocol.wait_for_turn()
 
 
@@ -97,10 +99,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.held.opened(self)
 
     def leave(self) -> None:
+        """Close the connection when all that was written has been sent."""
         self._outgoing.flush()
         self._socket.close()
 
     def give_way(self) -> None:
+        """Close the connection at once."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -183,6 +187,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
+        """Whether a request is being answered."""
         return bool(self.cycle) and not self.cycle.response_complete
 
     @property
@@ -202,6 +207,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.turns.add(self._take_turn, is_fresh=False)
 
     def _take_turn(self) -> None:
+        """Decode further, in a turn of this connection."""
         self._waits_for_turn = False
         self._advance(may_decode=True)
 
@@ -229,6 +235,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._probe()
 
     def _read(self, wanted: bool) -> None:
+        """Read from the socket, or pause reading."""
         if wanted != self._is_reading and not self._socket.is_closing():
             self._is_reading = wanted
             (self._socket.resume_reading if wanted else self._socket.pause_reading)()
@@ -260,6 +267,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
 
     def _take_body(self, body: Body) -> None:
+        """Decode a piece of the body, and pass it to the application."""
         try:
             data = body.take(self._received)
         except ApiError as error:
@@ -322,6 +330,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.turns.add(partial(self._start_fresh, cycle, app), is_fresh=True)
 
     def _start_fresh(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Start the application, unless the client has left meanwhile."""
         if not cycle.disconnected:
             super()._start_asgi_task(cycle, app)
 
@@ -338,6 +347,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # refusals
 
     def _headers_too_large(self) -> ApiError:
+        """Return the error for headers beyond a limit."""
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:

@@ -20,6 +20,7 @@ class Outbox:
         self._waiting: list[CoalescingTransport] = []
 
     def add(self, transport: CoalescingTransport) -> None:
+        """Flush a transport at the end of this iteration."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(transport)
@@ -49,6 +50,7 @@ class CoalescingTransport(asyncio.Transport):
             self.flush()
 
     def flush(self) -> None:
+        """Pass the delayed writes on."""
         if self._held:
             data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             self._held, self._num_held_bytes = [], 0

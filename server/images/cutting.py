@@ -88,6 +88,7 @@ def crops_of(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
 
 
 def _alone(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
+    """Return an image as its only crop, without a grid."""
     return Shape(0, 0), [plan.crop(image)]
 
 
@@ -127,6 +128,7 @@ def _mixed(image: Image, fit: Mixed, plan: Plan) -> tuple[Shape, list[Crop]]:
 
 
 def _resized(image: Image, size: Size, plan: Plan) -> Image:
+    """Return an image scaled to a size."""
     return image if image.size == size else image.resize(size, plan.filter)
 
 

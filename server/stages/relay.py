@@ -63,6 +63,7 @@ class Relay:
 
     @property
     def num_stages(self) -> int:
+        """The number of stages, the last one included."""
         return len(self._links) + 1
 
     def begin(self, batch: StepBatch) -> list[StepBatch]:
@@ -88,6 +89,7 @@ class Relay:
         return stream
 
     def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page in all stages."""
         for link in self._links:
             link.send(CopyPage(group, source, target))
 
@@ -117,6 +119,7 @@ class Relay:
             link.close()
 
     def _stream(self, number: int) -> NDArray[np.float32]:
+        """Return the next residual stream of a stage. Raise StageLost if the stage ends, or sends something else."""
         while True:
             message, arrays = self._links[number].receive()
             match message:
@@ -154,6 +157,7 @@ def parts_of(batch: StepBatch, num_parts: int) -> list[StepBatch]:
 
 
 def _cut(batch: StepBatch, begin: int, end: int) -> StepBatch:
+    """Return the part of a step with the tokens begin .. end - 1."""
     first, last = int(batch.seq_ids[begin]), int(batch.seq_ids[end - 1])
     context_lens = batch.context_lens[first : last + 1].copy()
     context_lens[-1] = batch.positions[end - 1] + 1
@@ -170,4 +174,5 @@ def _cut(batch: StepBatch, begin: int, end: int) -> StepBatch:
 
 
 def _within(rows: NDArray[Any], begin: int, end: int) -> NDArray[Any]:
+    """Return the rows among begin .. end - 1, counted from `begin`."""
     return rows[(rows >= begin) & (rows < end)] - np.int32(begin)

@@ -35,7 +35,7 @@ class Transcript(TypedDict):
 
 
 class TranscriptSegment(TypedDict):
-    """A segment of a transcript. Times are seconds; `seek` is the hop at which the segment's window begins."""
+    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins."""
 
     id: int
     seek: int
