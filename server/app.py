@@ -52,6 +52,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        """Load models and continue batches at the start; stop everything at the end."""
         await registry.open()
         await batches.open(app)
         beside = asyncio.create_task(history.run()), asyncio.create_task(build_validators())

@@ -153,7 +153,7 @@ class Fetcher:
         raise FetchFault(f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL")
 
     async def _certificates(self) -> ssl.SSLContext:
-        """Return the certificates of authorities, which are read once."""
+        """Return the TLS settings with the certificates of authorities, which are read once."""
         if self._context is not None:
             return self._context
         self._context = made = await asyncio.get_running_loop().run_in_executor(self._resolvers, ssl.create_default_context)

@@ -125,7 +125,7 @@ class WorkerHandle(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Stop the worker at once."""
+        """End the worker. Running requests fail."""
         ...
 
 
@@ -196,7 +196,8 @@ class ChatTemplate(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The tokenizer of a model, and what its files say beside. `server/text/tokenizer.py` describes the members."""
+    """The tokenizer of a model, with its chat template and the defaults that its files state. `server/text/tokenizer.py` describes the
+    members."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -27,6 +27,8 @@ Answer = Annotated[str, Field(max_length=1 << 17)]
 
 
 class ParsedBody(Options):
+    """The body of /parse_function_call."""
+
     text: Answer
     tools: Tools
     tool_call_parser: Label | None = None  # None: the format of the model
@@ -34,6 +36,8 @@ class ParsedBody(Options):
 
 
 class SeparatedBody(Options):
+    """The body of /separate_reasoning."""
+
     text: Answer
     reasoning_parser: Label | None = None  # None: the model's own format of thoughts
     model: Label | None = None

@@ -85,6 +85,8 @@ class RerankResult(TypedDict):
 
 
 class RerankUnits(TypedDict):
+    """What Cohere's clients are told to pay: one search per request."""
+
     search_units: int
 
 
@@ -104,6 +106,8 @@ class Reranked(TypedDict):
 
 
 class Score(TypedDict):
+    """The score of a pair."""
+
     object: Literal["score"]
     index: int
     score: float

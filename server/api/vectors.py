@@ -207,6 +207,7 @@ async def _embed_all(
     turns = asyncio.Semaphore(num_at_once)
 
     async def embed(ids: Sequence[int], second: int | None, crop: Crop | None) -> Vector:
+        """Send one prompt to the worker, once it has a turn, and return its vector."""
         async with turns:
             asked = Embed(
                 *(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt()),

@@ -100,7 +100,7 @@ class IsolatedMatcher(Matcher):
             self._ask(Question.STATE)
 
     def _ask(self, kind: Question) -> None:
-        """Ask the process a question. The answer is awaited for at most PATIENCE_S."""
+        """Ask the process a question, and decide how long the present step may wait for the answer."""
         assert self._asked is None, "one question at a time"
         self._asked = kind
         # Do not wait for a sequence whose last answer was slow: each of its tokens would delay all other sequences.

@@ -22,6 +22,8 @@ Mask = NDArray[np.int32]  # one bit per token, set if the token may come next
 
 
 class Late(Enum):
+    """The value that stands for a mask which is not known yet."""
+
     LATE = "late"
 
 

@@ -109,8 +109,8 @@ class BatchBuilder:
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
 
     def _requested(self, items: list[Item], ends: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of logits and the rows of hidden states that the items request. An item requests its last `num_rows` rows; `ends`
-        has the end of each item's rows in the batch."""
+        """Return the rows of logits and the rows of hidden states that the items request. An item requests the rows of its last `num_rows`
+        tokens; `ends` has, for each item, the end of its tokens in the batch."""
         num_rows = [item.num_rows for item in items]
         if sum(num_rows) == ends[-1]:
             rows = self._ramp[: ends[-1]]

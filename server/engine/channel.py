@@ -118,6 +118,7 @@ class WorkerChannel:
         self._socket.close()
 
     def _read(self) -> None:
+        """Read messages into the inbox until the front is gone. This runs on a thread of its own."""
         parts: list[Part] = []
         try:
             with self._socket.makefile("rb") as stream:
@@ -138,6 +139,7 @@ class WorkerChannel:
         parts.clear()
 
     def _write(self) -> None:
+        """Send what is queued until the channel is closed. This runs on a thread of its own."""
         try:
             while (message := self._outbox.get()) is not None:
                 self._socket.sendall(_framed(message))

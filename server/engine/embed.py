@@ -58,6 +58,7 @@ class Embedder:
 
     @property
     def has_work(self) -> bool:
+        """Whether something waits or is being encoded."""
         return bool(self._texts) or self._parts is not None
 
     def submit(self, submit: Submit) -> None:
@@ -96,6 +97,7 @@ class Embedder:
             self._parts = None
 
     def pause(self, paused: bool) -> None:
+        """Run no steps while `paused`."""
         self._paused = paused
 
     def step(self) -> bool:

@@ -89,6 +89,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step may be needed: for a request, for events that are not sent yet, or for other servers."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
         return bool(self._requests.living) or self._outbox.has_news or has_changed or is_asked
@@ -283,6 +284,7 @@ class Engine:
         self.scheduler.observe(plan, step_s)
 
     def stats(self) -> Stats:
+        """Return the present state as a message."""
         scheduler, pool, timing = self.scheduler, self.scheduler.pool, self.timing
         alive = [seq for seq in self._requests.sequences if seq.stage is not Stage.FINISHED]
         return Stats(
@@ -305,6 +307,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
+        """Raise an error if the scheduler's records contradict each other."""
         self.scheduler.check_integrity(self._requests.sequences)
 
     def close(self) -> None:

@@ -93,6 +93,7 @@ class PageExchange:
 
     @property
     def has_work(self) -> bool:
+        """Whether `work` has something to do, or has done something just now."""
         return bool(self._takings) or any(giving.credit for giving in self._givings.values()) or self._has_moved
 
     @property
@@ -102,6 +103,7 @@ class PageExchange:
 
     @property
     def counts(self) -> PageCounts:
+        """What was exchanged since the worker started."""
         return PageCounts(self._num_given, self._num_taken, self._num_tries, self._num_failed, self._num_left_out, self._waited_s)
 
     # --- give ------------------------------------------------------------------------------------------------------------

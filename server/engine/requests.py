@@ -178,6 +178,7 @@ class Requests:
                 self.park(seq)
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
+        """Add a drawn token to a sequence, and send what may be sent. Raise ConstraintError if the constraint cannot be followed."""
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
             self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request continues
             return

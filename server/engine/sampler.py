@@ -104,6 +104,7 @@ class RowState:
         self.position = len(self.prompt_ids)
 
     def advance(self, token_id: int) -> None:
+        """Follow a token that was appended."""
         self.position += 1
         if self.seen is not None:
             self.seen.add(token_id)
@@ -201,6 +202,7 @@ class _Same:
 
     @staticmethod
     def of(rows: Sequence[RowState]) -> _Same:
+        """Return these parts of a batch with these rows."""
         numbers, settings = np.array([row.numbers for row in rows], np.float32), np.array([row.settings for row in rows], np.int64)
         return _Same(rows, numbers, settings, _lists(rows) if all(row.seen is None for row in rows) else None)
 

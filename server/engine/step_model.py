@@ -125,6 +125,7 @@ class SeeingLimits:
 
     @property
     def _example_edge(self) -> int:
+        """The edge of `example` in squares."""
         return min(EXAMPLE_EDGE, isqrt(self.most_squares))
 
     def fault(self, crop: Excerpt) -> str:

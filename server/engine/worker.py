@@ -210,6 +210,7 @@ class Worker:
         self._is_cold = False
 
     def _handle(self, message: FromFront) -> None:
+        """Do what a message of the front asks for."""
         match message:
             case Submit() | Embed() if self._draining:
                 text = "the model is being unloaded and accepts no new requests"

@@ -96,6 +96,7 @@ class Gateway:
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
+            """Send a part of the answer, with the gateway's headers, and keep it if requests are stored."""
             nonlocal status
             if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))

@@ -91,6 +91,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
+        """Count the connection, which may be closed if it sends no request in time."""
         self._socket = transport
         self._outgoing = _Transport(transport, self.outbox, self)
         super().connection_made(self._outgoing)
@@ -116,6 +117,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -288,11 +290,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Raise ApiError if there are too many."""
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             raise self._headers_too_large()
 
     def on_headers_complete(self) -> None:
+        """Begin the request. Raise ApiError if its headers are not valid, or if the server has too many connections."""
         self._num_head_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -335,6 +339,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        """Let the connection rest, or go on with bytes that wait."""
         super().on_response_complete()
         if self._probe_timer is not None:  # the next request has a time of its own
             self._probe_timer.cancel()

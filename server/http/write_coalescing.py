@@ -26,6 +26,7 @@ class Outbox:
         self._waiting.append(transport)
 
     def _flush(self) -> None:
+        """Flush all transports that wait."""
         waiting, self._waiting = self._waiting, []
         for transport in waiting:
             transport.flush()
@@ -42,6 +43,7 @@ class CoalescingTransport(asyncio.Transport):
         self._num_held_bytes = 0
 
     def write(self, data: Any) -> None:
+        """Delay a write, unless too many bytes are delayed already."""
         if not self._held:
             self._outbox.add(self)
         self._held.append(data)

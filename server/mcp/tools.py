@@ -18,7 +18,7 @@ HEADER = "x-mcp-header"
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 
 
-class InvalidTool(Exception):
+class InvalidTool(Exception):  # an entry in a server's list of tools is not valid
     pass
 
 

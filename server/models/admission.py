@@ -177,6 +177,7 @@ class Lease:
 
 
 def _subtract(counter: Counter[T], name: T, num: int) -> None:
+    """Subtract from a count, and remove it if it becomes 0."""
     counter[name] -= num
     if not counter[name]:
         del counter[name]

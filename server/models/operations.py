@@ -19,6 +19,8 @@ KEPT_S = 3600.0  # time for which an operation that has ended is remembered
 
 
 class OperationState(StrEnum):
+    """Whether an operation runs, and how it ended."""
+
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -137,6 +139,7 @@ class Operation:
         self._stage_began = now
 
     def _notify(self) -> None:
+        """Tell those who watch that something has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -41,6 +41,7 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
+    """Raise PROBE_FAILED unless the model's text is as expected."""
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
     deadline = time.monotonic() + probe.timeout_s
@@ -60,6 +61,7 @@ async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
+    """Raise PROBE_FAILED unless the model gives a finite vector."""
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
     deadline = time.monotonic() + probe.timeout_s
     embedding = await loaded.worker.embed(Embed(f"probe-{secrets.token_hex(8)}", prompt_ids, deadline=deadline))
@@ -69,4 +71,5 @@ async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 def _failed(name: str, why: str) -> ApiError:
+    """Return the error for a probe that failed."""
     return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, so it takes no alias and replaces no model: {why}", param="model")

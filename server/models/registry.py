@@ -168,6 +168,7 @@ class Registry:
     # --- look-up -------------------------------------------------------------------------------------------------------
 
     def models(self) -> list[Model]:
+        """Return all models that are loaded or loading. New versions of served models are left out."""
         return list(self._models.values())
 
     def aliases(self) -> dict[str, str]:

@@ -138,4 +138,5 @@ def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
 
 
 def _invalid(source: str, why: str) -> ApiError:
+    """Return the error for a source that cannot be used."""
     return ApiError(INVALID_SOURCE, f"source {source!r:.120} {why}", param="source")

@@ -87,6 +87,7 @@ class Starter:
         )
 
     def _clip_decoder(self) -> ClipDecoder:
+        """Return the decoder of recordings."""
         settings = self.settings
         fetcher = Fetcher(AUDIO, settings.audio_hosts, settings.max_audio_bytes, settings.audio_fetch_s)
         return ClipDecoder(settings.max_audio_s, settings.max_held_audio_bytes, fetcher)
@@ -114,4 +115,5 @@ def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) 
 
 
 def _renderer_of(tokenizer: Tokenizer) -> Renderer | None:
+    """Return the object that renders the chat template, if there is one."""
     return None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()

@@ -11,7 +11,7 @@ from server.speech.words import Word
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a transcript, mostly a sentence."""
+    """The text between two time stamps of a transcript."""
 
     seek: int  # hundredths of a second: where its window begins
     start_s: float

@@ -37,6 +37,7 @@ def fastest(cost_s: Callable[[int], float], num_stages: int) -> Callable[[int], 
     returns the seconds that a step of so many tokens takes in all stages together, of which each takes about the same part."""
 
     def num_parts(num_tokens: int) -> int:
+        """Return into how many parts to cut a step of this many tokens."""
         counts = [count for count in (1, 2, 4, MOST_PARTS) if count <= max(num_tokens, 1)]
         return min(counts, key=lambda count: cost_s(-(-num_tokens // count)) * (num_stages - 1 + count))
 
@@ -98,6 +99,7 @@ class Relay:
         the stage gives."""
 
         def wait(link: Link) -> None:
+            """Wait until the connection to a stage ends, and tell `on_lost` unless a step does so."""
             link.wait_for_end()
             time.sleep(NOTICES_S)
             while self._num_awaited and not self._is_closing:

@@ -69,6 +69,7 @@ class _Added(msgspec.Struct, forbid_unknown_fields=True):
     special: bool
 
     def build(self) -> AddedToken:
+        """Return the token as the package has it."""
         flags = {name: getattr(self, name) for name in self.__struct_fields__[2:]}
         return AddedToken(self.content, **flags)
 

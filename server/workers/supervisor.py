@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerState(StrEnum):
-    """The states of a worker: see above."""
+    """The states of a model's worker. The module's docstring shows the transitions."""
 
     STARTING = "starting"
     READY = "ready"

@@ -54,6 +54,7 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     async def load(name: str, body: TritonBody | None) -> Model:
+        """Load a model, and return it once it is ready. Raise ApiError if the body has parameters."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
         source = body.source if body and body.source else name
@@ -61,6 +62,7 @@ def router(context: Context) -> APIRouter:
         return registry.find(name)
 
     async def unload(name: str, body: TritonBody | None) -> None:
+        """Unload a model. Raise ApiError if the body has a parameter other than `unload_dependents`."""
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # accepted without effect: no model has dependents
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")

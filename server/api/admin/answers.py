@@ -85,6 +85,8 @@ class OfferedModel(TypedDict):
 
 
 class Offers(TypedDict):
+    """The models below the model root that may be loaded."""
+
     object: Literal["list"]
     model_root: str
     data: Sequence[OfferedModel]
@@ -99,6 +101,8 @@ class Form(TypedDict):
 
 
 class Forms(TypedDict):
+    """The formats in which a source can be served."""
+
     object: Literal["list"]
     source: str
     cached: bool  # a load has stored the source's program and weights
@@ -165,10 +169,14 @@ class TritonModel(TypedDict):
 
 
 class LlamaDone(TypedDict):
+    """llama.cpp's answer to load and unload."""
+
     success: Literal[True]
 
 
 class TritonUnloaded(TypedDict):
+    """Triton's answer to unload."""
+
     status: Literal["success"]
     model: str
 
@@ -182,6 +190,8 @@ class LlamaStatus(TypedDict):
 
 
 class LlamaModel(TypedDict):
+    """A model in llama.cpp's list."""
+
     id: str
     object: Literal["model"]
     status: LlamaStatus

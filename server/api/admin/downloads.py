@@ -19,6 +19,8 @@ from server.models.operations import OperationReport
 
 
 class DownloadBody(Options):
+    """The body that begins a download."""
+
     source: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -40,6 +42,8 @@ class StoredModel(TypedDict):
 
 
 class Downloadable(TypedDict):
+    """The models that can be downloaded (`catalogue`), and those that were (`data`)."""
+
     object: Literal["list"]
     allowed: bool  # whether this server downloads models, which --allow-hub permits
     catalogue: Sequence[ListedModel]

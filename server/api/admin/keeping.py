@@ -28,6 +28,8 @@ class KeepBody(Options):
 
 
 class Keeping(TypedDict):
+    """The models and keys whose requests are stored."""
+
     of: Sequence[str]
 
 
@@ -35,11 +37,13 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION, prefix="/admin")
 
     def kept() -> KeptRequests:
+        """Return the file of requests. Raise ApiError if the server has none."""
         if context.kept is None:
             raise ApiError(NOTHING_KEPT, "this server has no file for requests; start it with --keep-requests FILE")
         return context.kept
 
     def told(headers: dict[str, str]) -> Response:
+        """Return the answer with what is stored."""
         keeping: Keeping = {"of": kept().of}
         return json_answer(keeping, headers=headers)
 

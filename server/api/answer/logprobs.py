@@ -105,10 +105,12 @@ class LogprobWriter:
         return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(parts) + b"]"))
 
     def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
+        """Return a token with the most probable tokens in its place, in the shape of a chat answer."""
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
 
     def _chat_token(self, token_id: int, logprob: float) -> ChatToken:
+        """Return a token with its log-probability, in the shape of a chat answer."""
         raw = self._bytes(token_id)
         return {"token": self._text(token_id, raw), "logprob": _finite(logprob), "bytes": list(raw)}
 

@@ -21,6 +21,8 @@ class CompletionDetails(TypedDict):
 
 
 class UsageCounts(TypedDict):
+    """The counts of tokens in an answer."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -53,12 +55,16 @@ class Envelope(TypedDict):
 
 
 class ChatToken(TypedDict):
+    """A token and its log-probability."""
+
     token: str
     logprob: float
     bytes: Sequence[int]
 
 
 class RankedChatToken(ChatToken):
+    """A token of an answer, and the most probable tokens in its place."""
+
     top_logprobs: Sequence[ChatToken]
 
 
@@ -68,17 +74,23 @@ class ChatLogprobs(TypedDict):
 
 
 class Called(TypedDict):
+    """The function that a call names, and its arguments as JSON."""
+
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
+    """A call in a message."""
+
     id: str
     type: Literal["function"]
     function: Called
 
 
 class ChatMessage(TypedDict):
+    """The message that answers a conversation."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -89,6 +101,8 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
+    """A choice of a whole chat answer."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -98,6 +112,8 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(Envelope):
+    """A whole chat answer."""
+
     choices: Sequence[ChatChoice]
     usage: UsageCounts
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -110,6 +126,8 @@ class CalledDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
+    """What a chunk adds to the call with this index. Only the first chunk of a call has its id and name."""
+
     index: int
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
@@ -117,6 +135,8 @@ class ToolCallDelta(TypedDict):
 
 
 class ChatDelta(TypedDict, total=False):
+    """What a chunk adds to the message."""
+
     role: Literal["assistant"]
     content: str
     reasoning_content: str
@@ -126,6 +146,8 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
+    """What a chunk adds to a choice."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -137,6 +159,8 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(Envelope):
+    """A chunk of a streamed chat answer."""
+
     choices: Sequence[ChatChunkChoice]
     usage: NotRequired[UsageCounts | None]
 
@@ -168,6 +192,8 @@ class Render(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
+    """The log-probabilities of a completion: each list has an entry per token."""
+
     tokens: Sequence[str]
     token_logprobs: Sequence[float | None]
     top_logprobs: Sequence[Mapping[str, float] | None]
@@ -175,6 +201,8 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
+    """A choice of a completion, or what a chunk adds to it."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -272,6 +300,8 @@ class ModelList(TypedDict):
 
 
 class TokenIds(TypedDict):
+    """The tokens of a text. `token_strs` has the text of each."""
+
     tokens: Sequence[int]
     count: int
     max_model_len: int
@@ -279,6 +309,8 @@ class TokenIds(TypedDict):
 
 
 class LlamaPiece(TypedDict):
+    """A token in llama.cpp's shape."""
+
     id: int
     piece: str | Sequence[int]  # the token's text, or a list of its bytes if they are not valid UTF-8
 
@@ -316,6 +348,8 @@ class Unavailable(TypedDict):
 
 
 class Readiness(TypedDict):
+    """Whether the server is ready, and the state of each model."""
+
     status: str
     models: Mapping[str, str]
     restarting: NotRequired[Mapping[str, Restarting]]
@@ -323,6 +357,8 @@ class Readiness(TypedDict):
 
 
 class Load(TypedDict):
+    """The number of requests that the models have now."""
+
     server_load: int
 
 

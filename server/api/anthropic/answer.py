@@ -45,6 +45,8 @@ class MessageUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
+    """A message. At the beginning of a stream it has no content."""
+
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -76,6 +78,8 @@ class InputDelta(TypedDict):
 
 
 class EndDelta(TypedDict):
+    """How a message has ended."""
+
     stop_reason: str | None
     stop_sequence: str | None
 
@@ -164,6 +168,7 @@ class MessageAnswer(BlockAnswer):
         }
 
     def _usage(self) -> MessageUsage:
+        """Return the counts in Anthropic's shape."""
         usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,

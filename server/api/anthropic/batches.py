@@ -56,6 +56,8 @@ class MessageCounts(TypedDict):
 
 
 class MessageBatch(TypedDict):
+    """A batch and its progress."""
+
     id: str
     type: Literal["message_batch"]
     processing_status: Literal["in_progress", "canceling", "ended"]
@@ -81,6 +83,7 @@ def router(context: Context) -> APIRouter:
     routes, batches, strict = new_router("Anthropic"), context.batches, context.settings.strict
 
     def found(request: Request, batch_id: str) -> BatchRecord:
+        """Return a batch of the caller. Raise ApiError if there is none with this id."""
         return batches.batch(batch_id, caller(request).tenant, OF_ANTHROPIC)
 
     @routes.post("/v1/messages/batches", responses=gives(MessageBatch))

@@ -15,6 +15,8 @@ BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "to
 
 
 class ImageSource(Options):
+    """An image: base64 in `data`, or a URL."""
+
     type: Label
     media_type: Label | None = None
     data: Text | None = None
@@ -72,6 +74,8 @@ AnyAnthropicTool = Annotated[Annotated[AnthropicTool, Tag(KNOWN)] | Annotated[Fo
 
 
 class AnthropicToolChoice(Options):
+    """Whether the model must call a tool, and which."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: Label | None = None
     disable_parallel_tool_use: bool | None = None
@@ -91,6 +95,8 @@ class JsonOutput(Options):
 
 
 class OutputConfig(Options):
+    """How much the model is to think, and the form of its answer."""
+
     effort: Effort | None = None
     format: JsonOutput | None = None
 
@@ -105,6 +111,8 @@ class ContextEdit(Options):
 
 
 class ContextManagement(Options):
+    """Which parts of earlier turns are left out."""
+
     edits: Annotated[list[ContextEdit], Field(max_length=64, fail_fast=True)] | None = None
 
 

@@ -78,6 +78,7 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
+        """Answer a request. `write` makes the prompts for its model."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:

@@ -23,6 +23,8 @@ encode = msgspec.json.encode
 
 
 class OllamaFunction(TypedDict):
+    """The function that a call names."""
+
     index: int
     name: str
     arguments: Mapping[str, Any]
@@ -34,6 +36,8 @@ class OllamaToolCall(TypedDict):
 
 
 class OllamaSaid(TypedDict):
+    """The message of an answer, or a part of it."""
+
     role: Literal["assistant"]
     content: str
     thinking: NotRequired[str]
@@ -53,6 +57,8 @@ class OllamaCounts(TypedDict, total=False):
 
 
 class OllamaChat(OllamaCounts):
+    """A line of the answer to /api/chat, or the whole answer."""
+
     model: str
     created_at: str
     message: OllamaSaid
@@ -61,6 +67,8 @@ class OllamaChat(OllamaCounts):
 
 
 class OllamaGenerated(OllamaCounts):
+    """A line of the answer to /api/generate, or the whole answer."""
+
     model: str
     created_at: str
     response: str

@@ -62,6 +62,8 @@ class OllamaCall(Options):
 
 
 class OllamaMessage(Options):
+    """A message of a conversation. `images` are base64."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text | None = None
@@ -151,6 +153,8 @@ class OllamaEmbeddingsBody(Options):
 
 
 class OllamaShowBody(Options):
+    """The body of /api/show."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     verbose: bool | None = None
 

@@ -102,6 +102,8 @@ def router(context: Context) -> APIRouter:
         *,
         asked: ChatBody | None = None,
     ) -> Response:
+        """Generate, and return the response. `ignored`: fields of the request that have no effect. `asked`: the chat request, if the chat
+        template made the prompt."""
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
         if body.think and not (loaded.chats and loaded.dialect.thinks):

@@ -40,16 +40,22 @@ encode = msgspec.json.encode
 
 
 class OllamaPullBody(Options):
+    """The body of /api/pull."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     stream: bool | None = None  # None: true
     insecure: bool | None = None  # no effect: the hub is always accessed by its own client
 
 
 class OllamaDeleteBody(Options):
+    """The body of /api/delete."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
 
 
 class OllamaCopyBody(Options):
+    """The body of /api/copy."""
+
     source: Label
     destination: Alias
 
@@ -170,6 +176,7 @@ def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, lis
 
 
 def _lines() -> Responses:
+    """Return the description of an endpoint that answers with one line, or with a stream of lines."""
     return {200: {"content": {**gives(OllamaProgress)[200]["content"], "application/x-ndjson": {"itemSchema": schema_of(OllamaProgress)}}}}
 
 

@@ -39,6 +39,7 @@ class _Choice:
 
     @property
     def mean_logprob(self) -> float:
+        """The mean log-probability of the tokens."""
         return self.sum_logprobs / max(1, self.num_logprobs)
 
 

@@ -26,6 +26,8 @@ MOST_LISTED = 10_000
 
 
 class FileObject(TypedDict):
+    """A file in OpenAI's shape."""
+
     id: str
     object: Literal["file"]
     bytes: int

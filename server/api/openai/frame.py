@@ -50,4 +50,5 @@ class ChunkFrame:
         return [self.head + self._usage_tail()] if self._in_a_last_chunk else []
 
     def _usage_tail(self) -> bytes:
+        """Return the bytes after the choices of a chunk, with the present usage."""
         return b'],"usage":' + encode(self._usage().describe()) + b"}"

@@ -54,6 +54,8 @@ class StreamOptions(Options):
 
 
 class JsonSchemaFormat(Options):
+    """A JSON schema that the answer must match."""
+
     name: Label | None = None
     description: Text | None = None
     schema_: JsonObject | bool | None = Field(default=None, alias="schema")
@@ -184,6 +186,8 @@ class AudioUrl(Options):
 
 
 class InputAudio(Options):
+    """A recording."""
+
     data: Text  # a file in base64
     format: Label | None = None  # no effect: the first bytes of the file tell its format
 
@@ -290,6 +294,8 @@ class NamedFunction(Options):
 
 
 class NamedTool(Options):
+    """The choice of a function by its name."""
+
     type: Literal["function"]
     function: NamedFunction
 
@@ -316,6 +322,8 @@ class ToolsAllowed(Options):
 
 
 class AllowedTools(Options):
+    """The choice among some tools."""
+
     type: Literal["allowed_tools"]
     allowed_tools: ToolsAllowed
 
@@ -423,6 +431,8 @@ class TokenizeBody(Options):
 
 
 class DetokenizeBody(Options):
+    """The body of /detokenize."""
+
     model: Label | None = None
     tokens: TokenIds
     skip_special_tokens: bool | None = None

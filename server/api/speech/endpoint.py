@@ -89,6 +89,7 @@ def router(context: Context) -> APIRouter:
     decoder = AudioDecoder(settings.max_audio_s)
 
     async def answer(request: Request, task: str) -> Response:
+        """Transcribe the recording in a form, or translate it if `task` is "translate"."""
         data = bytearray()
         form = Form(request.headers.get("content-type", ""), sized(data.extend, settings, "max_audio_bytes"))
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)

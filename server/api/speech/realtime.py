@@ -356,6 +356,7 @@ def _described(error: ApiError) -> dict[str, Any]:
 
 
 def _new_id() -> str:
+    """Return an id for the next item."""
     return f"item_{secrets.token_hex(8)}"
 
 

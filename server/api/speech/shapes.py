@@ -23,12 +23,16 @@ class AudioUsage(TypedDict):
 
 
 class TranscriptLogprob(TypedDict):
+    """A token of a transcript and its log-probability."""
+
     token: str
     bytes: Sequence[int]
     logprob: float
 
 
 class Transcript(TypedDict):
+    """A transcript as its text."""
+
     text: str
     usage: AudioUsage
     logprobs: NotRequired[Sequence[TranscriptLogprob]]

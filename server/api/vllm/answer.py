@@ -35,6 +35,8 @@ class TokensChoice(TypedDict):
 
 
 class TokensEnvelope(Envelope):
+    """The fields around the choices."""
+
     request_id: str
 
 

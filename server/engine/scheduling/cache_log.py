@@ -56,6 +56,7 @@ class CacheLog:
         self._changes.append(PagesRemoved((hash_of(digest),), self._index(group)))
 
     def take(self) -> tuple[CacheChange, ...]:
+        """Return the changes, and forget them."""
         changes, self._changes = self._changes, []
         return tuple(self._told(change) if isinstance(change, _Run) else change for change in changes)
 

@@ -46,6 +46,7 @@ class CachePool:
 
     @staticmethod
     def of(limits: StepLimits, log: CacheLog | None = None) -> CachePool:
+        """Return the pools of a model with these limits. Changes are written into `log`."""
         return CachePool(tuple(PagePool(group, limits.max_tokens, group=i, log=log) for i, group in enumerate(limits.groups)))
 
     @property
@@ -171,6 +172,7 @@ class CachePool:
         held.change()
 
     def check_integrity(self, holders: Iterable[Held]) -> None:
+        """Raise IntegrityError if the records of a group differ from the pages that `holders` hold."""
         holders = list(holders)
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held.lists[group] for held in holders)

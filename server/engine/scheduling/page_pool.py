@@ -66,6 +66,7 @@ class PageList:
 
     @property
     def held(self) -> list[int]:
+        """The pages that were not given back."""
         return self.pages[self.num_returned :]
 
 
@@ -94,10 +95,12 @@ class PagePool:
 
     @property
     def num_available(self) -> int:
+        """The number of pages that can be taken: the free and the cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:
+        """The number of pages that sequences hold."""
         return self.num_pages - 1 - self.num_available
 
     # --- prefix cache --------------------------------------------------------------------------------------------------------
@@ -288,6 +291,7 @@ class PagePool:
         return 0 if self._window is None else max(0, start - self._window + 1) // self.page_size
 
     def _is_private(self, page: int) -> bool:
+        """Return whether only one sequence holds a page, and it is not published."""
         return self._holders[page] == 1 and page not in self._digest_of
 
     def _hold(self, page: int) -> None:

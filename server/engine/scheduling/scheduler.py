@@ -66,6 +66,7 @@ class Plan:
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
+        """Add an item, and count it."""
         self.items[item.seq] = item
         self.num_changes += 1
         self.num_tokens += item.count
@@ -87,6 +88,7 @@ class Plan:
 
     @property
     def num_decode(self) -> int:
+        """The number of tokens of decoding sequences."""
         return self.num_tokens - self.num_prefill
 
     @property
@@ -235,6 +237,7 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
+        """Whether a prompt waits that belongs to no batch job."""
         return _is_live(self.queue.first_priority) or _is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
@@ -315,6 +318,7 @@ class Scheduler:
         return self.pace.limit_s(max(1, plan.num_tokens + sum(encoding.cost for encoding in plan.encodings)))
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
+        """Raise an error if the records contradict each other. `holders` are all sequences of unfinished requests."""
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
         self.pool.check_integrity(seq.held for seq in alive)
         slots = sorted([*self._slots, *(seq.slot for seq in self.running)])

@@ -158,7 +158,7 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 
 def _step(context: Context, num_chars: int) -> bool:
-    """Take a step, and charge for literal text. The result lets the condition of a loop continue."""
+    """Take a step, and charge for literal text. Return True, so that the condition of a loop goes on."""
     meter_of(context).charge(num_chars)
     return True
 
@@ -204,6 +204,7 @@ class _Generator(CodeGenerator):
     """Writes calls of the meter's functions. `MeteredEnvironment.call` would refuse them."""
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        """Write a call. A call of one of the meter's functions gets the context, and bypasses `MeteredEnvironment.call`."""
         if not isinstance(node.node, nodes.EnvironmentAttribute):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return

@@ -208,6 +208,7 @@ class ResponseAnswer(BlockAnswer):
         return described
 
     def _usage(self) -> ResponseUsage:
+        """Return the counts in the shape of a response."""
         usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens,

@@ -162,6 +162,8 @@ class ResponseStreamOptions(Options):
 
 
 class ToolName(Options):
+    """The choice of a function by its name."""
+
     type: Literal["function"]
     name: Label
 
@@ -181,12 +183,16 @@ AnyChosenTool = Annotated[
 
 
 class AllowedToolNames(Options):
+    """The choice among some tools. `mode` says whether the model must call one."""
+
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[AnyChosenTool] = Field(min_length=1, max_length=128, fail_fast=True)
 
 
 class TextFormat(JsonSchemaFormat):
+    """The format of the text: any text, any JSON object, or JSON of a schema."""
+
     type: Literal["text", "json_object", "json_schema"]
 
 

@@ -90,6 +90,7 @@ def router(context: Context) -> APIRouter:
         plan, generation = await plan_turn(chat, model, loaded, who)
 
         def keep(answer: ResponseAnswer, written: bytes) -> None:
+            """Store the response with this JSON, unless the request forbids it."""
             if body.store is not False:
                 store.put(Stored(answer.id, owner, written, items, answer.output))
 
@@ -100,6 +101,7 @@ def router(context: Context) -> APIRouter:
             planner = replace(who, receive=stays) if body.background else who
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
+                """Plan a turn of a response that uses tools of MCP servers."""
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
                 said = await off_loop(size, lambda: as_items([*items, *given.output]))
@@ -130,6 +132,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/responses/compact", include_in_schema=False)
     async def compact() -> Response:
+        """Refuse to compact a conversation."""
         message = "conversations are not compacted here; send a shorter one, or truncation: auto"
         raise ApiError(NOT_FOUND_PATH, message)
 
@@ -183,6 +186,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
     """Start a background response and store it. Return the response as JSON, in its state at the start."""
 
     async def run() -> None:
+        """Generate the response, and note how it ends."""
         try:
             await answer.whole()
         except ApiError as error:

@@ -34,6 +34,7 @@ class Stored:
 
     @property
     def is_running(self) -> bool:
+        """Whether the response is still being generated."""
         return self.task is not None
 
 
@@ -50,6 +51,7 @@ class ResponseStore:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all stored responses."""
         return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:

@@ -154,6 +154,7 @@ def _readings(text: str) -> list[object]:
 
 
 def _as_json(text: str) -> object:
+    """Return the value of a JSON text. Raise ValueError if it is none."""
     return json.loads(text, parse_constant=_refuse)
 
 

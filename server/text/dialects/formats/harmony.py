@@ -181,7 +181,7 @@ class ChannelParser:
         self._is_first = False
 
     def _end_call(self, parts: list[Part]) -> None:
-        """If the body was a call, count it."""
+        """Count the call that has ended, if the body is one. A call without arguments gets an empty object."""
         if self._kind is not _Kind.CALL:
             return
         if self._is_first:
