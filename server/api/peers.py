@@ -41,7 +41,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send those pages of a prompt that this server holds and the other server lacks."""
+        """Send those pages of a prompt that this server holds and the other server lacks. Refuse an ask that is not proven, that no model
+        here can answer, or that comes while MOST_GIVINGS others are answered."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):

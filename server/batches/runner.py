@@ -181,7 +181,7 @@ class Runner:
         record.completed += not is_error
 
     async def _call(self, run: Run, line: Line) -> inward.Answer | None:
-        """Return the answer to a line, or None if the batch was stopped before."""
+        """Return the answer to a line, or None if the batch was stopped before. Raise CancelledError if the server stops."""
         record, wait_s = run.record, 1.0
         passed = Passed(Access.KEY, record.key_digest, record.owner, limits=KeyLimits(record.models))
         while not run.stopped.is_set():

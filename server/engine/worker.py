@@ -82,7 +82,8 @@ Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
 def serve_worker(socket_fd: int, build: Build) -> None:
-    """Serve the front through an inherited socket until the front stops or drains this worker. If the front is gone, exit at once."""
+    """Serve the front through an inherited socket until the front stops or drains this worker. If the front is gone, exit at once. Raise
+    TypeError if the first message is no Load."""
     connection = socket.socket(fileno=socket_fd)
     connection.set_inheritable(False)  # if a child inherited it, the front would not notice the end of this process
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))

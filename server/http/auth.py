@@ -164,8 +164,8 @@ class Guard:
             )
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise ApiError if a page of another origin sent the request. With API keys this check is not needed: a browser adds no key by
-        itself."""
+        """Raise ApiError if a page of another origin sent the request, unless `cors_origins` allows that origin. With API keys this check
+        is not needed: a browser adds no key by itself."""
         origin, allowed = headers.get("origin"), self._settings.cors_origins
         if origin is None:
             is_foreign, named = headers.get("sec-fetch-site", "").lower() == "cross-site", "another site"

@@ -66,7 +66,7 @@ class Form:
 
     def _begin_part(self, at: int, file_name: str) -> bool:
         """Read what follows a boundary that ends at `at`: the headers of a part, or the end of the form. Return False if it has not arrived
-        yet."""
+        yet. Raise ApiError if the headers are too large or malformed."""
         head = bytes(self._pending[at : at + MAX_HEADER_BYTES])
         if head.startswith(b"--"):
             self._finish_part()

@@ -107,7 +107,8 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. The connection ends with the attempt, whatever the server does."""
+        """Send a request and yield its response. The connection ends with the attempt, whatever the server does. Raise McpError if the
+        server cannot be reached, or breaks off the connection."""
         connection = self._connection(attempt)
         sock = connection.sock
         assert sock is not None

@@ -116,7 +116,8 @@ class TokenizerFiles:
         return text_config if isinstance(text_config, dict) else config
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the texts of the special tokens by role. A role in tokenizer_config.json wins over special_tokens_map.json."""
+        """Return the texts of the special tokens by role. A role in tokenizer_config.json wins over special_tokens_map.json. Raise
+        ModelFilesError if a text has lone surrogates, or if a file is damaged."""
         found: dict[str, str] = {}
         for source in (self.object("tokenizer_config.json"), self.object("special_tokens_map.json")):
             for role in SPECIAL_ROLES:

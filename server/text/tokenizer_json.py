@@ -114,7 +114,8 @@ def _assembled(content: bytes) -> Read | None:
 
 
 def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
-    """Return the pairs, which are written as pairs, or as texts in older files."""
+    """Return the pairs, which are written as pairs, or as texts in older files. Raise ValueError if they are neither, or if one is a
+    comment."""
     with suppress(msgspec.ValidationError):
         texts = msgspec.json.decode(written, type=list[str])
         if any(text.startswith(VERSION) for text in texts):

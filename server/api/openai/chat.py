@@ -314,7 +314,8 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
 
 def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
     """Return the constraint of an answer, or None if it has none. It follows from the tool choice, the response format, or the offered
-    tools. `thinking`: the prompt has opened a block of thoughts."""
+    tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if a call and a format are demanded at once, or if a schema
+    is not valid or too large."""
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
     if use.demanded:

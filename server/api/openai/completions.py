@@ -89,7 +89,8 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
 
 
 def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
-    """Return the tokens of each prompt, with the suffix if there is one. `keep`: tokens to which a prompt is truncated; None: it is not."""
+    """Return the tokens of each prompt, with the suffix if there is one. `keep`: tokens to which a prompt is truncated; None: it is not.
+    Raise ApiError if the model cannot fill in the middle and there is a suffix, or if a prompt is too long."""
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
     context, side = context_of(loaded), body.truncation_side
     if not body.suffix:

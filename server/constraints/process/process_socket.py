@@ -143,7 +143,8 @@ class ProcessSocket:
         self.answer = BY_SIGNAL.get(signal.Signals(self.number), Answer.ENDED) if answer == Answer.ENDED and self.number else Answer(answer)
 
     def _fill(self, num_bytes: int) -> None:
-        """Read until the buffer has `num_bytes` bytes of the answer."""
+        """Read until the buffer has `num_bytes` bytes of the answer. Raise BlockingIOError if they have not arrived, or another OSError if
+        the process is gone."""
         while self._num_read < num_bytes:
             num_more = self._sock.recv_into(self._view[self._num_read : num_bytes])
             if not num_more:

@@ -349,7 +349,8 @@ class Scheduler:
                 queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
-        """Plan the next chunk of a prompt."""
+        """Plan the next chunk of a prompt, of at most `budget` tokens. If the chunk reads excerpts that are not encoded yet, let the
+        sequence wait instead. Plan nothing if the step has no room for the chunk."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())

@@ -64,14 +64,16 @@ class Meter:
         self.step(num_bytes)
 
     def charge_value(self, value: object) -> None:
-        """Count a value that was just made. Its parts were counted when they were made."""
+        """Count a value that was just made. Its parts were counted when they were made. Raise TemplateLimit if an integer is too large, or
+        if the memory is used up."""
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise TemplateLimit(f"an integer has {value.bit_length()} bits; at most {MAX_INT_BITS} are allowed")
         self.charge(sys.getsizeof(value) if isinstance(value, str | list | tuple | dict) else 16)
 
     def measure(self, value: object) -> int:
         """Return the approximate length of `str(value)`. Nested lists may share items, so their text can be exponentially longer than the
-        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text."""
+        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text. Raise TemplateLimit
+        if the value is too large, or contains an object of another kind."""
         if type(value) is str:
             return len(value)
         size = steps = 0

@@ -133,7 +133,8 @@ def _raise_exception(context: Context, message: object) -> NoReturn:
 
 
 def _strftime_now(_context: Context, format: str) -> str:
-    """The template's `strftime_now`: the time of the request, in a format."""
+    """The template's `strftime_now`: the time of the request, in a format. Raise TemplateLimit if the format is too long, or pads too
+    far."""
     if len(format) > 256 or re.search(rf"\d{{{len(str(MAX_PADDING)) + 1}}}", format):
         raise TemplateLimit(f"the format of strftime_now is longer than 256 characters or pads to more than {MAX_PADDING}")
     return datetime.fromtimestamp(created_s()).strftime(format)

@@ -95,7 +95,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
-        """Render with the template for these tools, after changing the messages as it expects."""
+        """Render with the template for these tools, after changing the messages as it expects. Raise TemplateError if the template refuses
+        the messages or fails."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
@@ -129,7 +130,7 @@ class ChatTemplate:
     ) -> str:
         """Render a prompt that ends inside the last message. Templates add text after each message, and some trim the message. A marker and
         a space appended to the message show where the message ends in the prompt; if the space is missing there, the template trimmed the
-        message."""
+        message. Raise TemplateError if the last message is no text, or if the template does not write it."""
         if not messages or not isinstance(content := messages[-1].get("content"), str):
             raise TemplateError("continue_final_message needs a last message whose content is text")
         try:

@@ -66,7 +66,8 @@ def router(context: Context) -> APIRouter:
     async def plan_turn(
         chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
     ) -> tuple[ChatPlan, Generation]:
-        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn."""
+        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn. Raise ApiError if the
+        model cannot answer."""
         try:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:

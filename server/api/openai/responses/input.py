@@ -115,8 +115,9 @@ def as_items(kept: Items) -> list[InputItem]:
 
 
 def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction] = ()) -> ChatBody:
-    """Return the chat request. The first `num_earlier` of `items` are from earlier responses. All values have been validated. `mcp`: the
-    functions of MCP servers that are offered beside those of the request."""
+    """Return the chat request for a conversation. The first `num_earlier` of `items` are from earlier responses. `mcp`: the functions of
+    MCP servers that are offered beside those of the request. Raise ApiError if there are too many items or none, or if an item lacks a
+    field."""
     if len(items) > 2 * MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier, mcp)
@@ -183,7 +184,8 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
 
 
 def _content(content: str | Sequence[ItemPart], where: str) -> str | list[ContentPart]:
-    """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings."""
+    """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings. Raise ApiError if a part
+    lacks its file, or is of an unknown type."""
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
@@ -214,7 +216,7 @@ def _add_mcp(
 ) -> Message | None:
     """Add the messages of an item about an MCP server. Return the assistant's message to which calls may still be added, or None. A call is
     followed by its result at once. An approval adds nothing, because the item of the call follows it. A refusal adds the call, with the
-    refusal as its result."""
+    refusal as its result. Raise ApiError if the item lacks a field, or answers a request for approval that no item makes."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:

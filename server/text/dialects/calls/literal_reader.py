@@ -85,7 +85,8 @@ def _malformed(stream: Stream) -> Malformed:
 
 
 def _read_text(stream: Stream, quote: str) -> Steps[str]:
-    """Read a string of Python or JSON with its escapes. `quote` is the character that opens it."""
+    """Read a string of Python or JSON with its escapes. `quote` is the character that opens it. Raise Malformed if the text ends before the
+    string does."""
     stream.take(1)
     quote *= 3 if (yield from stream.find(quote * 2)) else 1
     pieces: list[str] = []
