@@ -129,7 +129,7 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
-    """Yield the frames with the offer and the pages. Each has a proof."""
+    """Yield the frames with the offer and the pages. Each has a proof. Nothing is asked of the worker before one of `places` is free."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

@@ -205,7 +205,8 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or queries and documents pair by pair. Return the scores and the number of tokens."""
+    """Score one query against each document, or queries and documents pair by pair, in the way that suits the model. Return the scores and
+    the number of tokens."""
     if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)

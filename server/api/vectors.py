@@ -96,7 +96,7 @@ def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], l
 
 
 def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> list[int]:
-    """Return the number of tokens of each input."""
+    """Return the number of tokens of each input. `crops` has the images by the index of their input."""
     vision = loaded.ready.vision
     if vision is None:
         return [len(ids) for ids in prompts]

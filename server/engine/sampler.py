@@ -155,7 +155,8 @@ class Sampler:
         return {token_id: _logprob(token_id, found, i).logprob for ids, found in by_chunk for i, token_id in enumerate(ids.tolist())}
 
     def _batch(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch:
-        """Build the arguments of a draw. The parts that do not change are kept as long as the rows stay the same sequences."""
+        """Build the arguments of a draw, which `prepare` returns. The parts that do not change are kept as long as the rows stay the same
+        sequences."""
         if rows != self._same.rows:
             self._same = _Same.of(rows)
         settings = self._same.settings.copy()

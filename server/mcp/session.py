@@ -115,7 +115,8 @@ class Session:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None) -> Message:
-        """Send a request, and return its result. If the server has forgotten the session, begin another and send the request again."""
+        """Send a request with these further headers, and return its result. If the server has forgotten the session, begin another and send
+        the request again."""
         transport = self._opened(attempt)
         try:
             return self._send(transport, method, params, attempt, headers)
@@ -141,7 +142,7 @@ class Session:
             self._progress = None
 
     def _request(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str]) -> Request:
-        """Return a request with a new id."""
+        """Return a request with a new id. If the attempt wants to hear of progress, the request asks for it."""
         number = next(self._ids)
         meta: dict[str, Any] = {} if attempt.progress is None else {"progressToken": number}
         if not self._is_legacy:

@@ -93,7 +93,8 @@ class Starter:
         return ClipDecoder(settings.max_audio_s, settings.max_held_audio_bytes, fetcher)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
-        """Return a copy of a loaded model with other defaults and the same worker. Raise LoadError if a default cannot be used."""
+        """Return a copy of a loaded model with the same worker, in which the defaults `own` win over the model's. Raise LoadError if a
+        default cannot be used."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
             tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)

@@ -87,7 +87,8 @@ class Senses:
         return [part for part in parts if part.get("text") != ""]
 
     def _check_count(self, sense: Sense, marks: Sequence[str], found: Sequence[Any]) -> None:
-        """Raise ApiError unless the prompt has as many markers of a sense as the messages have images or recordings."""
+        """Raise ApiError unless the prompt has as many markers of a sense as the messages have images or recordings. `marks`: all markers
+        of the prompt; `found`: all files of the messages."""
         markers, given = sense.markers, sum(isinstance(one, sense.reads) for one in found)
         if (written := marks.count(markers.marker)) != given:
             message = (

@@ -130,7 +130,7 @@ class WebSocket(Response):
     def __init__(
         self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]
     ) -> None:
-        """Raise ApiError if the request does not ask for a WebSocket."""
+        """`is_stopping` tells whether the server stops. Raise ApiError if the request does not ask for a WebSocket."""
         headers = request.headers
         fault = fault_of(headers) if request.scope.get(UPGRADED) else NO_UPGRADE
         if fault:

@@ -87,7 +87,7 @@ async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, wh
 
 
 async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
-    """Return the tokens of a prompt, and the excerpts of its files."""
+    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order."""
     text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
     encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))

@@ -17,7 +17,7 @@ encode = msgspec.json.encode
 
 
 def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: Model, loaded: Loaded) -> Envelope:
-    """Return the fields around the choices of an answer."""
+    """Return the fields around the choices of an answer. `kind` is its `object`, and its id begins with `id_prefix`."""
     return {
         "id": answer_id(id_prefix, body.request_id),
         "object": kind,

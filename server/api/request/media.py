@@ -109,7 +109,7 @@ def _media_in(messages: list[Message]) -> Iterator[Place]:
 
 
 def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) -> None:
-    """Raise ApiError if the model does not read parts of this kind."""
+    """Raise ApiError if the model does not read parts of this kind. `where`: the path of the part in the body."""
     is_image = part.type == IMAGE_PART
     if (loaded.sight if is_image else loaded.ears) is not None:
         return

@@ -135,7 +135,8 @@ def sampling_params(
     seed: int,
     thinking: Thinking | None = None,
 ) -> SamplingParams:
-    """Return the sampling parameters of a request: its own, or else the model's defaults. Raise ApiError if a value is not accepted."""
+    """Return the sampling parameters of a request: its own, or else the model's defaults. The keyword arguments are parameters that each
+    API names and limits in its own way. Raise ApiError if a value is not accepted."""
     tokenizer, defaults = loaded.tokenizer, loaded.sampling
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")

@@ -110,7 +110,7 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
 
 
 async def with_language(request: Request, recording: Recording, run: Run) -> Request:
-    """Return the request with the language that is most probable at the beginning of the recording."""
+    """Return the request with the language that is most probable at the beginning of the recording. `run` starts the job that finds it."""
     codes = {token_id: code for code, token_id in request.tokens.languages.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
     audio = recording.piece(0, min(request.num_hops, recording.num_hops))

@@ -95,8 +95,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
-        """Render with the template for these tools, after changing the messages as it expects. Raise TemplateError if the template refuses
-        the messages or fails."""
+        """Render with the template for these tools, after changing the messages as it expects. `variables` have no reserved names. Raise
+        TemplateError if the template refuses the messages or fails."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
