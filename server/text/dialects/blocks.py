@@ -73,7 +73,8 @@ class BlockParser:
         return self._numbered(parts)
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
-        """Number calls in the order in which they begin, whichever reader found them. Drop everything after the last allowed call."""
+        """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond the allowed number and
+        everything after it."""
         found: list[Part] = []
         for part in parts:
             match part:

@@ -206,11 +206,12 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The tokens of a call's beginning, from the first that has a part of its first key."""
+    """The tokens with which a call begins, from the token with the first letter of the key of the name to the token with the last letter
+    of the key of the arguments."""
 
-    before: Tokens
+    before: Tokens  # the tokens before those of the name
     name: Tokens  # the tokens that contain a part of the tool's name
-    after: Tokens
+    after: Tokens  # the tokens after those of the name
     ends_name: bool  # a token ends where the name ends
 
     @property
