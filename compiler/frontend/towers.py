@@ -56,7 +56,8 @@ QWEN_NAMES = FieldNames(heads="num_heads", layers="depth", colours=("in_channels
 
 def read_tower(fields: Fields, tower: Tower, defaults: Mapping[str, Any], *, num_left: int = 0, **others: Any) -> Vision:
     """Return the encoder of a model whose crops have one size. `defaults` are those of its `vision_config`. The last `num_left` layers do
-    not run. `others` are the fields of Vision that the connector determines."""
+    not run. `others` are the fields of Vision that the family or the connector
+    determines."""
     vision = fields.fields("vision_config", defaults)
     vision.skip(*UNREAD)
     common = _common(vision, FieldNames(), defaults, num_left=num_left, **others)
@@ -126,9 +127,10 @@ def read_theta(inner: Fields, default: float = 10_000.0) -> float:
 
 
 def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
-    """Return the encoder of a model that has Pixtral's encoder. `others` are the fields of Vision that the connector determines."""
+    """Return the encoder of a model that has Pixtral's encoder. `others` are the fields of Vision that the family or the connector
+    determines."""
     inner = fields.fields("vision_config", defaults)
-    inner.skip("model_type", "image_size", "is_composition")  # the largest image, which the processor states
+    inner.skip("model_type", "image_size", "is_composition")  # the processor states the largest image
     fields.require(vision_feature_layer=-1)
     vision = read_any_size(
         inner,

@@ -7,7 +7,7 @@ from functools import lru_cache
 from compiler.ir.fields import Holds, items
 from compiler.ir.loops.attention import Attention
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.scalars import Contraction, GroupedContraction, Scalar
 from compiler.ir.loops.statements import For, Stmt
 from compiler.ir.loops.visit import inside_out, scalars_of, subscalars, substatements
 from compiler.ops.attention.plain import plain_attention
@@ -29,5 +29,6 @@ def _depth(stmt: Stmt) -> int:
 def _scalar_depth(scalar: Scalar) -> int:
     depths: dict[Scalar, int] = {}
     for node in inside_out(scalar):
-        depths[node] = len(items(node, Holds.NEW_AXES)) + max((depths[inner] for inner in subscalars(node)), default=0)
+        evaluated = node.fold if isinstance(node, Contraction | GroupedContraction) else node  # a fold may have one more axis
+        depths[node] = len(items(evaluated, Holds.NEW_AXES)) + max((depths[inner] for inner in subscalars(node)), default=0)
     return depths[scalar]

@@ -213,9 +213,10 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, or return the load of this model that runs or has ended, after adding the new aliases. A loaded model is loaded
-        again if its source has changed. `swap`: once the model is ready, unload models that lose their last alias to it. Raise ApiError if
-        the name or an alias is taken, or if the model of this name has other settings or is being unloaded."""
+        """Begin a load, and return its operation. If a model of this name is loading or loaded, add the new aliases and return its
+        operation; if its source has changed, load it again beside the old one. Aliases of other models move to this one. `swap`: once the
+        model is ready, unload models that have lost their last alias to it. Raise ApiError if the name is an alias, if an alias is the name
+        of a model, if the model of this name has other settings or is being unloaded, or if the server shuts down."""
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)

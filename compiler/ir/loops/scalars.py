@@ -246,11 +246,15 @@ class GroupedContraction(Fold):
     term: Scalar | None = holds(Holds.SCALAR, scoped=True, default=None)
 
     @property
-    def fold(self) -> Scalar:
-        """This contraction by means of `Reduce`, with the same sum."""
+    def fold(self) -> Reduce:
+        """This contraction as a `Reduce`, with the same sum: first all terms are added, then all products."""
         sums = [dot + begin for dot, begin in zip(self.dots, self.begins, strict=True)] if self.begins else self.dots
-        products = Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
-        return products if self.term is None else Reduce(self.axes, ReduceFn.SUM, self.term) + products
+        product = self.exact(sums) * self.factor
+        if self.term is None:
+            return Reduce(self.axes, ReduceFn.SUM, product)
+        part = DimVar("part", 0, Dim.of(1))
+        axes = ((part, Dim.of(2)), *self.axes)
+        return Reduce(axes, ReduceFn.SUM, Guard(((Dim.of(0), part.dim, Dim.of(1)),), self.term, product))
 
     def exact(self, sums: Sequence[Scalar]) -> Scalar:
         """Combine the sums of all planes into one f32."""

@@ -92,6 +92,8 @@ class AmxChannels(Intrinsic):
 
 
 class _Channels:
+    """Emits the code of `AmxChannels`. While the unit multiplies a step, vector instructions widen the step AHEAD steps later."""
+
     def __init__(self, op: AmxChannels, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         self.op, self.code = op, code
         self.c, a, self.ring, self.panel, self.multipliers, following, following_multipliers = pointers
@@ -112,14 +114,16 @@ class _Channels:
 
     def run(self) -> None:
         code = self.code
-        widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
+        # The last AHEAD steps widen the first steps of the following panel, if there is one.
+        num_widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
         with AmxI8ByI8(self.op.registers * TILE_ROWS, self.columns, fresh=True).accumulators(code, self.c):
-            with code.loop("0", widening) as step:
+            with code.loop("0", num_widening) as step:
                 self.step(step, widens=True)
-            with code.loop(widening, self.steps) as step:
+            with code.loop(num_widening, self.steps) as step:
                 self.step(step, widens=False)
 
     def step(self, step: str, *, widens: bool) -> None:
+        """Multiply one step along k. If it `widens`, spread the widening of a later step evenly between the unit's products."""
         right = self.at(self.ring, self.times(self.slot_of(step), STEP * self.columns))
         lefts = [self.at(left, self.times(step, STEP)) for left in self.lefts]
         items = list(self.items(step)) if widens else []

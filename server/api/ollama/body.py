@@ -40,19 +40,20 @@ class OllamaOptions(SamplingBody):
 
     num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # 0 or below: generate until the context is full
 
-    # No effect: these say how to run the model, which a request cannot change here.
+    # No effect: these say how to run the model, which is decided when it is loaded.
     num_ctx: Any = None
     num_batch: Any = None
     num_gpu: Any = None
     main_gpu: Any = None
     num_thread: Any = None
-    num_keep: Any = None
     numa: Any = None
     low_vram: Any = None
     use_mmap: Any = None
     use_mlock: Any = None
+    # No effect: the context is never shifted, and penalties apply to the whole text, line breaks included.
+    num_keep: Any = None
     penalize_newline: Any = None
-    repeat_last_n: Any = None  # penalties always apply to the whole text
+    repeat_last_n: Any = None
 
 
 class OllamaCall(Options):

@@ -66,8 +66,8 @@ TERMS = {
     "hostile": "Each row is a field of an endpoint. While requests with large values of the field are sent, one client reads a stream "
     "and another requests `/health/live` (the probe). The figure is the longest pause of the stream or the longest wait of "
     "the probe, and the note names the value that caused it. `without requests` is measured in the same way while no "
-    "such request is sent, so it shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; `several fields` are requests with "
-    "large answers. Status 0 means that the server closed the connection before it had read the body.",
+    "such request is sent, so it shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; "
+    "`several fields` are requests with large answers. Status 0 means that the server closed the connection before it had read the body.",
     "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
     "launches. The limit of a kernel is the time that its bytes take at the memory bandwidth, or its operations at the peak of "
     "arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time; it may exceed 1, since data in a "

@@ -62,11 +62,11 @@ def schedule_small_rows(prim: PrimFunc) -> PrimFunc | None:
 class _Row:
     k: Kernel
     row: Dim
-    lines: Mapping[Buffer, Buffer]  # maps a buffer to the place of its own row in shared memory
+    lines: Mapping[Buffer, Buffer]  # maps a buffer to the place in shared memory of the block's row of it
     outputs: frozenset[Buffer]
 
     def load(self, buffer: Buffer) -> None:
-        """Load the own row of an input."""
+        """Copy the block's row of an input to shared memory."""
         k, line = self.k, self.k.array(self.lines[buffer])
         with k.threads("t", WARP) as t:
 
@@ -89,7 +89,7 @@ class _Row:
             self._write_elements(nest)
 
     def _own(self, scalar: Scalar) -> Scalar:
-        """Read the own row in shared memory."""
+        """Replace loads of the block's row by loads from shared memory."""
 
         def read(s: Scalar) -> Scalar:
             line = self.lines.get(s.buffer) if isinstance(s, Load) else None

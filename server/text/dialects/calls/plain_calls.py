@@ -212,12 +212,12 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The tokens of a call's beginning, in three parts: those before the tool's name, those of the name, and those after it. The first
-    token is the one in which the call's first key begins."""
+    """The tokens with which a call begins, from the token with the first letter of the key of the name to the token with the last letter
+    of the key of the arguments."""
 
-    before: Tokens  # begins with the token that has the first letter of the first key
+    before: Tokens  # the tokens before those of the name
     name: Tokens  # the tokens that contain a part of the tool's name
-    after: Tokens  # up to the token in which the key of the arguments ends
+    after: Tokens  # the tokens after those of the name
     ends_name: bool  # a token ends where the name ends
 
     @property

@@ -25,8 +25,10 @@ TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "
 RUNNING = "how to run the model is decided when it is loaded"
 NO_SAMPLER = "this sampler is not implemented"
 OPTIONS: dict[str, Row] = {
-    **dict.fromkeys(("numa", "low_vram", "use_mmap", "use_mlock", "penalize_newline"), no_effect(True, note=RUNNING)),
-    **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"), no_effect(1, note=RUNNING)),
+    **dict.fromkeys(("numa", "low_vram", "use_mmap", "use_mlock"), no_effect(True, note=RUNNING)),
+    **dict.fromkeys(("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread"), no_effect(1, note=RUNNING)),
+    "num_keep": no_effect(1, note="the context is never shifted"),
+    "penalize_newline": no_effect(True, note="penalties apply to line breaks, too"),
     "repeat_last_n": no_effect(64, note="penalties apply to the whole text; named in `X-Ignored-Params`"),
     "seed": honoured(7),
     "num_predict": honoured(5, -1),

@@ -75,8 +75,9 @@ class Groups:
 
     @property
     def panels(self) -> Panels:
-        """The panels of the product. A block has at most so many rows that the second-level cache holds them while several panels read
-        them. A claim with a block of fewer rows has more panels, so that claims stay as large."""
+        """The panels of the product. If BLOCK_ROWS rows take more than BLOCK_BYTES, a block has fewer rows, so that they stay in the
+        second-level cache while several panels read them. A claim then has more panels, so that its work is that of BLOCK_ROWS rows and one
+        panel. If a matrix unit multiplies, or rows choose among matrices, a block has BLOCK_ROWS rows."""
         shape, q = self.tile.shape_of(self.num_planes), self.product.sums[0].q.buffer
         row_bytes = q.shape[-1].const * self.num_planes * q.dtype.num_bytes if q.shape[-1].is_const else 0
         rows = next((n for n in BLOCKS if n * row_bytes <= BLOCK_BYTES), BLOCKS[-1])

@@ -308,3 +308,30 @@ def test_tiles_take_planes_in_order_beside_elements_where_their_format_has_them(
     params = "q: i8[n, 2, 16], P: u8[1, 4, 16], s: f32[n, 2], out y: f32[n, 4]"
     prim = parse(f"prim f({params}) {{ for i in n, j in 4 {{ y[i, j] = {value} }} }}").prim("f")
     assert (grouped_product_in(prim) is not None) is taken
+
+
+def test_a_product_that_no_tile_takes_adds_first_the_terms_then_the_products(compiled_once: Callable[..., Any]) -> None:
+    """Code for tiles adds in this order, too, so a product has the same bits whether a tile takes it or not."""
+    dot = "contract(r in 2) cast(i32, q[i, 2*g + r]) by cast(i32, w[j, 2*g + r])"
+    program = f"""
+        prim f(q: i8[n, 32], w: i8[4, 32], s: f32[n, 16], o: f32[4, 16], out y: f32[n, 4]) {{
+          for i in n, j in 4 {{ y[i, j] = contract_groups(g in 16) [{dot}] by s[i, g] beside o[j, g] }}
+        }}
+        func main(q: i8[n, 32], w: i8[4, 32], s: f32[n, 16], o: f32[4, 16]) -> f32[n, 4] {{
+          dataflow {{ y = call_tir @f(q, w, s, o) -> f32[n, 4] }}
+          return y
+        }}
+    """
+    rng = np.random.default_rng(0)
+    q, w = (rng.integers(-128, 128, (rows, 32)).astype(np.int8) for rows in (5, 4))
+    s, o = (rng.standard_normal((rows, 16)).astype(np.float32) for rows in (5, 4))
+    expected = np.zeros((5, 4), np.float32)
+    for g in range(16):
+        expected += o[:, g]
+    for g in range(16):
+        part = slice(2 * g, 2 * g + 2)
+        expected += (q[:, part].astype(np.int32) @ w[:, part].astype(np.int32).T).astype(np.float32) * s[:, g, None]
+    session = Session(compiled_once(parse(program)))
+    np.testing.assert_array_equal(session.call("main", q, w, s, o), expected)
+    session.close()
+    np.testing.assert_allclose(Interpreter(parse(program)).call("main", q, w, s, o), expected, rtol=1e-5, atol=1e-3)
