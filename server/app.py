@@ -44,6 +44,7 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
+    """Return the application with all endpoints. `watchers` are called with the record of each request that has ended."""
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
     history = History(registry.metrics.watched)
@@ -51,6 +52,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        """Load models and continue batches at the start; stop everything at the end."""
         await registry.open()
         await batches.open(app)
         beside = asyncio.create_task(history.run()), asyncio.create_task(build_validators())
@@ -107,6 +109,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
+    """Answer with the error of an endpoint."""
     assert isinstance(error, ApiError)
     return error_response(error, request.scope)
 
@@ -165,6 +168,7 @@ def _path(location: tuple[str | int, ...]) -> str:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Answer with an error of the framework: mostly, that a path does not exist, or does not accept the method."""
     assert isinstance(error, HTTPException)
     kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
     path = request.url.path

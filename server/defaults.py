@@ -159,6 +159,7 @@ def read_texts(texts: list[str], where: str) -> Defaults:
 
 
 def _content(path: str, name: str, where: str) -> str:
+    """Return the text of a file that is given as a default. Raise DefaultsError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
@@ -170,6 +171,7 @@ def _content(path: str, name: str, where: str) -> str:
 
 
 def _in_words(value: object) -> str:
+    """Return a value as a note shows it."""
     match value:
         case bool():
             return "true" if value else "false"

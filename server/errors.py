@@ -18,6 +18,8 @@ from server.messages import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
+    """A row of the table."""
+
     code: str
     status: int
     meaning: str
@@ -354,6 +356,8 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
+    """The body of an answer that is an error."""
+
     error: ErrorDetail
 
 
@@ -377,10 +381,12 @@ class ApiError(Exception):
         self.details = details
 
     def body(self) -> bytes:
+        """Return the error as JSON, in OpenAI's shape."""
         error: ErrorDetail = {"message": self.message, "type": self.kind.type, "param": self.param, "code": self.kind.code}
         return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
+        """Return the headers of the answer."""
         # Without x-should-retry, OpenAI's clients repeat requests that got 409 or 5xx, and triple the work of a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}

@@ -46,10 +46,10 @@ class FileKind:
     names: str  # in the plural
     accept: str  # media types
     example: str  # how a `data:` URL begins
-    hosts: str
-    most_bytes: str
-    patience: str
-    invalid: ErrorKind
+    hosts: str  # name of the setting with the allowed hosts
+    most_bytes: str  # name of the setting with the size of the largest file
+    patience: str  # name of the setting with the longest time
+    invalid: ErrorKind  # error for a file that cannot be used
 
 
 IMAGES = FileKind("images", "image/*", "data:image/png;base64,DATA", "image_hosts", "max_image_bytes", "image_fetch_s", INVALID_IMAGE)
@@ -66,15 +66,19 @@ class Allowed:
 
     @classmethod
     def of(cls, entry: str) -> Self:
+        """Return the hosts that an entry of a setting means."""
         host, _, port = entry.removeprefix(PRIVATE).partition(":")
         return cls(host.lower(), int(port) if port else None, entry.startswith(PRIVATE))
 
     def covers(self, host: str, port: int, scheme: str) -> bool:
+        """Return whether files may be fetched from a host and port."""
         below = self.host == "*" or (self.host.startswith("*.") and host.endswith(self.host[1:]))
         return (below or host == self.host) and port == (self.port or PORTS[scheme])
 
 
 class Fetcher:
+    """Fetches files of one kind."""
+
     def __init__(self, kind: FileKind, hosts: Sequence[str], most_bytes: int, patience_s: float) -> None:
         self.kind = kind
         self._allowed = [Allowed.of(host) for host in hosts]
@@ -149,12 +153,14 @@ class Fetcher:
         raise FetchFault(f"this server fetches no {self.kind.names} from {host!r:.80}, port {port} ({self.kind.hosts}); send a data: URL")
 
     async def _certificates(self) -> ssl.SSLContext:
+        """Return the TLS settings with the certificates of authorities, which are read once."""
         if self._context is not None:
             return self._context
         self._context = made = await asyncio.get_running_loop().run_in_executor(self._resolvers, ssl.create_default_context)
         return made
 
     async def _addresses(self, host: str, port: int, *, may_be_private: bool) -> list[str]:
+        """Return the addresses of a host. Raise FetchFault if there are none, or if one is private and `may_be_private` is false."""
         loop = asyncio.get_running_loop()
         try:
             entries = await loop.run_in_executor(self._resolvers, _resolve, host, port)
@@ -165,6 +171,8 @@ class Fetcher:
         return entries
 
     async def _exchange(self, parts: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | str:
+        """Ask for a file on an open connection. Return the file, or the URL to which the host redirects. Raise FetchFault if the host
+        answers with an error, or if the file is too large."""
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
         host = parts.netloc.rpartition("@")[2]
         headers = [("host", host), ("accept", self.kind.accept), ("user-agent", "relaxserve"), ("connection", "close")]
@@ -193,11 +201,13 @@ class Fetcher:
                     pass  # an informational response
 
     def _check(self, num_bytes: int) -> None:
+        """Raise FetchFault if a file has too many bytes."""
         if num_bytes > self._most_bytes:
             raise FetchFault(f"it has more than {self._most_bytes} bytes ({self.kind.most_bytes})")
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
+    """Return the parts of a URL, and its port. Raise FetchFault if the URL is malformed or has a user."""
     if not re.fullmatch(r"[!-~]+", url):
         raise FetchFault("its URL has characters that no URL may have; write them as %XX")
     with suppress(ValueError):
@@ -208,7 +218,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def _joined(url: str, place: str) -> str:
-    """Return the URL of a redirect from `url` to `place`, which may be relative."""
+    """Return the URL of a redirect from `url` to `place`, which may be relative. Raise FetchFault if it is none."""
     try:
         return urljoin(url, place)
     except ValueError:
@@ -216,9 +226,11 @@ def _joined(url: str, place: str) -> str:
 
 
 def _host_of(parts: SplitResult) -> str:
+    """Return the host of a URL in small letters."""
     return (parts.hostname or "").lower()
 
 
 def _resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host. Raise OSError if there are none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))

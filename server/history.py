@@ -27,7 +27,10 @@ class Change:
 
 
 class History:
+    """The samples of the last hour."""
+
     def __init__(self, read: Callable[[], Iterable[Sample]], clock: Callable[[], float] = time.time) -> None:
+        """`read` returns the present samples of the metrics."""
         self._read = read
         self._clock = clock
         self._first: Values = {}  # the values before the oldest change
@@ -42,6 +45,7 @@ class History:
             await asyncio.sleep(INTERVAL_S)
 
     def take(self) -> None:
+        """Take a sample, and forget those that are too old."""
         now: Values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in self._read()}
         changed: Values = {series: value for series, value in now.items() if self._last.get(series) != value}
         changed |= {series: None for series in self._last if series not in now}
@@ -52,6 +56,7 @@ class History:
             self._forget(self._changes.popleft())
 
     def _forget(self, oldest: Change) -> None:
+        """Remove the oldest sample. Its values become the base of the next one."""
         self._num_values -= len(oldest.values)
         self._first = {series: value for series, value in (self._first | oldest.values).items() if value is not None}
 

@@ -31,7 +31,8 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue."""
+    """Raised when one request fails in the worker, or when no worker can take it. Other requests continue. `retry_after_s`: when to try
+    again, if that may help."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -52,13 +53,16 @@ class Outage:
 
     @property
     def is_long(self) -> bool:
+        """Whether new requests wait no longer."""
         return time.monotonic() - self.began_s > self.patience_s
 
 
 class CacheListener(Protocol):
     """Listens to the changes of the prefix cache of one model's workers."""
 
-    def changed(self, changes: Sequence[CacheChange], /) -> None: ...
+    def changed(self, changes: Sequence[CacheChange], /) -> None:
+        """The prefix cache has changed."""
+        ...
 
     def cleared(self) -> None:
         """The worker has ended, and its cache with it."""
@@ -78,30 +82,51 @@ class WorkerHandle(Protocol):
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
 
     @property
-    def state(self) -> StrEnum: ...
+    def state(self) -> StrEnum:
+        """Whether the worker loads, serves, sleeps, restarts or has stopped."""
+        ...
 
     @property
     def pid(self) -> int | None:
         """The process id of the worker, or None while there is none."""
         ...
 
-    async def start(self) -> Ready: ...
+    async def start(self) -> Ready:
+        """Start the worker, and return when it is ready. Raise LoadError if it fails."""
+        ...
 
-    def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]: ...
+    def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]:
+        """Generate, and yield the events of a request. Raise RequestError if it fails."""
+        ...
 
-    def abort(self, request_id: str, choice: int, /) -> None: ...
+    def abort(self, request_id: str, choice: int, /) -> None:
+        """End one choice of a request."""
+        ...
 
-    async def embed(self, embed: Embed, /) -> Embedding: ...
+    async def embed(self, embed: Embed, /) -> Embedding:
+        """Return the vectors of a text. Raise RequestError if it cannot be embedded."""
+        ...
 
-    def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]: ...
+    def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]:
+        """Yield the pages that another server asks for."""
+        ...
 
-    async def sleep(self, *, keep: bool) -> None: ...
+    async def sleep(self, *, keep: bool) -> None:
+        """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue then; otherwise they
+        fail. Raise RequestError if it cannot sleep now."""
+        ...
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Begin to start a sleeping worker. Raise RequestError if there is no room for it."""
+        ...
 
-    async def drain(self, timeout_s: float) -> None: ...
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, and wait until the running ones have ended. Raise TimeoutError after `timeout_s`."""
+        ...
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """End the worker. Running requests fail."""
+        ...
 
 
 class GenerationDefaults(Protocol):
@@ -135,6 +160,8 @@ class CachedModel:
 
 
 class Renderer(Protocol):
+    """Renders one chat template."""
+
     async def render(
         self,
         messages: Sequence[Mapping[str, object]],
@@ -147,6 +174,8 @@ class Renderer(Protocol):
 
 
 class ChatTemplate(Protocol):
+    """The chat template of a model."""
+
     @property
     def source(self) -> str: ...
 
@@ -167,6 +196,9 @@ class ChatTemplate(Protocol):
 
 
 class Tokenizer(Protocol):
+    """The tokenizer of a model, with its chat template and the defaults that its files state. `server/text/tokenizer.py` describes the
+    members."""
+
     @property
     def vocab_size(self) -> int: ...
     @property

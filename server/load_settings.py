@@ -10,6 +10,8 @@ LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS, MOST_RANKS = 16, 4096, 3_600_000,
 
 
 class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings of a load."""
+
     name: str
     source: str
     quantize: str = "auto"

@@ -28,6 +28,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class FinishReason(StrEnum):
+    """Why a choice has ended."""
+
     STOP = "stop"  # an end-of-sequence token, a stop token, or a complete constraint
     LENGTH = "length"
     ABORT = "abort"
@@ -55,6 +57,8 @@ class ErrorCode(StrEnum):
 
 
 class ConstraintKind(StrEnum):
+    """How the source of a constraint is written."""
+
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     CHOICE = "choice"  # source: a JSON list of strings
@@ -75,13 +79,15 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an answer, or a part of it, must match."""
+
     kind: ConstraintKind
     source: str
     trigger: Trigger | None = None  # None: the constraint applies to the whole answer
     fallback: str = ""  # used if `source` cannot be compiled
     head: str = ""  # Lark rules that refer to the grammar of `source` as `answer`
-    plain: str = ""
-    plain_fallback: str = ""
+    plain: str = ""  # grammar of calls that begin with one of the trigger's `plain`
+    plain_fallback: str = ""  # used if `plain` cannot be compiled
 
 
 class Thinking(msgspec.Struct, frozen=True):
@@ -118,6 +124,7 @@ class Crop(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 
     @staticmethod
     def of(pixels: bytes, rows: int, columns: int) -> Crop:
+        """Return a crop with its digest."""
         digest = blake2b(b"%d %d " % (rows, columns), digest_size=16)
         digest.update(pixels)
         return Crop(memoryview(pixels), rows, columns, digest.digest())
@@ -142,6 +149,7 @@ class Clip(msgspec.Struct, frozen=True, array_like=True, weakref=True, tag=True)
 
     @staticmethod
     def of(samples: bytes, loudest: float, num_hops: int, num_tokens: int) -> Clip:
+        """Return a clip with its digest."""
         digest = blake2b(b"clip %s %d %d " % (loudest.hex().encode(), num_hops, num_tokens), digest_size=16)
         digest.update(samples)
         return Clip(memoryview(samples), loudest, num_hops, num_tokens, digest.digest())
@@ -255,6 +263,8 @@ class Part(Message, frozen=True, tag=True):
 
 
 class Embed(Message, frozen=True, tag=True):
+    """Compute the vectors of a text, or of an image."""
+
     request_id: str
     prompt_ids: tuple[int, ...]
     normalize: bool = True
@@ -269,6 +279,8 @@ class Embed(Message, frozen=True, tag=True):
 
 
 class Abort(Message, frozen=True, tag=True):
+    """End a request, or one choice of it."""
+
     request_id: str
     choice: int | None = None  # None: all choices
 
@@ -278,11 +290,13 @@ class GivePages(Message, frozen=True, tag=True):
 
     request_id: str
     digests: bytes  # as in an Ask
-    num_held: int
+    num_held: int  # tokens whose pages the other server has
     num_frames: int  # messages with pages that may be on the way; each MorePages allows another one
 
 
 class MorePages(Message, frozen=True, tag=True):
+    """One message with pages was passed on, so one more may be sent."""
+
     request_id: str
 
 
@@ -301,8 +315,10 @@ FETCH = "fetch"  # the first stage of a load; after it, the model's files are on
 
 
 class Progress(Message, frozen=True, tag=True):
+    """How far a load is."""
+
     stage: str  # such as FETCH, verify, compile, pack or warm-up
-    fraction: float
+    fraction: float  # of the stage, 0 to 1
 
 
 class ClassScores(StrEnum):
@@ -442,6 +458,7 @@ class Ready(Message, frozen=True, tag=True):
 
     @property
     def cuts(self) -> tuple[int, ...]:
+        """The first layer of each stage but the first."""
         return tuple(stage.first_layer for stage in self.stages[1:])
 
     @property
@@ -453,6 +470,7 @@ class Ready(Message, frozen=True, tag=True):
 
     @property
     def total_bytes(self) -> int:
+        """The bytes of weights, arena, KV cache and graphs."""
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
@@ -472,6 +490,8 @@ class Damaged(Message, frozen=True, tag=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probability of a token, its rank, and the most probable tokens in its place."""
+
     token_id: int
     logprob: float
     rank: int
@@ -498,6 +518,8 @@ class Tokens(Message, frozen=True, tag=True):
 
 
 class Embedding(Message, frozen=True, tag=True):
+    """The vectors of a text or of an image."""
+
     request_id: str
     vector: bytes  # little-endian f32; with `per_token` the vectors of all tokens, concatenated
     num_tokens: int

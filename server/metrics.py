@@ -77,6 +77,8 @@ WATCHED = frozenset(
 
 
 class Metrics:
+    """All metrics of a server."""
+
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
         histogram, counter = self._histogram, self._counter
@@ -119,6 +121,7 @@ class Metrics:
         )
 
     def of(self, model: str) -> ModelSeries:
+        """Return the series of a model, which exist from then on."""
         if model not in self._of_models:
             self._of_models[model] = ModelSeries(self, model)
         return self._of_models[model]
@@ -136,12 +139,15 @@ class Metrics:
                 yield from (sample for sample in metric.samples if sample.name in WATCHED)
 
     def exposition(self) -> bytes:
+        """Return all metrics as Prometheus text."""
         return generate_latest(self.collectors)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
+        """Return a new histogram, with a series for each model."""
         return Histogram(name, text, (*MODEL, *labels), buckets=buckets, registry=self.collectors)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        """Return a new counter, with a series for each model."""
         return Counter(name, text, (*MODEL, *labels), registry=self.collectors)
 
 
@@ -157,6 +163,7 @@ class ModelSeries:
         self._begin_at_0()
 
     def _begin_at_0(self) -> None:
+        """Create the series of the model whose labels are known in advance."""
         m = self.metrics
         plain = (m.tpot, m.e2e, m.queue, m.inference, m.prefill, m.decode, m.prompt_length, m.output_length, m.max_length, m.param_n)
         for series in (*plain, m.param_max_tokens, m.prompt_tokens, m.cached_tokens, m.unloads, m.load_s, m.compile_s):
@@ -175,10 +182,13 @@ class ModelSeries:
 
 
 class _Gauges(Collector):
+    """Collects the gauges of all models at each scrape."""
+
     def __init__(self, read: Callable[[], Iterable[ModelReading]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
+        """Yield the gauges, and the counters that workers keep."""
         readings = list(self._read())
         gauges: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_requests_running", "Sequences in the batch.", lambda m: m.stats.num_running),

@@ -26,10 +26,12 @@ FORM = re.compile(r"(\S+) ((?:[0-9a-f]{2}){8,32}) (\d{1,12})", re.ASCII)
 
 @dataclass(slots=True, eq=False)
 class OpenValues:
-    nonce: bytes
+    """The nonce of a request, and how many values were drawn from it."""
+
+    nonce: bytes  # the values of the request follow from it
     created_s: float
     choice: int = 0  # the choice whose values are drawn: choices take turns in an order that may differ
-    drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
+    drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])  # by choice and name
 
     def draw(self, name: str, num_bytes: int) -> bytes:
         """Return the next value of this name. The order in which values of different names are drawn does not matter."""
@@ -70,6 +72,7 @@ def new_letters(name: str, length: int) -> str:
 
 
 def new_seed() -> int:
+    """Return a new seed of a sampler."""
     values = OPEN.get()
     return secrets.randbits(63) if values is None else int.from_bytes(values.draw("seed", 8)) >> 1
 

@@ -15,6 +15,8 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
+    """The settings of a server. Raise SettingsError if one has a value that cannot be used."""
+
     log_level: str = "info"
     log_format: str = "text"
     otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
@@ -129,6 +131,7 @@ class ServerSettings:
 
     @property
     def has_api_keys(self) -> bool:
+        """Whether clients need an API key."""
         return bool(self.api_keys) or self.api_key_file is not None
 
 
@@ -177,6 +180,7 @@ def _require_size(name: str, value: float | None) -> None:
 
 
 def _require_network(text: str) -> None:
+    """Raise SettingsError unless a text is an address or a network."""
     try:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -184,6 +188,7 @@ def _require_network(text: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

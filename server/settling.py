@@ -27,6 +27,7 @@ class Settling:
         return self._due_s is not None
 
     def note_step(self) -> None:
+        """Note that a step has ended, and settle if the process has computed for STEADY_S without a pause."""
         now_s = self._clock()
         if self._due_s is None:
             self._due_s = now_s + STEADY_S
@@ -34,10 +35,12 @@ class Settling:
             self._start()
 
     def rest(self) -> None:
+        """Settle if there were steps: the process has been idle for REST_S."""
         if self._due_s is not None:
             self._start()
 
     def _start(self) -> None:
+        """Settle on a thread, unless that is still running."""
         self._due_s = None
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._settle, name="settle", daemon=True)

@@ -26,11 +26,15 @@ from server.models.model import Loaded, Model
 
 
 class ClassifyBody(EmbeddingBody):
+    """The body of /classify."""
+
     use_activation: bool | None = None  # False: return the raw outputs of the classification head
     activation: bool | None = None  # an older name of use_activation
 
 
 class Classified(TypedDict):
+    """The class of a text, and the score of every class."""
+
     index: int
     label: str
     probs: Sequence[float]
@@ -77,6 +81,9 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
+    """Return the answer in small pieces. `found` has the outputs of the classification head for each text; with `raw`, they are returned as
+    they are."""
+
     def entry(index: int, numbers: Vector) -> bytes:
         classified: Classified = {
             "index": index,
@@ -90,6 +97,7 @@ def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, r
 
 
 def require_classes(model: Model, loaded: Loaded) -> None:
+    """Raise ApiError if the model has no classification head."""
     if not loaded.ready.classes:
         raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head", param="model")
 
@@ -100,6 +108,7 @@ def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
 
 
 def scores_of(ready: Ready, numbers: Vector) -> Vector:
+    """Return the scores of the classes for the raw outputs `numbers`."""
     match ready.class_scores:
         case ClassScores.SOFTMAX:
             shares = np.exp(numbers - numbers.max())

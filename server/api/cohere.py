@@ -25,6 +25,8 @@ Form = Literal["float", "base64"]
 
 
 class CohereEmbedBody(Options):
+    """The body of /v2/embed."""
+
     model: Label
     texts: Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
     input_type: Label | None = None
@@ -74,7 +76,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _written(vectors: Sequence[Vector], forms: Sequence[Form]) -> list[bytes]:
-    """Encode the vectors in small pieces, because encoding them in one call would delay other requests."""
+    """Encode the vectors in each of `forms`, in small pieces, because encoding them in one call would delay other requests."""
     pieces: list[bytes] = []
     for number, form in enumerate(forms):
         pieces.append((b',"%b":[' if number else b'"%b":[') % form.encode())

@@ -62,6 +62,8 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Context:
+    """The server's parts that endpoints use."""
+
     settings: ServerSettings
     registry: Registry
     batches: Batches
@@ -88,10 +90,12 @@ class Context:
         return *self.serve(request, name), ignored
 
     def metrics_of(self, model: str) -> ModelSeries:
+        """Return the metric series of a model."""
         return self.metrics.of(model)
 
 
 def caller(request: Request) -> Caller:
+    """Return the sender of a request."""
     return request.scope["relaxserve.caller"]
 
 

@@ -18,6 +18,7 @@ ELSEWHERE = (operations, errors)  # modules outside server/api that also define 
 
 
 def describe_answers(app: FastAPI) -> None:
+    """Let the app's OpenAPI document contain the schemas of answers."""
     generated = app.openapi
 
     def described() -> dict[str, object]:

@@ -35,4 +35,5 @@ def shapes() -> list[type]:
 
 
 def _modules() -> list[ModuleType]:
+    """Return all modules of the API."""
     return [import_module(found.name) for found in walk_packages(api.__path__, f"{api.__name__}.")]

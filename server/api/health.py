@@ -89,6 +89,7 @@ def router(context: Context) -> APIRouter:
 
 
 def distribution_version() -> str:
+    """Return the version of this package."""
     try:
         return version("relaxserve")
     except PackageNotFoundError:  # run from a checkout that was never installed

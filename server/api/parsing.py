@@ -27,6 +27,8 @@ Answer = Annotated[str, Field(max_length=1 << 17)]
 
 
 class ParsedBody(Options):
+    """The body of /parse_function_call."""
+
     text: Answer
     tools: Tools
     tool_call_parser: Label | None = None  # None: the format of the model
@@ -34,12 +36,16 @@ class ParsedBody(Options):
 
 
 class SeparatedBody(Options):
+    """The body of /separate_reasoning."""
+
     text: Answer
     reasoning_parser: Label | None = None  # None: the model's own format of thoughts
     model: Label | None = None
 
 
 class FoundCall(TypedDict):
+    """A call in a text."""
+
     tool_index: int
     name: str
     parameters: str  # JSON
@@ -96,16 +102,19 @@ def router(context: Context) -> APIRouter:
 
 
 def _begins_inside(text: str, thoughts: Thoughts | None) -> bool:
+    """Return whether a text closes thoughts that it does not open."""
     found = thoughts or THINK
     return found.closing in text and found.begin not in text.partition(found.closing)[0]
 
 
 def _parts(rules: AnswerRules, text: str) -> list[Part]:
+    """Return the parts of a whole answer."""
     parser = rules.parser()
     return [*parser.push(text), *parser.finish()]
 
 
 def _parsed(parts: Sequence[Part]) -> ParsedText:
+    """Return the calls among parts, and the text outside of calls."""
     calls: list[FoundCall] = []
     for part in parts:
         match part:
@@ -119,4 +128,5 @@ def _parsed(parts: Sequence[Part]) -> ParsedText:
 
 
 def _joined(parts: Sequence[Part], kind: type[Content] | type[Reasoning]) -> str:
+    """Return the text of all parts of one kind."""
     return "".join(part.text for part in parts if isinstance(part, kind))

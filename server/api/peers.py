@@ -41,7 +41,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send those pages of a prompt that this server holds and the other server lacks."""
+        """Send those pages of a prompt that this server holds and the other server lacks. Refuse an ask that is not proven, that no model
+        here can answer, or that comes while MOST_GIVINGS others are answered."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -78,6 +79,7 @@ class _Pages(StreamingResponse):
 
 
 def _ask_in(body: bytes) -> Ask:
+    """Return the ask in a body. Raise ApiError if it is not valid."""
     try:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -127,6 +129,7 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
+    """Yield the frames with the offer and the pages. Each has a proof. Nothing is asked of the worker before one of `places` is free."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

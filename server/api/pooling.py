@@ -29,11 +29,15 @@ encode = msgspec.json.encode
 
 
 class PoolingBody(EmbeddingBody):
+    """The body of /pooling."""
+
     task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
     input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of input_type
 
 
 class Pooled(TypedDict):
+    """The vector of a text, or the vectors of its tokens."""
+
     index: int
     object: Literal["pooling"]
     data: Sequence[float] | Sequence[Sequence[float]] | str
@@ -107,6 +111,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
+    """Raise ApiError if the vectors of all tokens are too large, or are to be shortened."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened")
     num_values = num_tokens * loaded.ready.embedding_size

@@ -32,6 +32,8 @@ from server.text.pairs import Pair
 
 
 class Document(Options):
+    """A document that is given as an object."""
+
     text: Text
 
 
@@ -55,6 +57,8 @@ class VectorOptions(Options):
 
 
 class RerankBody(VectorOptions):
+    """The body of /v1/rerank."""
+
     query: Text
     documents: Documents
     top_n: Int | None = Field(default=None, ge=0)  # 0: all, as in vLLM
@@ -62,6 +66,8 @@ class RerankBody(VectorOptions):
 
 
 class ScoreBody(VectorOptions):
+    """The body of /v1/score."""
+
     text_1: Text | Texts = Field(validation_alias=AliasChoices("text_1", "queries", "data_1"))
     text_2: Text | Texts = Field(validation_alias=AliasChoices("text_2", "documents", "data_2"))
 
@@ -71,12 +77,16 @@ class RankedDocument(TypedDict):
 
 
 class RerankResult(TypedDict):
+    """A document's place in the request, and its score."""
+
     index: int
     relevance_score: float
     document: NotRequired[RankedDocument]
 
 
 class RerankUnits(TypedDict):
+    """What Cohere's clients are told to pay: one search per request."""
+
     search_units: int
 
 
@@ -85,6 +95,8 @@ class RerankMeta(TypedDict):
 
 
 class Reranked(TypedDict):
+    """The documents in the order of their scores."""
+
     id: str
     model: str
     scoring: Scoring
@@ -94,12 +106,16 @@ class Reranked(TypedDict):
 
 
 class Score(TypedDict):
+    """The score of a pair."""
+
     object: Literal["score"]
     index: int
     score: float
 
 
 class Scores(TypedDict):
+    """The scores of all pairs."""
+
     id: str
     object: Literal["list"]
     created: int
@@ -189,7 +205,8 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or queries and documents pair by pair. Return the scores and the number of tokens."""
+    """Score one query against each document, or queries and documents pair by pair, in the way that suits the model. Return the scores and
+    the number of tokens."""
     if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
@@ -200,6 +217,8 @@ async def _scores(
 async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
+    """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, or if a
+    pair is too long."""
     prompt = loaded.ready.pair_prompt
     if body.instruction is not None and prompt is None:
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
@@ -240,6 +259,7 @@ def _prompted(
 
 
 def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
+    """Return the tokens of each text. With `keep`, longer texts are truncated at their end."""
     given, param = texts
     return encode_prompts(given, loaded.tokenizer, param, special=False, context=context_of(loaded), keep=keep, side="right")
 
@@ -280,6 +300,7 @@ async def _vectors(
 
 
 def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
+    """Return the tokens of each text. `kind` is "query" or "document", which decides the model's prompt before it."""
     given, param = texts
     asked = EmbeddingBody.model_construct(
         input=list(given),

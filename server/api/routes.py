@@ -22,6 +22,8 @@ Responses = dict[int | str, Schema]
 
 
 def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> APIRouter:
+    """Return a router for endpoints that `/docs` shows under `tag`. `error_shape` is the shape of their errors. Routes of ADMINISTRATION
+    are only for admins."""
     error = gives(error_shape)[200]
     errors: Responses = {
         "4XX": {**error, "description": "The request is invalid or was refused."},
@@ -39,7 +41,8 @@ def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> 
 
 
 def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:
-    """Describe a route's answer for /openapi.json. The answer has one of `shapes`. If it streams, its events have the shape `event`."""
+    """Describe a route's answer for /openapi.json. The answer has one of `shapes`. If it streams, its events have the shape `event`, and
+    with `done` the event `[DONE]` ends the stream."""
     one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
     answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
     return {status: {"content": answer if event is None else {**answer, **events(event, done=done)}}}
@@ -69,6 +72,7 @@ class _StrictJsonRequest(Request):
     """A request that refuses JSON with NaN or lone surrogates, because later steps would fail."""
 
     async def json(self) -> Any:
+        """Return the body. Raise JSONDecodeError if it is not strict JSON."""
         try:
             value = msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -78,6 +82,8 @@ class _StrictJsonRequest(Request):
 
 
 class _StrictJsonRoute(APIRoute):
+    """A route whose endpoint gets a `_StrictJsonRequest`."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 

@@ -80,6 +80,7 @@ def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool
 
 
 def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
+    """Return the text of a token, or its bytes if they are no text."""
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode() or tokenizer.decode([token_id], skip_special_tokens=False)
@@ -88,6 +89,7 @@ def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
 
 
 def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
+    """Return the answer with the text of token ids. Raise ApiError if one is outside the vocabulary."""
     if body.tokens:
         check_ids(body.tokens, loaded.tokenizer, "tokens")
     text = loaded.tokenizer.decode(body.tokens, skip_special_tokens=bool(body.skip_special_tokens))

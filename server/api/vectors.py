@@ -38,6 +38,7 @@ TURN = 32  # texts sent to the worker before other tasks may run
 
 
 def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
+    """Return the tokens of each text to embed: see `plan_texts`. Raise ApiError also for the reasons of `check_embedding`."""
     check_embedding(body, model, loaded)
     return plan_texts(body, text, loaded, settings)
 
@@ -53,6 +54,7 @@ def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
 
 
 def require_embeddings(model: Model, loaded: Loaded) -> None:
+    """Raise ApiError unless the model computes embeddings."""
     name, ready = model.spec.name, loaded.ready
     if ready.embedding_size:
         return
@@ -94,6 +96,7 @@ def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], l
 
 
 def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> list[int]:
+    """Return the number of tokens of each input. `crops` has the images by the index of their input."""
     vision = loaded.ready.vision
     if vision is None:
         return [len(ids) for ids in prompts]
@@ -103,7 +106,8 @@ def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
     """Put the prompt that the request names before each text. Without a name, use the model's default prompt; with an empty name, use no
-    prompt. Token ids stay as they are."""
+    prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or if the prompt is named
+    and the input has token ids."""
     given, (name, prefix) = "" if body.input is None else body.input, _prompt_of(body, ready)
     parts = [given] if isinstance(given, str) else given
     if any(isinstance(part, InputPart) for part in parts):
@@ -140,6 +144,7 @@ def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
 
 
 def _names(prompts: Iterable[str]) -> str:
+    """Return in words which names a model's prompts have."""
     return f"one of {', '.join(sorted(prompts))}" if prompts else "none, as the model has no prompts"
 
 
@@ -195,12 +200,15 @@ async def _embed_all(
     seconds: Sequence[int | None] | None,
     crops: Mapping[int, Crop],
 ) -> list[Vector]:
+    """Send all prompts to the worker, at most `num_at_once` at a time. Raise ApiError if one cannot be embedded, or if they take too
+    long."""
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     turns = asyncio.Semaphore(num_at_once)
 
     async def embed(ids: Sequence[int], second: int | None, crop: Crop | None) -> Vector:
+        """Send one prompt to the worker, once it has a turn, and return its vector."""
         async with turns:
             asked = Embed(
                 *(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt()),

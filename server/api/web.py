@@ -73,10 +73,12 @@ def _part_or_whole(name: str, found: PublishedFile) -> Response:
 
 
 def _unless_known(request: Request, etag: str) -> Response | None:
+    """Return an answer without content if the browser has this version of the file already, otherwise None."""
     known = {text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")}
     return Response(status_code=304, headers={**HEADERS, "etag": etag}) if etag in known else None
 
 
 def _headers(name: str, etag: str) -> dict[str, str]:
+    """Return the headers of a file."""
     kind = MEDIA_TYPES.get(PurePosixPath(name).suffix, "application/octet-stream")
     return {**HEADERS, "etag": etag, "content-type": kind}

@@ -22,6 +22,7 @@ class HeardRecording:
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens that stand for the recording in the prompt."""
         return sum(clip.num_tokens for clip in self.clips)
 
 

@@ -77,7 +77,8 @@ def open_compressed(data: bytes, format: str) -> Sound:
 
 
 def _blocks(container: Any, stream: Any, format: str, rate: int) -> Iterator[NDArray[np.float32]]:
-    """Decode the stream. A damaged packet is left out, as players do."""
+    """Yield the samples of the stream in blocks. A damaged packet is left out, as players do. Raise AudioError if nothing can be decoded,
+    or if the rate changes."""
     from av.error import FFmpegError, InvalidDataError
 
     held, num_held, found = [], 0, False
@@ -109,6 +110,7 @@ def _blocks(container: Any, stream: Any, format: str, rate: int) -> Iterator[NDA
 
 
 def _mono(frame: Any) -> NDArray[np.float32]:
+    """Return the mean of a frame's channels, from -1 to 1."""
     values = frame.to_ndarray()  # [channels, samples] if planar, else [1, samples * channels]
     if values.dtype.kind == "f":
         values = floats(values)
@@ -119,5 +121,6 @@ def _mono(frame: Any) -> NDArray[np.float32]:
 
 
 def _damaged(format: str, error: Exception) -> AudioError:
+    """Return the error for a file that cannot be read."""
     reason = getattr(error, "strerror", None) or str(error)
     return AudioError(f"it looks like {format}, and cannot be read as such: {reason:.200}")

@@ -13,6 +13,8 @@ PATIENCE_S = 120.0
 
 
 class AudioDecoder:
+    """Decodes files to transcribe."""
+
     def __init__(self, most_s: float) -> None:
         """A file may last `most_s` seconds."""
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)

@@ -52,14 +52,17 @@ class Decoding:
         self._most_s = most_s
 
     def prepare(self) -> None:
+        """Load the libraries that a call may need."""
         load_library()
         self.warm()
 
     def warm(self) -> None:
+        """Compute once what each call computes, so that the first call is not slower."""
         silence = np.concatenate([*resampled([np.zeros(64, np.float32)], 8_000, RATE)])
         loudest_energy(with_surroundings(silence), 80)
 
     def run(self, work: bytes) -> bytes:
+        """Decode the file of a call. Return the Outcome as MessagePack."""
         file = msgspec.msgpack.decode(work, type=File)
         try:
             samples = decoded(file.data or bytes_of(file.text), self._most_s)
@@ -88,6 +91,7 @@ def decoded(data: bytes, most_s: float) -> NDArray[np.float32]:
 
 
 def _opened(data: bytes) -> Sound:
+    """Open a file as a Sound. Raise AudioError if its format is unknown, or if it cannot be read."""
     if is_wav(data):
         return open_wav(data)
     if (format := format_of(data)) is not None:

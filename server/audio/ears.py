@@ -13,6 +13,8 @@ from server.text.media import Markers
 
 @dataclass(frozen=True, slots=True)
 class Ears:
+    """How a model hears recordings, and how they are written into its prompt."""
+
     reads: ClassVar = HeardRecording
     listening: Listening
     decoder: ClipDecoder
@@ -26,6 +28,7 @@ class Ears:
 
     @property
     def marker(self) -> str:
+        """The text that stands for a recording until the prompt is rendered."""
         return self.markers.marker
 
     def written(self, recording: HeardRecording) -> str:

@@ -13,15 +13,19 @@ from server.messages import Audio
 
 @dataclass(frozen=True, slots=True)
 class Recording:
+    """A recording to transcribe."""
+
     samples: NDArray[np.float32]  # as `with_surroundings` returns them
     loudest: float  # the largest energy of a hop, as `loudest_energy` returns it
 
     @property
     def num_samples(self) -> int:
+        """The number of samples without those around them."""
         return len(self.samples) - AROUND - BEFORE
 
     @property
     def num_hops(self) -> int:
+        """The number of whole hops."""
         return self.num_samples // HOP
 
     @property

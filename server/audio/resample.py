@@ -52,10 +52,12 @@ def resampled(blocks: Iterable[Samples], rate: int, wanted: int) -> Iterator[Sam
 
 
 def _band(rate: int, wanted: int) -> float:
+    """Return the band that passes, as a fraction of the band of `rate`."""
     return PASS * min(1.0, wanted / rate)
 
 
 def _reach(rate: int, wanted: int) -> int:
+    """Return how many samples on each side the filter reads."""
     return ceil(ZEROS / _band(rate, wanted))
 
 

@@ -15,6 +15,8 @@ class AudioError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sound:
+    """An open file of audio."""
+
     rate: int  # samples per second of each channel
     channels: int
     seconds: float | None  # None: the file does not say

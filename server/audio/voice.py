@@ -19,18 +19,24 @@ FLOOR_RISE_DB = 0.02  # how fast the estimate of the noise rises in a frame; it 
 
 @dataclass(frozen=True, slots=True)
 class TurnDetection:
-    threshold: float = 0.5
+    """How a session detects where speech begins and ends."""
+
+    threshold: float = 0.5  # 0 to 1: how far speech must lie above the noise
     prefix_ms: int = 300  # audio before the speech that belongs to it
     silence_ms: int = 500  # silence that ends speech
 
 
 @dataclass(frozen=True, slots=True)
 class Began:
+    """Speech has begun."""
+
     at_ms: int  # from the beginning of all audio
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """Speech has ended, `at_ms` after the beginning of all audio."""
+
     at_ms: int
 
 
@@ -75,6 +81,7 @@ class VoiceDetector:
             yield from self._step(float(level_db))
 
     def _step(self, level_db: float) -> Iterator[Began | Ended]:
+        """Judge a frame with this level, or let it wait until the noise is known. Yield where speech begins or ends."""
         self._floor_db = min(self._floor_db + FLOOR_RISE_DB, max(level_db, QUIETEST_DB - self._above_db))
         if self._early is None:
             yield from self._judged(level_db, self._above_db)
@@ -89,6 +96,7 @@ class VoiceDetector:
                 yield from self._judged(level_db, above_db)
 
     def _judged(self, level_db: float, above_db: float) -> Iterator[Began | Ended]:
+        """Judge a frame. It is loud if it lies `above_db` above the noise. Yield where speech begins or ends."""
         self._num_frames += 1
         now_ms = self._num_frames * FRAME_MS
         is_loud = level_db > self._floor_db + above_db

@@ -31,6 +31,7 @@ class _Layout:
 
 
 def is_wav(data: bytes) -> bool:
+    """Return whether a file begins like a WAV file."""
     return data[:4] in MAGIC and data[8:12] == b"WAVE"
 
 
@@ -87,6 +88,7 @@ def _samples(layout: _Layout, frames: memoryview) -> NDArray[np.float32]:
 
 
 def _layout(chunk: bytes) -> _Layout:
+    """Return the layout that a chunk `fmt ` describes. Raise AudioError if it is damaged, or if its encoding is unknown."""
     if len(chunk) < 16:
         raise AudioError(f"its chunk `fmt ` has {len(chunk)} bytes; expected 16 or more")
     kind, channels, rate, bits = (int.from_bytes(chunk[a:b], "little") for a, b in ((0, 2), (2, 4), (4, 8), (14, 16)))

@@ -12,6 +12,8 @@ from server.http.auth import INWARD, Passed
 
 @dataclass(slots=True)
 class Answer:
+    """The answer to a request."""
+
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict[str, str])
     body: bytearray = field(default_factory=bytearray)

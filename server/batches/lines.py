@@ -31,6 +31,8 @@ class Head(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
+    """The answer to a line."""
+
     status_code: int
     body: msgspec.Raw
 
@@ -44,7 +46,7 @@ class Written(msgspec.Struct):
 
 def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[Fault]]:
     """Return the number of lines of an input file, and its faults. Stop after MAX_LINES lines or MAX_FAULTS faults, and then return the
-    number of lines that were read."""
+    number of lines that were read. `endpoint`: the path that each line must name. `most`: most bytes of a line."""
     seen: set[str] = set()
     faults: list[Fault] = []
     number = 0
@@ -111,4 +113,5 @@ def unanswered(custom_id: str, code: str, message: str) -> bytes:
 
 
 def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    """Return a line of an output file."""
     return msgspec.json.encode({"id": new_id("batch_req_"), "custom_id": custom_id, "response": response, "error": error}) + b"\n"

@@ -73,20 +73,25 @@ class BatchRecord(msgspec.Struct):
 
     @property
     def has_ended(self) -> bool:
+        """Whether the batch has ended, in any way."""
         return self.status in ENDED
 
     @property
     def num_done(self) -> int:
+        """The number of lines that have a line in an output file."""
         return self.completed + self.failed + self.unanswered
 
     def reach(self, status: Status) -> None:
+        """Note that the batch has reached a stage now."""
         self.status = status
         self.times[status] = now()
 
 
 def now() -> int:
+    """Return the time in seconds since 1970."""
     return int(time.time())
 
 
 def new_id(prefix: str) -> str:
+    """Return a random id that begins with `prefix`."""
     return f"{prefix}{secrets.token_hex(12)}"

@@ -45,6 +45,8 @@ class Run:
 
 
 class Runner:
+    """Runs the batches of a server."""
+
     def __init__(self, store: Store, registry: Registry, app: ASGIApp, *, max_line_bytes: int, keep_s: int) -> None:
         """Lines are sent as requests to `app`. The output and error files of a batch are kept for `keep_s` seconds."""
         self._store = store
@@ -58,6 +60,7 @@ class Runner:
         self._is_closing = False
 
     def start(self, record: BatchRecord) -> None:
+        """Begin or continue a batch."""
         run = self._runs[record.id] = Run(record)
         if record.status is Status.CANCELLING:
             run.stopped.set()
@@ -81,6 +84,7 @@ class Runner:
     # --- one batch -------------------------------------------------------------------------------------------------------
 
     async def _guarded(self, run: Run) -> None:
+        """Run a batch. If an error stops it, log the error, and leave the batch for the next start."""
         try:
             await self._whole(run)
         except* OSError as errors:
@@ -91,6 +95,7 @@ class Runner:
             del self._runs[run.record.id], self._tasks[run.record.id]
 
     async def _whole(self, run: Run) -> None:
+        """Run a batch to its end, from the stage that it has reached."""
         record = run.record
         if not record.total:
             await self._validate(record)
@@ -105,6 +110,7 @@ class Runner:
         await asyncio.to_thread(self._finish, record)
 
     async def _validate(self, record: BatchRecord) -> None:
+        """Check the input file of a batch. The batch fails if the file has faults."""
         record.total, record.faults = await asyncio.to_thread(self._check, record)
         if record.faults:
             await asyncio.to_thread(self._store.end, record, Status.FAILED)
@@ -114,9 +120,11 @@ class Runner:
         log.info("batch %s of %d lines for %s: %s", record.id, record.total, record.endpoint, record.status)
 
     def _check(self, record: BatchRecord) -> tuple[int, list[lines.Fault]]:
+        """Return the number of lines of a batch, and its faults."""
         return lines.check(self._lines(record.input_file_id), record.endpoint, self._max_line_bytes)
 
     def _lines(self, file_id: str) -> Iterator[bytes]:
+        """Yield the lines of a file."""
         return self._store.lines(file_id, self._max_line_bytes)
 
     def _recovered(self, record: BatchRecord) -> set[str]:
@@ -134,6 +142,7 @@ class Runner:
         return done
 
     async def _answer_all(self, run: Run, done: set[str]) -> None:
+        """Answer the lines that are not in `done`, until the batch is stopped."""
         record = run.record
         todo = (line for line in lines.read(self._lines(record.input_file_id)) if line.custom_id not in done)
         async with asyncio.TaskGroup() as tasks:
@@ -157,6 +166,7 @@ class Runner:
     # --- one line --------------------------------------------------------------------------------------------------------
 
     async def _answer(self, run: Run, asked: Line, slots: asyncio.Semaphore) -> None:
+        """Answer a line, and write the answer into an output file. Then give the line's slot back."""
         try:
             answer = await self._call(run, asked)
         finally:
@@ -171,7 +181,7 @@ class Runner:
         record.completed += not is_error
 
     async def _call(self, run: Run, line: Line) -> inward.Answer | None:
-        """Return the answer to a line, or None if the batch was stopped before."""
+        """Return the answer to a line, or None if the batch was stopped before. Raise CancelledError if the server stops."""
         record, wait_s = run.record, 1.0
         passed = Passed(Access.KEY, record.key_digest, record.owner, limits=KeyLimits(record.models))
         while not run.stopped.is_set():
@@ -208,6 +218,7 @@ class Runner:
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
 
     def _publish(self, record: BatchRecord, file_id: str, kind: str) -> None:
+        """Make a file that the batch has written readable. `kind` is a part of its name."""
         path = self._store.data(file_id)
         if path.exists() and file_id not in self._store.files:
             name = f"{record.id}_{kind}.jsonl"

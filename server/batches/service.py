@@ -59,6 +59,7 @@ class Batches:
         self._sweeper = asyncio.create_task(self._sweep(store))
 
     async def close(self) -> None:
+        """Stop the runner, which leaves all batches as they are, and free the folder."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._opened is not None:
@@ -67,12 +68,14 @@ class Batches:
             self._lock.close()
 
     async def _sweep(self, store: Store) -> None:
+        """Remove what has expired, every SWEEP_S seconds."""
         while True:
             await asyncio.to_thread(store.sweep, int(self._settings.batch_store_s))
             await asyncio.sleep(SWEEP_S)
 
     @property
     def store(self) -> Store:
+        """The store. Raise BATCHES_OFF if there is none."""
         if self._opened is None:
             raise ApiError(BATCHES_OFF, f"files and batches are off: {self._why_off}")
         return self._opened[0]
@@ -80,6 +83,7 @@ class Batches:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     def new_upload(self) -> Upload:
+        """Return a new file to write. Raise STORE_FULL if there are too many files."""
         return self.store.new_upload()
 
     def files_of(self, owner: str) -> list[FileRecord]:
@@ -87,6 +91,7 @@ class Batches:
         return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS)
 
     def delete_file(self, file: FileRecord) -> None:
+        """Delete a file. Raise CONFLICTING_BATCH if a batch that has not ended uses it."""
         for batch in self.store.all_batches():
             if not batch.has_ended and file.id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
@@ -135,12 +140,14 @@ class Batches:
         return _newest_first(batch for batch in self.store.all_batches() if batch.owner == owner and batch.id.startswith(prefix))
 
     def batch(self, batch_id: str, owner: str, prefix: str = OF_OPENAI) -> BatchRecord:
+        """Return a batch of a tenant, made by one API. Raise BATCH_NOT_FOUND if there is none."""
         record = self.store.batches.get(batch_id)
         if record is None or record.owner != owner or not record.id.startswith(prefix):
             raise ApiError(BATCH_NOT_FOUND, f"no batch of yours has the id {batch_id!r:.80}", param="batch_id")
         return record
 
     def cancel(self, record: BatchRecord) -> None:
+        """Stop a batch. Raise CONFLICTING_BATCH if it has ended."""
         if record.has_ended:
             raise ApiError(
                 CONFLICTING_BATCH, f"batch {record.id} is {record.status} already, so nothing is left to cancel", param="batch_id"
@@ -159,6 +166,7 @@ class Batches:
 
 
 def _newest_first(records: Iterable[R]) -> list[R]:
+    """Return records, the newest first."""
     return sorted(records, key=lambda record: (record.created_at, record.id), reverse=True)
 
 

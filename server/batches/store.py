@@ -29,7 +29,10 @@ R = TypeVar("R", FileRecord, BatchRecord)
 
 
 class Store:
+    """The files and batches in a folder."""
+
     def __init__(self, folder: Path, max_bytes: int) -> None:
+        """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards the sum below and the records, because several threads write files
@@ -56,13 +59,16 @@ class Store:
         return list(self.files.values())
 
     def all_batches(self) -> list[BatchRecord]:
+        """Return a copy, like `all_files`."""
         return list(self.batches.values())
 
     def data(self, file_id: str) -> Path:
+        """Return the path of a file's data."""
         assert ID.fullmatch(file_id), file_id  # an id is a part of a path
         return self._folder / "files" / f"{file_id}.data"
 
     def new_upload(self) -> Upload:
+        """Return a new file to write. Raise STORE_FULL if there are too many files."""
         if len(self.files) >= MAX_FILES:
             raise ApiError(
                 STORE_FULL, f"{len(self.files)} files are stored; expected fewer than {MAX_FILES}; delete some (DELETE /v1/files)"
@@ -70,6 +76,7 @@ class Store:
         return Upload(self, new_id("file-"))
 
     def keep(self, record: FileRecord) -> None:
+        """Write the record of a file, whose data was written before."""
         self._write("files", record)
         self.files[record.id] = record
 
@@ -132,6 +139,7 @@ class Store:
     # --- batches ---------------------------------------------------------------------------------------------------------
 
     def save(self, record: BatchRecord) -> None:
+        """Write the record of a batch."""
         self._write("batches", record)
         self.batches[record.id] = record
 
@@ -143,6 +151,7 @@ class Store:
         record.times, record.status = times, status
 
     def delete_batch(self, record: BatchRecord) -> None:
+        """Remove the record of a batch."""
         self.batches.pop(record.id, None)
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
 
@@ -157,13 +166,16 @@ class Store:
     # --- disk ------------------------------------------------------------------------------------------------------------
 
     def _count(self, num_bytes: int) -> None:
+        """Count bytes that were written, or removed if the number is negative."""
         with self._lock:
             self.num_bytes += num_bytes
 
     def _read(self, part: str, kind: type[R]) -> list[R]:
+        """Return all records in a folder. Raise StoreError if one cannot be read."""
         return [_decoded(path, kind) for path in (self._folder / part).glob("*.json")]
 
     def _write(self, part: str, record: FileRecord | BatchRecord) -> None:
+        """Write a record into a folder."""
         path = self._folder / part / f"{record.id}.json"
         temporary = path.with_suffix(".tmp")
         with self._lock:
@@ -192,22 +204,26 @@ class Upload:
         self._file = store.data(file_id).open("xb")
 
     def write(self, data: bytes) -> None:
+        """Add bytes. Raise STORE_FULL if there is no room for them."""
         self._store.reserve(len(data))
         self.num_bytes += len(data)
         self._file.write(data)
 
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
+        """Keep the file. `describe` makes its record from the id and the number of bytes."""
         self._file.close()
         record = describe(self.id, self.num_bytes)
         self._store.keep(record)
         return record
 
     def abandon(self) -> None:
+        """Remove the file."""
         self._file.close()
         self._store.delete_file(self.id)
 
 
 def _decoded(path: Path, kind: type[R]) -> R:
+    """Read a record. Raise StoreError if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -9,6 +9,8 @@ NUM_EXTRA = 1  # further slots, for keys that compile nothing yet
 
 
 class CompileSlots:
+    """The slots of one model: `num_at_once`, and NUM_EXTRA more for keys that have none."""
+
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
         # Weak: a grammar that no request waits for frees its slot, or leaves the queue.
@@ -40,8 +42,10 @@ class CompileSlots:
         return True
 
     def give_back(self, who: object) -> None:
+        """Free the slot of a grammar, if it has one."""
         self._taken.pop(who, None)
 
     def _forget(self, key: str) -> None:
+        """Remove the grammars of a key from the queue."""
         for who in [who for who, other in self._waiting.items() if other == key]:
             del self._waiting[who]

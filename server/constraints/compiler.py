@@ -19,6 +19,8 @@ from server.messages import Constraint
 
 @dataclass(frozen=True, slots=True)
 class ConstraintLimits:
+    """The limits on the grammars of one model."""
+
     source_bytes: int = 256 << 10
     compile_s: float = 3.0  # CPU time, including the first mask; a schema of 1,000 fields takes 0.1 s
     grammar_size: int = 200_000
@@ -74,9 +76,12 @@ class ConstraintCompiler:
         return LazyMatcher(marked, plain, constraint.trigger, self._settings.vocab_size, token_ids)
 
     def close(self) -> None:
+        """End the zygote, and with it all grammars."""
         self._zygote.close()
 
     def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
+        """Return the grammar for a text of a constraint, which may be in use or cached. A text that is too long gets a grammar whose `poll`
+        raises the error."""
         source = Source(constraint.kind, text, constraint.head)
         grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:
@@ -103,5 +108,6 @@ class ConstraintCompiler:
             self._drop(num_bytes)
 
     def _drop(self, taken: Counter[str]) -> None:
+        """Drop the least recently used grammar of the key that has most, by `taken`."""
         most = max(taken.values())
         del self._cached[next(name for name, grammar in self._cached.items() if taken[grammar.key] == most)]

@@ -29,7 +29,8 @@ class Grammar:
         salt: str = "",
         key: str = "",
     ) -> None:
-        """`key` identifies the API key whose request was the first with this grammar."""
+        """`on_compiled` is called once the grammar is compiled. `salt`: only requests with this salt use the grammar. `key` identifies the
+        API key whose request was the first with this grammar."""
         self.source = source
         self.salt = salt
         self.key = key
@@ -65,6 +66,7 @@ class Grammar:
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
 
     def compile_again(self) -> None:
+        """Give up the process. The next `poll` starts another one."""
         self._socket = None
         self.is_compiled = False
 
@@ -86,6 +88,7 @@ class Grammar:
         return False
 
     def _hear(self, socket: ProcessSocket) -> None:
+        """Take the answer of the process. Raise ConstraintError if the grammar cannot be compiled."""
         if socket.answer is Answer.COMPILED:
             self.memory_bytes = socket.number << 10
             self.is_compiled = True
@@ -104,5 +107,6 @@ class Grammar:
         self._lose(error)
 
     def _lose(self, error: ConstraintError) -> None:
+        """Give up the process, to try again later. Raise `error` if too many were lost."""
         self._socket = None
         self._retries.lost(error)

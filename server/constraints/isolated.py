@@ -90,6 +90,7 @@ class IsolatedMatcher(Matcher):
     # --- questions -------------------------------------------------------------------------------------------------------
 
     def _take(self, token_ids: Sequence[int]) -> None:
+        """Add tokens. Ask for the state after them, unless the forced tokens say it."""
         self._has_mask = False
         self._token_ids += token_ids
         num_known, forced = len(token_ids), self._forced or []
@@ -99,6 +100,7 @@ class IsolatedMatcher(Matcher):
             self._ask(Question.STATE)
 
     def _ask(self, kind: Question) -> None:
+        """Ask the process a question, and decide how long the present step may wait for the answer."""
         assert self._asked is None, "one question at a time"
         self._asked = kind
         # Do not wait for a sequence whose last answer was slow: each of its tokens would delay all other sequences.
@@ -126,6 +128,8 @@ class IsolatedMatcher(Matcher):
     # --- answers ---------------------------------------------------------------------------------------------------------
 
     def _wait(self, patience_s: float | None = None) -> None:
+        """Wait for the answer to the open question: until a step can afford no more, or for `patience_s`. Raise ConstraintError if the
+        constraint cannot be followed."""
         while self._asked is not None:
             self._put()
             socket = self._socket
@@ -145,6 +149,7 @@ class IsolatedMatcher(Matcher):
                 self._hear(socket)
 
     def _hear(self, socket: ProcessSocket) -> None:
+        """Take an answer. Raise ConstraintError if the grammar refuses a token or exceeds a limit."""
         if (error := socket.error(self._grammar.settings)) is not None:
             raise error
         is_slow = socket.took_s > self._grammar.settings.slow_s
@@ -164,5 +169,6 @@ class IsolatedMatcher(Matcher):
             raise ConstraintError("the grammar does not allow the tokens drawn so far")
 
     def _lose(self, error: ConstraintError) -> None:
+        """Give up the process, to try again later. Raise `error` if too many were lost."""
         self._socket = None
         self._retries.lost(error)

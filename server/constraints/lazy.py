@@ -39,6 +39,7 @@ class FirstGrammar:
 
     @property
     def grammar(self) -> Grammar | None:
+        """The grammar, or None if none can be compiled."""
         return self._grammars[0] if self._grammars else None
 
 
@@ -161,6 +162,7 @@ class LazyMatcher(Matcher):
                 self._read_free(self._unread.popleft())
 
     def _read_free(self, token_id: int) -> None:
+        """Read a token that no grammar governs."""
         if self._selection is not None:
             self._say(self._selection, token_id)
         elif self._thinks:
@@ -172,6 +174,7 @@ class LazyMatcher(Matcher):
         self._at_start = False
 
     def _read_trigger(self, token_id: int) -> None:
+        """Read a token that may trigger a grammar."""
         if token_id == self._trigger.token_id:
             if self._offers and self._marked.grammar is not None:
                 self._selection = ToolSelection(self._offers)
@@ -195,6 +198,7 @@ class LazyMatcher(Matcher):
             self._follow(lambda: begun.advance(token_ids))
 
     def _say(self, selection: ToolSelection, token_id: int) -> None:
+        """Add a token to the selection of a tool. If the selection is made, begin the grammar."""
         if self.refuses(token_id):
             self._selection = None  # possible only if an earlier worker dropped the selection here
             return
@@ -218,5 +222,6 @@ class LazyMatcher(Matcher):
                 self._free([])
 
     def _free(self, token_ids: Sequence[int]) -> None:
+        """Let go of the grammar. `token_ids` are its last tokens, which are read again as unconstrained text."""
         self._begun = None
         self._unread.extendleft(reversed(token_ids))

@@ -22,6 +22,8 @@ Mask = NDArray[np.int32]  # one bit per token, set if the token may come next
 
 
 class Late(Enum):
+    """The value that stands for a mask which is not known yet."""
+
     LATE = "late"
 
 
@@ -48,7 +50,9 @@ class Matcher(ABC):
         """Return the mask of the next token, or None if every token may come next. The mask is read-only and valid until the next call."""
 
     @abstractmethod
-    def advance(self, token_ids: Sequence[int]) -> None: ...
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens of the sequence."""
+        ...
 
     @property
     def is_complete(self) -> bool:
@@ -71,6 +75,7 @@ class Matcher(ABC):
 
     @property
     def is_late(self) -> bool:
+        """True while the matcher waits for an answer of another process."""
         return False
 
     @property

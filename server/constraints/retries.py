@@ -11,15 +11,19 @@ FIRST_PAUSE_S = 0.05  # doubles with each loss: 3 s in total
 
 
 class Retries:
+    """Counts the losses of a process, and says when to replace it."""
+
     def __init__(self) -> None:
         self._num_lost = 0
         self._next_s = 0.0
 
     @property
     def is_due(self) -> bool:
+        """Whether the process may be replaced now."""
         return time.monotonic() >= self._next_s
 
     def answered(self) -> None:
+        """Note an answer: losses are no longer in a row."""
         self._num_lost = 0
 
     def lost(self, error: ConstraintError) -> None:

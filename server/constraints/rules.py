@@ -41,6 +41,7 @@ class Rules(Matcher):
     """Follows the tokens of one sequence and restricts its next token."""
 
     def __init__(self, bans: Bans, token_ids: Sequence[int] = ()) -> None:
+        """`token_ids`: the tokens that the sequence has already."""
         self._bans = bans
         self._restart()
         self.advance(token_ids)
@@ -81,6 +82,7 @@ class Rules(Matcher):
         self.advance(token_ids)
 
     def _restart(self) -> None:
+        """Forget all tokens."""
         thinking = self._bans.params.thinking
         self._token_ids: list[int] = []
         self._thinks = thinking is not None and thinking.is_open
@@ -187,16 +189,19 @@ def matcher_of(bans: Bans, grammar: Matcher | None, token_ids: Sequence[int] = (
 
 
 def only(token_id: int, num_words: int) -> Mask:
+    """Return the mask that allows one token."""
     mask = np.zeros(num_words, np.int32)
     _set(mask, [token_id])
     return mask
 
 
 def _set(mask: Mask, ids: Sequence[int]) -> None:
+    """Set the bits of tokens in a mask."""
     at = np.asarray(ids, np.int32)
     np.bitwise_or.at(mask.view(np.uint32), at >> 5, np.uint32(1) << (at & 31).astype(np.uint32))
 
 
 def _clear(mask: Mask, ids: Sequence[int]) -> None:
+    """Clear the bits of tokens in a mask."""
     at = np.asarray(ids, np.int32)
     np.bitwise_and.at(mask.view(np.uint32), at >> 5, ~(np.uint32(1) << (at & 31).astype(np.uint32)))

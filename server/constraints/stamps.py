@@ -15,6 +15,8 @@ from server.messages import Stamps
 
 
 class StampMatcher(Matcher):
+    """Follows the transcript of a window."""
+
     reads_logits = True
 
     def __init__(self, stamps: Stamps, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
@@ -52,6 +54,7 @@ class StampMatcher(Matcher):
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _allowed(self) -> NDArray[np.bool_]:
+        """Return for each token whether the rules allow it next."""
         stamps, drawn = self._stamps, self._token_ids
         allowed = np.ones(self._vocab_size, np.bool_)
         if not drawn:
@@ -68,4 +71,5 @@ class StampMatcher(Matcher):
         return allowed
 
     def _is_stamp(self, token_id: int) -> bool:
+        """Return whether a token is a time stamp."""
         return token_id >= self._stamps.first

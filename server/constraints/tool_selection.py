@@ -25,13 +25,16 @@ class ToolSelection:
 
     @property
     def draft(self) -> Offer:
+        """The tokens drawn since the selection began."""
         return self._draft
 
     @property
     def is_made(self) -> bool:
+        """Whether the draft equals an offer."""
         return self._draft in self._scores
 
     def forced(self) -> list[int]:
+        """Return the next tokens that all offers have in common."""
         return list(self._common[len(self._draft) :])
 
     def candidates(self) -> list[int]:
@@ -39,10 +42,12 @@ class ToolSelection:
         return sorted({offer[len(self._draft)] for offer in self._open()})
 
     def weigh(self, logprobs: dict[int, float]) -> None:
+        """Add the log-probabilities of the candidates to the scores of their offers."""
         for offer in self._open():
             self._scores[offer] += logprobs[offer[len(self._draft)]]
 
     def say(self, token_id: int) -> None:
+        """Add a drawn token to the draft."""
         self._draft = (*self._draft, token_id)
 
     def without_draft(self) -> ToolSelection:
@@ -53,6 +58,7 @@ class ToolSelection:
         return ToolSelection([offer for offer in self._offers if offer[:num_right] == best[:num_right]])
 
     def _open(self) -> list[Offer]:
+        """Return the offers that begin with the draft and go on."""
         length = len(self._draft)
         return [offer for offer in self._offers if offer[:length] == self._draft and len(offer) > length]
 

@@ -1,9 +1,9 @@
 """Compute the three coordinates of each token, by which some vision models rotate queries and keys (M-RoPE of Qwen2-VL).
 
-The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, and the sums of
-this and of the token's row and column in the image. The text after an image goes on at the largest coordinate plus one, so an image may
-take fewer coordinates than it has tokens. A token's coordinates follow from its position and from the sizes and positions of the images up
-to it.
+The three coordinates of a token of text or audio are equal. An image token has the coordinate at which its image begins, then that
+coordinate plus the token's row in the image, then that coordinate plus its column. The text after an image goes on at the largest
+coordinate plus one, so an image may take fewer coordinates than it has tokens. A token's coordinates follow from its position and from the
+sizes and positions of the images up to it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The arrays of a plan after `num_changes` changes. The tokens of the items in `unfinished` and `singles` are still zeros."""
+    """The arrays of a plan that had changed `num_changes` times when they were built. The tokens of the items in `unfinished` and `singles`
+    are still zeros."""
 
     plan: Plan
     num_changes: int
@@ -32,10 +33,13 @@ class _Prepared:
     singles: list[Item]  # items of one token, the last ones of the batch
 
     def shows(self, plan: Plan) -> bool:
+        """Return whether the arrays are those of `plan` in its present state."""
         return plan is self.plan and plan.num_changes == self.num_changes
 
 
 class BatchBuilder:
+    """Builds the arrays of each step, and keeps the page tables from step to step."""
+
     def __init__(self, limits: StepLimits) -> None:
         self._reads_excerpts = bool(limits.excerpts)
         self._has_axes = limits.three_axes
@@ -49,9 +53,11 @@ class BatchBuilder:
         self._prepared: _Prepared | None = None
 
     def prepare(self, plan: Plan) -> None:
+        """Build the arrays of an open plan, and keep them for `build`."""
         self._prepared = self._built(plan)
 
     def build(self, plan: Plan) -> StepBatch:
+        """Return the arrays of a settled plan, with all tokens."""
         prepared, self._prepared = self._prepared, None
         if prepared is None or not prepared.shows(plan):
             prepared = self._built(plan)
@@ -63,6 +69,7 @@ class BatchBuilder:
         return prepared.batch
 
     def _built(self, plan: Plan) -> _Prepared:
+        """Build the arrays of a plan, with the tokens that are known."""
         items, num_tokens = plan.in_order, plan.num_tokens
         num_longer = sum(item.count > 1 for item in items)
         tokens = np.zeros(num_tokens, np.int32)
@@ -102,7 +109,8 @@ class BatchBuilder:
         return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
 
     def _requested(self, items: list[Item], ends: Ints) -> tuple[Ints, Ints]:
-        """Return the rows of logits and of hidden states that the items request: the last rows of each item, which end at `ends`."""
+        """Return the rows of logits and the rows of hidden states that the items request. An item requests the rows of its last `num_rows`
+        tokens; `ends` has, for each item, the end of its tokens in the batch."""
         num_rows = [item.num_rows for item in items]
         if sum(num_rows) == ends[-1]:
             rows = self._ramp[: ends[-1]]
@@ -115,7 +123,8 @@ class BatchBuilder:
         return rows[~are_hidden], rows[are_hidden]
 
     def _places(self, items: list[Item], seq_ids: Ints, positions: Ints, longest: int) -> tuple[Places, ...]:
-        """Return where each group stores the tokens. `longest` is the length of the longest context."""
+        """Return, for each cache group, where the keys and values of the tokens are stored, and the page tables. `longest` is the length of
+        the longest context."""
         slots: list[int] = []
         for item in items:
             seq = item.seq
@@ -130,6 +139,7 @@ class BatchBuilder:
         return tuple(places)
 
     def _show(self, seq: Sequence) -> None:
+        """Write the pages of a sequence into its row of each page table."""
         for tables, num_shown, held in zip(self._tables, self._num_shown, seq.held.lists, strict=True):
             row, num_pages = tables[seq.slot], len(held.pages)
             row[:num_pages] = held.pages
@@ -139,7 +149,8 @@ class BatchBuilder:
 
 
 def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
-    """Return the excerpts that have tokens in this step."""
+    """Return the excerpts that have tokens in this step: one entry for each run of tokens. `query_starts` has the first token of each
+    item."""
     found: list[Seen] = []
     for item, first in zip(items, query_starts, strict=False):
         excerpts = item.seq.request.excerpts

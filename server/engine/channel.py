@@ -43,7 +43,7 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class ChannelError(Exception):
-    """The peer violated the protocol."""
+    """A message is too large, or the length in front of a received message is."""
 
 
 def frames(message: FromFront) -> Iterator[bytearray]:
@@ -64,11 +64,12 @@ def frame(message: FromFront | Part | FromWorker) -> bytearray:
 
 
 def payload_bytes(header: bytes) -> int:
+    """Return the length of a message from the LENGTH_BYTES before it. Raise ChannelError if it is too large."""
     return _allowed(int.from_bytes(header, "little"))
 
 
 def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
-    """Return the failure of the request to which a message that is too large belongs, or None if it belongs to no single request."""
+    """Return a Failed message for the request to which the too large `message` belongs, or None if it belongs to no single request."""
     if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
         return None
     text = f"the request or its answer is too large to pass between processes: {error}; ask for less in one request"
@@ -76,13 +77,17 @@ def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | No
 
 
 def _allowed(length: int) -> int:
+    """Return a length of a message. Raise ChannelError if it is too large."""
     if length > MAX_MESSAGE_BYTES:
         raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}")
     return length
 
 
 class WorkerChannel:
+    """The worker's end of the socket: `inbox` has the messages of the front, `send` queues a message for it."""
+
     def __init__(self, connection: socket.socket, *, on_lost: Callable[[], None]) -> None:
+        """`on_lost` is called on the channel's threads when the front is gone, or when messages can no longer be exchanged with it."""
         self.inbox: queue.Queue[FromFront] = queue.Queue(INBOX_MESSAGES)
         self._outbox: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()  # `has_room` bounds it, so `send` never blocks
         self._socket = connection
@@ -94,6 +99,7 @@ class WorkerChannel:
 
     @property
     def has_room(self) -> bool:
+        """Whether the outbox has room. While it has none, the engine should run no steps."""
         return self._outbox.qsize() < OUTBOX_MESSAGES
 
     def send(self, message: FromWorker) -> None:
@@ -112,6 +118,7 @@ class WorkerChannel:
         self._socket.close()
 
     def _read(self) -> None:
+        """Read messages into the inbox until the front is gone. This runs on a thread of its own."""
         parts: list[Part] = []
         try:
             with self._socket.makefile("rb") as stream:
@@ -124,6 +131,7 @@ class WorkerChannel:
             self._on_lost()
 
     def _take(self, message: FromFront | Part, parts: list[Part]) -> None:
+        """Put a message into the inbox, or keep a part of a request in `parts` until the request itself comes."""
         if isinstance(message, Part):
             parts.append(message)
             return
@@ -131,6 +139,7 @@ class WorkerChannel:
         parts.clear()
 
     def _write(self) -> None:
+        """Send what is queued until the channel is closed. This runs on a thread of its own."""
         try:
             while (message := self._outbox.get()) is not None:
                 self._socket.sendall(_framed(message))

@@ -39,6 +39,8 @@ class Text:
 
 
 class Embedder:
+    """Embeds the texts and images of requests. The worker uses it as it uses `loop.Engine`."""
+
     def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None], clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` measures how long images are encoded."""
         assert model.limits.max_tokens >= model.limits.max_context, model.limits
@@ -48,7 +50,7 @@ class Embedder:
         self._queue: FairQueue[Text] = FairQueue()
         self._images: FairQueue[Text] = FairQueue()
         self._texts: dict[str, Text] = {}  # texts and images that wait, by request id
-        self._seen: list[Embed | None] = []  # images that are encoded together in `_parts`; None: it was aborted
+        self._seen: list[Embed | None] = []  # images that are encoded together in `_parts`; None: aborted
         self._parts: InParts[NDArray[np.float32]] | None = None
         self._num_arrived = 0
         self._paused = False
@@ -56,12 +58,15 @@ class Embedder:
 
     @property
     def has_work(self) -> bool:
+        """Whether something waits or is being encoded."""
         return bool(self._texts) or self._parts is not None
 
     def submit(self, submit: Submit) -> None:
+        """Refuse a request to generate text."""
         self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
 
     def embed(self, embed: Embed) -> None:
+        """Queue a text or an image, or publish why it cannot be embedded."""
         if embed.per_token:
             message = "this model computes one vector per text, not one per token"
             self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))
@@ -84,6 +89,7 @@ class Embedder:
         self._queue_of(text).push(text)
 
     def abort(self, abort: Abort) -> None:
+        """Remove a text or an image that waits. Stop encoding images once all of those that are encoded together are aborted."""
         self._remove(abort.request_id)
         self._seen = [None if embed is None or embed.request_id == abort.request_id else embed for embed in self._seen]
         if self._parts is not None and not any(self._seen):
@@ -91,11 +97,12 @@ class Embedder:
             self._parts = None
 
     def pause(self, paused: bool) -> None:
+        """Run no steps while `paused`."""
         self._paused = paused
 
     def step(self) -> bool:
         """Embed a batch of texts, and run parts of encoding images for at most ALONE_S, but at least one part. Texts of batch jobs wait for
-        images of other requests, and images of batch jobs for texts of other requests."""
+        images of other requests, and images of batch jobs for texts of other requests. Return False if there was nothing to do."""
         if self._paused:
             return False
         are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or _is_live(self._images)
@@ -128,6 +135,7 @@ class Embedder:
         return True
 
     def _announce(self) -> None:
+        """Tell the front once that the duration of steps is unknown, so that it waits long before it calls a step stalled."""
         if not self._has_announced:  # the costs of steps are not measured
             self._has_announced = True
             self._publish(Step(UNKNOWN_S))
@@ -136,6 +144,7 @@ class Embedder:
         """Do nothing: this engine holds no resources."""
 
     def _answer(self, asked: Sequence[Embed | None], vectors: NDArray[np.float32]) -> None:
+        """Publish the vectors of texts or images, in their order. Those that are None were aborted."""
         for embed, vector in zip(asked, vectors, strict=True):
             if embed is not None:
                 self._publish(embedding_of(embed, [vector]))
@@ -154,7 +163,7 @@ class Embedder:
             self._queue_of(text).remove(text)
 
     def _take(self, queue: FairQueue[Text]) -> list[Embed]:
-        """Take the texts or images of a step out of their queue."""
+        """Remove the texts or images of the next step from their queue, and return them. Those whose deadline has passed fail."""
         limits, now = self._model.limits, time.monotonic()
         taken: list[Embed] = []
         room = limits.max_tokens
@@ -187,4 +196,5 @@ def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedd
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a vector scaled to length 1."""
     return vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)

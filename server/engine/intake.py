@@ -104,8 +104,8 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
 
 
 def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError if the prompt is empty, or if a token is outside the vocabulary. Such a token would crash the worker and fail
-    every request."""
+    """Raise RequestError if the prompt is empty, or if any field of the request has a token outside the vocabulary. Such a token would
+    crash the worker and fail every request."""
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")
@@ -127,8 +127,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
-    """Raise RequestError if audio is missing, or is given to a model that hears none, or has a number of samples that the model does not
-    hear."""
+    """Raise RequestError if a model that only transcribes gets no audio, if another model gets audio to transcribe, or if the number of
+    samples is not that of 1 to `num_hops` hops."""
     if submit.audio is None:
         if num_hops:
             raise RequestError(ErrorCode.INVALID_VALUE, "the request has no audio; this model only transcribes")
@@ -142,8 +142,9 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
-    """Return the excerpts of a request, each with the positions of its tokens in the prompt. Raise RequestError unless the tokens of each
-    stand together (with one break token after each row, if the model has break tokens), and no other token of the prompt has this kind."""
+    """Return the excerpts of a request, each with the positions of its tokens in the prompt. Raise RequestError if the model cannot read
+    one of them, if the tokens of one do not stand together (with one break token after each row, if the model has break tokens), or if the
+    prompt has other tokens of such a kind."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"
@@ -172,8 +173,8 @@ def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[
 
 
 def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens: int) -> None:
-    """Raise RequestError if the model cannot read one of the excerpts, which have one kind, or if the prompt has not as many tokens of this
-    kind as they take."""
+    """Raise RequestError if the model cannot read one of the excerpts, which are of one kind. Raise it also if the prompt does not have as
+    many tokens of this kind as the excerpts take: it has `num_tokens`."""
     if fault := next(filter(None, map(limits.fault, excerpts)), ""):
         raise RequestError(ErrorCode.INVALID_VALUE, fault)
     if num_tokens != (wanted := sum(excerpt.num_tokens for excerpt in excerpts)):

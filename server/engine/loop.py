@@ -45,6 +45,9 @@ class Outputs:
 
 
 class Engine:
+    """Runs the requests of a model that generates or gives hidden states. The worker calls `submit`, `embed`, `abort` and `pause` between
+    steps."""
+
     def __init__(
         self,
         model: StepModel,
@@ -86,6 +89,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
+        """Whether a step may be needed: for a request, for events that are not sent yet, or for other servers."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
         return bool(self._requests.living) or self._outbox.has_news or has_changed or is_asked
@@ -102,6 +106,7 @@ class Engine:
             self.exchange.stop(abort.request_id)
 
     def pause(self, paused: bool) -> None:
+        """Run no steps while `paused`. Requests may still be aborted."""
         self.scheduler.pause(paused)
 
     # --- one step --------------------------------------------------------------------------------------------------------
@@ -124,7 +129,7 @@ class Engine:
         return plan.has_work or has_moved
 
     def _settled(self, plan: Plan) -> Plan:
-        """Close a plan, and keep the rows of excerpts that it needs."""
+        """Close a plan, and have the model keep the encoded rows of the excerpts that it needs."""
         self.scheduler.settle(plan)
         if self._model.limits.excerpts:
             self._model.spare(plan.needed)
@@ -184,6 +189,7 @@ class Engine:
         return spent_s
 
     def _run(self, batch: StepBatch) -> tuple[Logits, float]:
+        """Run the model. Return its logits, and the seconds that the call took."""
         started = self._clock()
         logits = self._model.run(batch)
         return logits, self._clock() - started
@@ -211,6 +217,7 @@ class Engine:
         return outputs
 
     def _sample(self, plan: Plan, logits: Logits, outputs: Outputs) -> None:
+        """Draw the step's tokens from its logits. Pass tokens, log-probabilities of prompts, and vectors on to their requests."""
         self.scheduler.collect(plan)
         if outputs.vectors:
             self._deliver(outputs.vectors)
@@ -230,7 +237,8 @@ class Engine:
                 take(seq, drawn)
 
     def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
-        """Return the arguments of the draw, after matchers that read logits have restricted their masks."""
+        """Return the arguments of the draw. If matchers read logits, first let them restrict their masks, and prepare the arguments
+        again."""
         reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
         if not reading:
             return outputs.batch
@@ -262,6 +270,7 @@ class Engine:
     # --- output ----------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
+        """Send the tokens of the step, changes of the prefix cache, and statistics if they are due."""
         self._outbox.flush()
         if self._cache_log is not None and self._cache_log.has_news:
             self._outbox.send(CacheChanged(self._cache_log.take()))
@@ -270,10 +279,12 @@ class Engine:
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:
+        """Count a step, and let the scheduler learn from its duration."""
         self.timing.add(plan.num_tokens, plan.num_prefill, step_s, kernel_s)
         self.scheduler.observe(plan, step_s)
 
     def stats(self) -> Stats:
+        """Return the present state as a message."""
         scheduler, pool, timing = self.scheduler, self.scheduler.pool, self.timing
         alive = [seq for seq in self._requests.sequences if seq.stage is not Stage.FINISHED]
         return Stats(
@@ -296,6 +307,7 @@ class Engine:
         )
 
     def check_integrity(self) -> None:
+        """Raise an error if the scheduler's records contradict each other."""
         self.scheduler.check_integrity(self._requests.sequences)
 
     def close(self) -> None:

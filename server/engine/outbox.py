@@ -38,6 +38,8 @@ class Timing:
 
 
 class Outbox:
+    """Collects the events of a step, and passes messages to `publish`, which sends them to the front."""
+
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
@@ -51,6 +53,7 @@ class Outbox:
         self._events.append(event)
 
     def flush(self) -> None:
+        """Send the collected events in one message."""
         if self._events:
             events, self._events = self._events, []
             self._publish(Tokens(tuple(events)))

@@ -59,6 +59,7 @@ class OverlappedEngine(Engine):
         return plan
 
     def _prepare(self, plan: Plan) -> Outputs:
+        """On the helper's thread: publish the last tokens, prepare the draws of this step, and plan and prepare the next step."""
         self._publish()
         self._requests.admit()
         outputs = self._outputs(plan, self._masks(plan))

@@ -60,6 +60,8 @@ class Taking:
 
 
 class PageExchange:
+    """Gives and takes pages between the steps of an engine. The front passes on the pages that other servers ask for."""
+
     def __init__(
         self,
         model: StepModel,
@@ -85,12 +87,13 @@ class PageExchange:
         self._takings: dict[Request, Taking] = {}
         self._done: list[Request] = []
         self._has_moved = False  # the last portion had pages
-        self._failed_s: dict[tuple[str, int], float] = {}  # when a server has failed, by its address
+        self._failed_s: dict[tuple[str, int], float] = {}  # time when a server failed last, by host and port
         self._num_given = self._num_taken = self._num_tries = self._num_failed = self._num_left_out = 0
         self._waited_s = 0.0
 
     @property
     def has_work(self) -> bool:
+        """Whether `work` has something to do, or has done something just now."""
         return bool(self._takings) or any(giving.credit for giving in self._givings.values()) or self._has_moved
 
     @property
@@ -100,11 +103,13 @@ class PageExchange:
 
     @property
     def counts(self) -> PageCounts:
+        """What was exchanged since the worker started."""
         return PageCounts(self._num_given, self._num_taken, self._num_tries, self._num_failed, self._num_left_out, self._waited_s)
 
     # --- give ------------------------------------------------------------------------------------------------------------
 
     def give(self, asked: GivePages) -> None:
+        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(
@@ -117,10 +122,12 @@ class PageExchange:
         self._send(PagesGiven(asked.request_id, offer))
 
     def more(self, request_id: str) -> None:
+        """Allow one more message with pages, because one of those that were sent has been passed on."""
         if (giving := self._givings.get(request_id)) is not None:
             giving.credit += 1
 
     def stop(self, request_id: str) -> None:
+        """Stop giving pages for a request."""
         self._givings.pop(request_id, None)
 
     def _read(self, giving: _Giving) -> None:
@@ -198,6 +205,7 @@ class PageExchange:
         return done
 
     def _bytes_of(self, num_tokens: int) -> int:
+        """Return how many bytes the pages of `num_tokens` tokens have, without those that a window excludes."""
         counts = ((num_tokens if group.window is None else min(num_tokens, group.window)) // group.page_size for group in self._groups)
         return sum(count * group.page_bytes for count, group in zip(counts, self._groups, strict=True))
 

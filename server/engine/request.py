@@ -20,8 +20,7 @@ TURN = 32  # tokens that a sequence may generate before other sequences of its k
 
 
 class Stage(Enum):
-    """The stage of a sequence. Only the scheduler changes it; `open_request` creates the choices that an earlier worker finished as
-    FINISHED."""
+    """The stage of a sequence. Only the scheduler changes it. The choices that an earlier worker finished are FINISHED from the start."""
 
     WAITING = "waiting"  # waits for its constraint to be compiled, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
@@ -107,11 +106,11 @@ class Sequence:
     """
 
     request: Request
-    choice: int
+    choice: int  # its number among the choices of the request
     token_ids: list[int]
-    held: Held
+    held: Held  # its pages
     row: RowState
-    max_len: int  # tokens after which the choice ends with FinishReason.LENGTH
+    max_len: int  # number of tokens, those of the prompt included, at which the choice ends with FinishReason.LENGTH
     stage: Stage = Stage.WAITING
     slot: int = -1  # its row in the page tables of the batch while RUNNING
     matcher: Matcher | None = None  # None: every token is always allowed
@@ -119,10 +118,10 @@ class Sequence:
     num_computed: int = 0
     num_awaited: int = 0
     has_heard: bool = False  # its pages have the keys and values of its audio
-    rank: tuple[int, int, int] = (0, 0, 0)
+    rank: tuple[int, int, int] = (0, 0, 0)  # priority, arrival, choice: lower is earlier
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
     prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of the text's tokens so far; None: not requested for each token
-    unsent_ids: list[int] = field(default_factory=list[int])  # drawn, but held back while the matcher selects a tool
+    unsent_ids: list[int] = field(default_factory=list[int])  # drawn or forced, but held back while the matcher selects a tool
     unsent_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -179,6 +178,7 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
+        """The number of tokens that are not computed yet, awaited ones included."""
         return len(self.token_ids) + self.num_awaited - self.num_computed
 
     @property
@@ -188,7 +188,8 @@ class Sequence:
         return self.num_known - 1 if self.num_rows_known is None else self.num_rows_known
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Append a drawn token. Return the reason if the choice ends with it. A stop token is recorded, but not appended."""
+        """Append a drawn or forced token. Return the reason if the choice ends with it, otherwise None. A stop token is recorded, but not
+        appended."""
         if token_id in self.request.ender_ids and self.num_known - self.num_prompt >= self.request.submit.params.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
@@ -200,7 +201,7 @@ class Sequence:
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
     def drop(self, num_tokens: int) -> None:
-        """Remove the last tokens, none of which was sent to the client."""
+        """Remove the last `num_tokens` tokens, none of which was sent to the client."""
         del self.token_ids[self.num_known - num_tokens :]
         self.unsent_ids = self.unsent_ids[: len(self.unsent_ids) - num_tokens]
         self.unsent_logprobs = self.unsent_logprobs[: len(self.unsent_ids)]
@@ -231,6 +232,7 @@ class Sequence:
         return joined, None
 
     def check(self) -> None:
+        """Assert that the counts of tokens are related as described above, and that the sequence has pages for its computed tokens."""
         assert 0 <= self.num_reused <= self.num_computed <= self.num_tokens, self
         assert self.num_prompt <= self.num_known <= self.max_len, self
         assert all(held.num_tokens >= self.num_computed for held in self.held.lists), self

@@ -29,6 +29,8 @@ from server.messages import Abort, Embed, ErrorCode, Failed, FinishReason, Submi
 
 
 class Requests:
+    """The unfinished requests of an engine, by id in `living`."""
+
     def __init__(
         self,
         limits: StepLimits,
@@ -61,6 +63,7 @@ class Requests:
     # --- arrival ---------------------------------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> None:
+        """Take in a request to generate. Send a failure if it cannot be served."""
         try:
             request = self._open(submit)
         except RequestError as error:
@@ -81,6 +84,7 @@ class Requests:
             self._scheduler.add(request)
 
     def embed(self, embed: Embed) -> None:
+        """Take in a text to embed. Send a failure if it cannot be embedded."""
         try:
             self._require_new(embed.request_id)
             request = open_text(embed, self._num_arrived, limits=self._limits)
@@ -91,6 +95,7 @@ class Requests:
         self._scheduler.add(request)
 
     def _open(self, submit: Submit) -> Request:
+        """Return the request of a Submit, with the matchers of its choices. Raise RequestError if it cannot be served."""
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
@@ -110,10 +115,12 @@ class Requests:
         return request
 
     def _require_new(self, request_id: str) -> None:
+        """Raise RequestError if a request with this id is unfinished."""
         if request_id in self.living:
             raise RequestError(ErrorCode.GENERATION_FAILED, f"request_id {request_id} is running already")
 
     def _enter(self, request: Request) -> None:
+        """Add a request to the unfinished ones, and note its deadline."""
         submit = request.submit
         self._num_arrived += 1
         self.living[submit.request_id] = request
@@ -161,6 +168,7 @@ class Requests:
     # --- tokens ----------------------------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
+        """Add a drawn token to a sequence, and send what may be sent. Park the sequence if its matcher is late."""
         try:
             self._take(seq, drawn)
         except ConstraintError as error:
@@ -170,6 +178,7 @@ class Requests:
                 self.park(seq)
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
+        """Add a drawn token to a sequence, and send what may be sent. Raise ConstraintError if the constraint cannot be followed."""
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
             self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request continues
             return
@@ -229,6 +238,7 @@ class Requests:
         reason: FinishReason | None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
+        """Send new tokens, after those that were held back. While the matcher selects a tool, hold all of them back."""
         token_ids, logprobs = [*seq.unsent_ids, *token_ids], (*seq.unsent_logprobs, *logprobs)
         if reason is None and seq.choosing is not None:
             seq.unsent_ids, seq.unsent_logprobs = token_ids, logprobs
@@ -237,12 +247,15 @@ class Requests:
         self._send(seq, tuple(token_ids), reason, logprobs)
 
     def _send(self, seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None, logprobs: tuple[TokenLogprob, ...]) -> None:
+        """Send tokens of a choice, and end the choice if there is a reason."""
         if reason is not None:
             self._end(seq, reason, token_ids, logprobs)
         elif token_ids:
             self._outbox.add(self._event(seq, token_ids, logprobs))
 
     def _event(self, seq: Sequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
+        """Return the event that sends tokens of a choice. The first event of a choice also has the log-probabilities of the prompt, if they
+        are complete."""
         request, prompt_logprobs = seq.request, seq.prompt_logprobs
         seq.prompt_logprobs = None
         is_complete = prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt
@@ -260,6 +273,7 @@ class Requests:
     # --- endings ---------------------------------------------------------------------------------------------------------
 
     def abort(self, abort: Abort) -> None:
+        """End one choice of a request, or all of them."""
         request = self.living.get(abort.request_id)
         if request is None:
             return  # the request has just ended
@@ -284,7 +298,7 @@ class Requests:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        """End one choice and free its pages within this step."""
+        """End a choice for a reason, and free its pages within this step. A text to embed ends as a whole."""
         if seq.stage is Stage.FINISHED:
             return
         if seq.request.embed is not None:
@@ -297,6 +311,7 @@ class Requests:
             self._forget(seq.request)
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
+        """End a text to embed, whose deadline has passed or which was aborted."""
         if reason is FinishReason.DEADLINE:
             self._fail(request, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text was embedded")
         else:
@@ -307,10 +322,12 @@ class Requests:
         self._fail(seq.request, _whose(error), f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: ErrorCode, message: str) -> None:
+        """Drop a request, and send its failure."""
         self._drop(request)
         self._outbox.send(Failed(request.submit.request_id, code, message))
 
     def _drop(self, request: Request) -> None:
+        """Free all that a request holds, and forget it."""
         for seq in request.sequences:
             if seq.stage is not Stage.FINISHED:
                 self._finish(seq)
@@ -324,6 +341,7 @@ class Requests:
         request.leader = None
 
     def _finish(self, seq: Sequence) -> None:
+        """Free what a sequence holds: its slot, its pages and its matcher."""
         self._compiling.pop(seq, None)
         self._parked.discard(seq)
         self._scheduler.finish(seq)

@@ -35,6 +35,8 @@ class SamplingError(Exception):
 
 
 class Drawn(Struct, frozen=True):
+    """A drawn token, or with token_id -1 the error for which none was drawn."""
+
     token_id: int
     logprob: TokenLogprob | None = None
     error: SamplingError | None = None
@@ -44,12 +46,14 @@ class Seen:
     """The distinct tokens to which the penalties of a sequence apply, and how often each occurs in the answer."""
 
     def __init__(self, prompt_ids: Ids) -> None:
+        """`prompt_ids` are the distinct tokens of the prompt, if penalties apply to them."""
         self._num = len(prompt_ids)
         self._ids: Ids = np.resize(prompt_ids, self._num + 16) if self._num else np.zeros(16, np.int32)
         self._counts: Ids = np.zeros(len(self._ids), np.int32)
         self._places = {token_id: place for place, token_id in enumerate(prompt_ids.tolist())}
 
     def add(self, token_id: int) -> None:
+        """Count a token of the answer."""
         place = self._places.setdefault(token_id, self._num)
         if place == self._num:
             if self._num == len(self._ids):
@@ -100,12 +104,15 @@ class RowState:
         self.position = len(self.prompt_ids)
 
     def advance(self, token_id: int) -> None:
+        """Follow a token that was appended."""
         self.position += 1
         if self.seen is not None:
             self.seen.add(token_id)
 
 
 class Sampler:
+    """Draws tokens, and computes log-probabilities, on the device of a model."""
+
     def __init__(self, model: StepModel) -> None:
         self._model = model
         limits = model.limits
@@ -124,6 +131,7 @@ class Sampler:
         return self._batch(rows, masks, places) if rows else None
 
     def draw(self, logits: Logits, rows: Sequence[RowState], batch: SampleBatch | None) -> list[Drawn]:
+        """Draw a token for each of `rows`. `batch` is the result of `prepare` for these rows."""
         if batch is None:
             return []
         sampled = self._model.sample(logits, batch)
@@ -147,6 +155,8 @@ class Sampler:
         return {token_id: _logprob(token_id, found, i).logprob for ids, found in by_chunk for i, token_id in enumerate(ids.tolist())}
 
     def _batch(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch:
+        """Build the arguments of a draw, which `prepare` returns. The parts that do not change are kept as long as the rows stay the same
+        sequences."""
         if rows != self._same.rows:
             self._same = _Same.of(rows)
         settings = self._same.settings.copy()
@@ -161,6 +171,7 @@ class Sampler:
         return SampleBatch(np.array(places, np.int32), self._same.numbers, settings, *lists, self._masks[:num_masks])
 
     def _drawn(self, row: RowState, token_id: int, logprobs: Logprobs, i: int) -> Drawn:
+        """Return result i of a draw, which is `token_id` for `row`. A negative `token_id` is a code for why no token was drawn."""
         if token_id >= 0:
             return Drawn(token_id, None if row.params.logprobs is None else _logprob(token_id, logprobs, i))
         why = (
@@ -192,11 +203,13 @@ class _Same:
 
     @staticmethod
     def of(rows: Sequence[RowState]) -> _Same:
+        """Return these parts of a batch with these rows."""
         numbers, settings = np.array([row.numbers for row in rows], np.float32), np.array([row.settings for row in rows], np.int64)
         return _Same(rows, numbers, settings, _lists(rows) if all(row.seen is None for row in rows) else None)
 
 
 def _lists(rows: Sequence[RowState]) -> Lists:
+    """Return the biases and the seen tokens of all rows as sparse lists."""
     seen = [row.seen for row in rows]
     return (
         *_listed([row.bias_ids for row in rows], [row.bias_values for row in rows]),

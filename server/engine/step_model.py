@@ -26,7 +26,7 @@ from server.messages import Clip, Crop, Excerpt
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
-SAMPLE_BYTES = 4  # of a sample of audio
+SAMPLE_BYTES = 4  # bytes of a sample of audio
 EXAMPLE_EDGE = 16  # edge, in squares, of the crop whose encoding is measured, if crops may consist of so many
 
 
@@ -65,6 +65,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
+    """The arrays of a step, with `t` tokens of `s` sequences."""
+
     tokens: NDArray[np.int32]  # [t]
     positions: NDArray[np.int32]  # [t] position of each token in its sequence
     query_starts: NDArray[np.int32]  # [s + 1] first token of each sequence; the last entry is t
@@ -86,7 +88,7 @@ class GroupLimits:
     window: int | None = None  # tokens that a token attends to, itself included; None: all before it
     keeps_states: bool = False  # a page has the state after its last token, so a sequence can continue only after full pages
     page_size: int = PAGE_SIZE  # tokens per page: a multiple of PAGE_SIZE
-    page_bytes: int = 0  # of a page as `read_page` returns it; 0: pages cannot be read or written
+    page_bytes: int = 0  # bytes of a page as `read_page` returns it; 0: pages cannot be read or written
 
     def most_pages(self, max_tokens: int) -> int | None:
         """Return the largest number of pages that a sequence holds at a time if at most `max_tokens` of its tokens run in a step. Return
@@ -102,11 +104,11 @@ class SeeingLimits:
     medium: ClassVar[str] = "image"
     parts: ClassVar[str] = "crops of images"
     reads: ClassVar[str] = "sees images"
-    square_bytes: int
+    square_bytes: int  # bytes of a square's pixels
     edge_tokens: int  # a square has this many rows and this many columns of tokens in the prompt
     token: int  # id of the token whose places in the prompt read the encoder's rows
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
-    most_squares: int = 1
+    most_squares: int = 1  # of a crop
     three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
     both_ways: bool = False  # the tokens of a crop attend to each other in both directions, so all of them are in one step
     has_breaks: bool = False  # another token stands between two rows of tokens of a crop
@@ -123,6 +125,7 @@ class SeeingLimits:
 
     @property
     def _example_edge(self) -> int:
+        """The edge of `example` in squares."""
         return min(EXAMPLE_EDGE, isqrt(self.most_squares))
 
     def fault(self, crop: Excerpt) -> str:
@@ -160,6 +163,7 @@ class ListeningLimits:
         return Clip.of(b"", 0.0, self.num_hops, self.num_tokens(self.num_hops))
 
     def num_tokens(self, num_hops: int) -> int:
+        """Return how many tokens of the prompt a clip of `num_hops` hops takes."""
         return tokens_of(num_hops, self.frames_each, self.piece_hops)
 
     def share(self, num_tokens: int) -> float:
@@ -217,6 +221,8 @@ class StepLimits:
 
 
 class StepModel(Protocol):
+    """A model that runs ragged steps on a KV cache: it generates text, gives hidden states, or both."""
+
     @property
     def limits(self) -> StepLimits: ...
 
@@ -282,6 +288,8 @@ class EmbedLimits:
 
 
 class EmbedModel(Protocol):
+    """An encoder, which embeds or classifies whole texts, and may embed images."""
+
     @property
     def limits(self) -> EmbedLimits: ...
 

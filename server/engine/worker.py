@@ -82,7 +82,8 @@ Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
 def serve_worker(socket_fd: int, build: Build) -> None:
-    """Serve the front through an inherited socket until the front stops or drains this worker. If the front is gone, exit at once."""
+    """Serve the front through an inherited socket until the front stops or drains this worker. If the front is gone, exit at once. Raise
+    TypeError if the first message is no Load."""
     connection = socket.socket(fileno=socket_fd)
     connection.set_inheritable(False)  # if a child inherited it, the front would not notice the end of this process
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))
@@ -134,11 +135,14 @@ def _end_without(name: str, lost: StageLost) -> None:
 
 
 def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
+    """Verify the model's files, and report damage to the front. This runs on a thread of its own."""
     if fault := damage():
         channel.send(Damaged(fault))
 
 
 class Worker:
+    """Runs the engine of a loaded model, and handles the messages of the front between its steps."""
+
     def __init__(
         self,
         model: LoadedModel,
@@ -160,6 +164,7 @@ class Worker:
         self._is_cold = True
 
     def run(self) -> None:
+        """Serve until the front stops this worker, or until its last request has ended after the front has asked it to drain."""
         while not self._stopping:
             self._receive()
             self._report_card()
@@ -190,14 +195,15 @@ class Worker:
                 self._handle(self._channel.inbox.get_nowait())
 
     def _report_card(self) -> None:
+        """Send the usage of the GPU every CARD_S seconds, if the model runs on one."""
         if self._card_usage is not None and self._clock() >= self._next_report_s:
             self._next_report_s = self._clock() + CARD_S
             if (usage := self._card_usage()) is not None:
                 self._channel.send(Card(usage))
 
     def _rest(self) -> None:
-        """Use a moment without work: settle, and start once the zygote, from which the processes of constraints are forked. This is not
-        done at the start, because right after a restart, resubmitted requests come first."""
+        """Use a moment without work: let `Settling` go on, and at the first such moment start the zygote, from which the processes of
+        constraints are forked. This is not done when the worker starts, because right after a restart, resubmitted requests come first."""
         if self._settling is not None:
             self._settling.rest()
         if self._is_cold and self._constraints is not None:
@@ -205,6 +211,7 @@ class Worker:
         self._is_cold = False
 
     def _handle(self, message: FromFront) -> None:
+        """Do what a message of the front asks for."""
         match message:
             case Submit() | Embed() if self._draining:
                 text = "the model is being unloaded and accepts no new requests"
@@ -236,6 +243,7 @@ class Worker:
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:
+    """Return what compiles the constraints of requests, or None if the model generates no text or has no tokenizer."""
     if model.read_tokenizer is None or model.step_model is None or not model.step_model.limits.generates:
         return None
     return ConstraintCompiler(model.read_tokenizer, eos_ids=model.eos_ids, vocab_size=model.step_model.limits.vocab_size)
@@ -249,6 +257,8 @@ def engine_of(
     logs_cache: bool = False,
     peering: Peering | None = None,
 ) -> Engine | Embedder:
+    """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. `peering`
+    says how pages are exchanged with other servers; None: not at all."""
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)

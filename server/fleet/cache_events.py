@@ -25,6 +25,8 @@ Pages = dict[int | None, set[int]]  # the hashes of the pages that can be found,
 
 @dataclass(slots=True, eq=False)
 class _Stream:
+    """The batches of one model."""
+
     topic: bytes
     kept: deque[tuple[int, bytes]]
     kept_bytes: int = 0
@@ -33,7 +35,7 @@ class _Stream:
 
 
 class CacheEvents:
-    """`changed` and `cleared` run on one thread, `replay` may run on another."""
+    """Publishes the changes of all models' caches. `changed` and `cleared` run on one thread, `replay` may run on another."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class CacheEvents:
             return [] if stream is None else [(number, batch) for number, batch in stream.kept if number >= first]
 
     def changed(self, source: CacheSource, changes: Sequence[CacheChange]) -> None:
+        """Publish changes of a worker's cache, if they are changes for the whole model."""
         stream = self._stream(source.model)
         entered = [_enter(stream, source, change) for change in changes]
         told = [change for change in entered if change is not None]
@@ -88,12 +91,14 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def _stream(self, model: str) -> _Stream:
+        """Return the stream of a model."""
         if model not in self._streams:
             with self._lock:
                 self._streams[model] = _Stream(f"kv@{self._name}@{model}".encode(), deque())
         return self._streams[model]
 
     def _add(self, stream: _Stream, batch: bytes) -> None:
+        """Number a batch, keep it, and send it."""
         with self._lock:
             number, stream.number = stream.number, stream.number + 1
             stream.kept.append((number, batch))

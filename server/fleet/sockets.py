@@ -46,13 +46,16 @@ class EventSockets:
             self._thread.start()
 
     def send(self, topic: bytes, number: int, batch: bytes) -> None:
+        """Publish a batch."""
         self._publishing.send_multipart((topic, number.to_bytes(NUMBER_BYTES, "big"), batch))
 
     def close(self) -> None:
+        """Close both sockets."""
         self._publishing.close(linger=0)
         self._context.term()  # the thread's call ends with ContextTerminated; this waits until the thread has closed its socket
 
     def _bound(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        """Return a socket bound to an address. Raise zmq.ZMQError if that fails."""
         made = self._context.socket(kind)
         made.set_hwm(MOST_UNSENT)
         made.linger = 0
@@ -60,6 +63,7 @@ class EventSockets:
         return made
 
     def _serve_replays(self, replaying: zmq.Socket[bytes]) -> None:
+        """Answer requests for past batches. This runs on a thread of its own."""
         while True:
             try:
                 client, *asked = replaying.recv_multipart()
@@ -71,6 +75,7 @@ class EventSockets:
                 log.warning("a replay of cache events ended early: %s", error)
 
     def _answer(self, replaying: zmq.Socket[bytes], client: bytes, asked: list[bytes]) -> None:
+        """Send the batches that a client asks for, and then the end."""
         match asked:
             case [b"", first] if len(first) == NUMBER_BYTES:
                 topic = None

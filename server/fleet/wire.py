@@ -26,14 +26,17 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def batch(changes: Sequence[CacheChange], time_s: float) -> bytes:
+    """Encode a batch of changes."""
     return encode([time_s, [_event(change) for change in changes], RANK])
 
 
 def cleared(time_s: float) -> bytes:
+    """Encode a batch that says that all caches are gone."""
     return encode([time_s, [CLEARED], RANK])
 
 
 def _event(change: CacheChange) -> list[object]:
+    """Return a change in vLLM's format."""
     match change:
         case PagesStored():
             event: list[object] = [

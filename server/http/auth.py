@@ -25,9 +25,11 @@ from server.settings import ServerSettings
 
 
 class Access(Enum):
-    OPEN = auto()
-    KEY = auto()
-    ADMIN = auto()
+    """What a path requires of a request."""
+
+    OPEN = auto()  # nothing
+    KEY = auto()  # an API key, on a server with keys
+    ADMIN = auto()  # an admin key, on a server with keys
     PEER = auto()  # another server of the fleet, which proves that it knows the secret
 
 
@@ -56,6 +58,7 @@ UNTYPED = ("", FORM)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
+    """Return what a path requires. With `open_metrics`, METRICS_PATHS require nothing."""
     if path == PATH:
         return Access.PEER
     if path in OPEN_PATHS or path.startswith(OPEN_FILES) or WEB_PAGES.fullmatch(path) or (path in METRICS_PATHS and open_metrics):
@@ -80,6 +83,8 @@ class Passed:
 
 
 class Guard:
+    """Checks the access of each request against the keys of the settings."""
+
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._api = KeyRing(settings.api_keys, settings.api_key_file, "api_keys")
@@ -126,6 +131,7 @@ class Guard:
         return Passed(access, short(digest_of(key)) if key else "", tenant, is_admin, known.limits if known else UNLIMITED)
 
     def _check_peer(self, path: str, headers: Mapping[str, str]) -> Passed:
+        """Return the result for a request of another server of the fleet. Raise ApiError unless it proves that it knows the secret."""
         if self._peers is None:
             raise ApiError(NOT_FOUND_PATH, f"{path} is for servers of a fleet, and this one has no peer_secret_file")
         if not self._peers.proves(headers.get(PROOF_HEADER, "")):
@@ -149,6 +155,7 @@ class Guard:
         raise ApiError(INVALID_API_KEY, "the API key is no longer valid", headers={"www-authenticate": "Bearer"})
 
     def _check_host(self, host: str) -> None:
+        """Raise ApiError unless the request names this server as its host."""
         name = re.sub(r":\d+$", "", host.lower())
         if name not in self._hosts:
             raise ApiError(
@@ -157,8 +164,8 @@ class Guard:
             )
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise ApiError if a page of another origin sent the request. With API keys this check is not needed: a browser adds no key by
-        itself."""
+        """Raise ApiError if a page of another origin sent the request, unless `cors_origins` allows that origin. With API keys this check
+        is not needed: a browser adds no key by itself."""
         origin, allowed = headers.get("origin"), self._settings.cors_origins
         if origin is None:
             is_foreign, named = headers.get("sec-fetch-site", "").lower() == "cross-site", "another site"
@@ -199,5 +206,6 @@ def _of_socket(headers: Mapping[str, str]) -> str:
 
 
 def _bearer(authorization: str) -> str:
+    """Return the key in the header `authorization`, or an empty text."""
     scheme, _, key = authorization.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

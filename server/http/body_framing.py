@@ -19,16 +19,22 @@ TRAILER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
 
 
 class Body(Protocol):
+    """The body of a request, as far as it has arrived."""
+
     @property
-    def is_complete(self) -> bool: ...
+    def is_complete(self) -> bool:
+        """Whether the whole body was taken."""
+        ...
 
     def take(self, received: bytearray) -> bytes:
-        """Remove at most `PIECE_BYTES` of the body from the beginning of `received`, and return their data."""
+        """Remove at most `PIECE_BYTES` of the body from the beginning of `received`, and return their data. Raise ApiError if the framing
+        is malformed."""
         ...
 
 
 def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_bytes: int) -> Body:
-    """Return the body that the headers declare. Raise ApiError for a transfer encoding other than `chunked`."""
+    """Return the body that the headers declare. Its framing, if it is chunked, may have `max_framing_bytes` bytes. Raise ApiError for a
+    transfer encoding other than `chunked`, or for any transfer encoding before HTTP/1.1."""
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return MeasuredBody(int(next((value for name, value in headers if name == b"content-length"), b"0")))
@@ -41,6 +47,8 @@ def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_by
 
 
 class MeasuredBody:
+    """A body whose length was declared."""
+
     def __init__(self, num_bytes: int) -> None:
         self._num_left = num_bytes
 
@@ -56,7 +64,7 @@ class MeasuredBody:
 
 
 class ChunkedBody:
-    """The framing may have `max_framing_bytes` bytes, and one more byte for each byte of data."""
+    """A body in chunks. Its framing may have `max_framing_bytes` bytes, and one more byte for each byte of data."""
 
     def __init__(self, max_framing_bytes: int) -> None:
         self.is_complete = False
@@ -88,6 +96,7 @@ class ChunkedBody:
         return bytes(data)
 
     def _take_line(self, line: bytes) -> None:
+        """Read a line of the framing. Raise ApiError if it is malformed, or if the framing is too large."""
         self._num_framing_bytes += len(line) + 2
         if self._num_framing_bytes > self._max_framing_bytes + self._num_data_bytes:
             raise ApiError(

@@ -15,6 +15,8 @@ PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/v2/health/
 
 
 class Connection(Protocol):
+    """A connection as this module sees it."""
+
     def leave(self) -> None:
         """Close the connection when all that was written has been sent."""
         ...
@@ -35,6 +37,7 @@ class Connections:
         self._surplus: set[Connection] = set()
 
     def opened(self, connection: Connection) -> None:
+        """Count a new connection. If there are too many, close the one that has been idle longest."""
         self._open.add(connection)
         self._idle[connection] = None
         if len(self._open) <= self.most:
@@ -47,6 +50,7 @@ class Connections:
         longest_idle.give_way()
 
     def closed(self, connection: Connection) -> None:
+        """Forget a connection."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         self._surplus.discard(connection)
@@ -56,6 +60,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def rests(self, connection: Connection) -> None:
+        """Mark a connection as idle."""
         if connection in self._open:
             self._idle[connection] = None
 

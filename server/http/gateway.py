@@ -48,6 +48,8 @@ VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header an
 
 
 class Gateway:
+    """The ASGI application around all others."""
+
     def __init__(
         self,
         app: ASGIApp,
@@ -72,6 +74,7 @@ class Gateway:
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request. What the endpoint needs to know about its sender is in the scope's `Caller`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,6 +96,7 @@ class Gateway:
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
+            """Send a part of the answer, with the gateway's headers, and keep it if requests are stored."""
             nonlocal status
             if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
@@ -183,6 +187,8 @@ class Gateway:
                 watcher(record)
 
     def _readmit(self, passed: Passed, record: RequestRecord) -> KeyLimits:
+        """Count a part of a request against the rates of its key. Return the key's present limits. Raise ApiError if the key is gone or
+        exceeds a rate."""
         limits = self._guard.limits_now(passed)
         use = self._rates.of(passed.key_digest, limits)
         record.charge = None if use is None else use.charge
@@ -246,6 +252,7 @@ def _without_client(body: bytes) -> Receive:
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
+    """Return the response with an error, in the shape of the API to which the request belongs."""
     shape: ErrorShape = scope.get("relaxserve.error_shape", ApiError.body)
     return Response(shape(error), error.kind.status, error.response_headers(), "application/json")
 

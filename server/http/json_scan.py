@@ -43,6 +43,7 @@ class JsonScan:
             self._check()
 
     def _feed(self, piece: bytes) -> None:
+        """Count the values of a piece. Raise ApiError if it nests too deeply."""
         piece = self._carried + piece
         num_last = len(piece) - len(piece.rstrip(b"\\"))
         piece, self._carried = (piece[:-1], b"\\") if num_last % 2 else (piece, b"")
@@ -64,6 +65,7 @@ class JsonScan:
             raise ApiError(INVALID_JSON, f"the JSON nests deeper than {MAX_DEPTH} levels")
 
     def _check(self) -> None:
+        """Raise ApiError if a limit is exceeded."""
         for num, limit, what in (
             (self.num_parts, MAX_PARTS, "objects, lists, names and texts"),
             # A lower bound on the numbers (and true, false, null): each object, list, name or text accounts for at most one comma, so every

@@ -43,6 +43,7 @@ class Exchange:
         self.is_complete = False
 
     def add(self, part: bytes, *, more: bool) -> None:
+        """Add a part of the answer. `more`: further parts follow."""
         if not self.body:
             return
         self.num_bytes += len(part)
@@ -52,10 +53,13 @@ class Exchange:
 
     @property
     def is_kept(self) -> bool:
+        """Whether the request has a body, and the answer is not too long."""
         return bool(self.body) and self.num_bytes <= MOST_ANSWER_BYTES
 
 
 class KeptRequests:
+    """The file of requests, and the thread that writes it."""
+
     def __init__(self, path: Path, of: Sequence[str]) -> None:
         """`of`: the requests to keep, as `model=PATTERN` or `key=PATTERN`."""
         self.path = path
@@ -76,14 +80,17 @@ class KeptRequests:
         self._ended.put((record, exchange))
 
     def _is_wanted(self, record: RequestRecord) -> bool:
+        """Return whether `of` names the model or the key of a request."""
         named = {"model": record.model, "key": record.key}
         return any(fnmatchcase(named[kind], pattern) for kind, _, pattern in (each.partition("=") for each in self.of))
 
     def close(self) -> None:
+        """Write what waits, for at most CLOSE_S."""
         self._ended.put(None)
         self._thread.join(CLOSE_S)
 
     def _write_all(self) -> None:
+        """Write exchanges until the server stops. This runs on a thread of its own."""
         with self._file as file:
             while (ended := self._ended.get()) is not None:
                 lost, self._num_lost = self._num_lost, 0
@@ -105,6 +112,7 @@ def _open(path: Path) -> IO[str]:
 
 
 def _line(record: RequestRecord, exchange: Exchange) -> str:
+    """Return an exchange as a line of JSON."""
     answer = b"".join(exchange.answer)
     if exchange.is_compressed:
         answer = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(answer)

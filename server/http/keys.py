@@ -42,6 +42,7 @@ class KeyLimits:
 
     @property
     def has_rates(self) -> bool:
+        """Whether any rate is limited."""
         return any(getattr(self, rate) is not None for rate in RATES)
 
 
@@ -59,8 +60,8 @@ class Known:
 
 
 class KeyRing:
-    """A set of keys, given in the settings or in a file. The file is read again when it changes. `takes_limits` is false for keys that may
-    do everything."""
+    """A set of keys, given in the settings or in a file. The file is read again when it changes. `setting` is the name of the setting, for
+    errors. `takes_limits` is false for keys that may do everything."""
 
     def __init__(self, keys: Sequence[str], file: Path | None, setting: str, *, takes_limits: bool = True) -> None:
         self._takes_limits = takes_limits
@@ -93,14 +94,15 @@ class KeyRing:
         return any(known.limits.models for known in (*self._given, *self._read))
 
     def _known(self, line: str, where: str) -> Known:
+        """Return the key in a line. Raise SettingsError if the line is malformed, or has limits although the ring takes none."""
         known = read_line(line, where)
         if known.limits != UNLIMITED and not self._takes_limits:
             raise SettingsError(f"{where} has a key with limits; an admin key may use everything: make it an API key, or remove the limits")
         return known
 
     def _refresh(self) -> None:
-        """Read the file again if it changed. If that fails after the first time, the keys stay as they are, which is better than shutting
-        everyone out or letting everyone in."""
+        """Read the file again if it changed. Raise SettingsError if it cannot be read the first time. Later, a file that cannot be read
+        leaves the keys as they are, which is better than shutting everyone out or letting everyone in."""
         if self._file is None:
             return
         try:
@@ -124,7 +126,8 @@ class KeyRing:
 
 
 def read_line(line: str, where: str) -> Known:
-    """Read a key with its group and limits. Messages never show the key. Raise SettingsError if the line has another form."""
+    """Return a key with its group and limits. `where` names the line in errors, which never show the key. Raise SettingsError if the line
+    has another form."""
     key, words = line, list[str]()
     while (parts := key.rsplit(maxsplit=1))[1:] and WORD.fullmatch(parts[1]):
         key, words = parts[0].rstrip(), [parts[1], *words]
@@ -140,6 +143,7 @@ def read_line(line: str, where: str) -> Known:
 
 
 def _group(values: Mapping[str, list[str]], where: str) -> str:
+    """Return the group of a key, or an empty text if it has none. Raise SettingsError if it is not valid."""
     given = values.get("group")
     if given is None:
         return ""
@@ -150,6 +154,7 @@ def _group(values: Mapping[str, list[str]], where: str) -> str:
 
 
 def _limits(values: Mapping[str, list[str]], where: str) -> KeyLimits:
+    """Return the limits of a key. Raise SettingsError if one is unknown or not valid."""
     found: dict[str, int] = {}
     for name, given in values.items():
         if name in ("group", "model"):
@@ -169,6 +174,7 @@ def _limits(values: Mapping[str, list[str]], where: str) -> KeyLimits:
 
 
 def _checked(key: str, where: str) -> str:
+    """Return a key. Raise SettingsError if it is too short, or does not fit into a header."""
     if len(key) < MIN_KEY_CHARS:
         raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
     if not (key.isascii() and key.isprintable()):
@@ -177,6 +183,7 @@ def _checked(key: str, where: str) -> str:
 
 
 def digest_of(key: str) -> bytes:
+    """Return the digest of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 

@@ -22,6 +22,7 @@ class Form:
     """The fields of a form. The one file goes to `sink` as it arrives."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
+        """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares none."""
         self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
         self.filename: str | None = None
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
@@ -46,7 +47,8 @@ class Form:
             raise _fault("it ends before its last boundary; send all of it")
 
     def _advance(self, file_name: str) -> bool:
-        """Read the pending bytes as far as it is certain what they are. Return whether a further call may read more of them."""
+        """Read the pending bytes as far as it is certain what they are. Return whether a further call may read more of them. Raise ApiError
+        if the form is malformed or exceeds a limit."""
         if self._is_complete:
             self._pending.clear()  # an epilogue, which nobody reads
             return False
@@ -63,7 +65,8 @@ class Form:
         return self._begin_part(at + len(self._end), file_name)
 
     def _begin_part(self, at: int, file_name: str) -> bool:
-        """Read what follows a boundary that ends at `at`: the headers of a part, or the end of the form."""
+        """Read what follows a boundary that ends at `at`: the headers of a part, or the end of the form. Return False if it has not arrived
+        yet. Raise ApiError if the headers are too large or malformed."""
         head = bytes(self._pending[at : at + MAX_HEADER_BYTES])
         if head.startswith(b"--"):
             self._finish_part()
@@ -80,6 +83,7 @@ class Form:
         return True
 
     def _part_of(self, headers: bytes, file_name: str) -> _Part:
+        """Return the part with these headers. Raise ApiError if it has no name, or if there are too many parts or two files."""
         disposition = Message()
         for line in headers.decode(errors="replace").split("\r\n"):
             name, _, value = line.partition(":")
@@ -99,6 +103,7 @@ class Form:
         return _Part(name, self._sink)
 
     def _finish_part(self) -> None:
+        """Keep the value of the part that has ended, unless it is the file."""
         part, self._part = self._part, None
         if part is not None and part.sink is None:
             self.values.setdefault(part.name, []).append(part.value.decode(errors="replace"))
@@ -113,6 +118,7 @@ class _Part:
         self.value = bytearray()
 
     def take(self, data: bytes) -> None:
+        """Add bytes of the part. Raise ApiError if there are too many."""
         if self.sink is not None:
             if data:
                 self.sink(data)
@@ -124,6 +130,7 @@ class _Part:
 
 
 def _boundary_of(content_type: str) -> str:
+    """Return the boundary that a content type declares. Raise ApiError if it declares none."""
     declared = Message()
     declared["content-type"] = content_type
     boundary = declared.get_param("boundary")
@@ -133,4 +140,5 @@ def _boundary_of(content_type: str) -> str:
 
 
 def _fault(found: str, param: str | None = None) -> ApiError:
+    """Return the error for a malformed form."""
     return ApiError(BAD_REQUEST, f"the form cannot be read: {found}", param=param)

@@ -46,6 +46,7 @@ class _Transport(CoalescingTransport):
         self._protocol = proxy(protocol)  # weak, so that reference counts free both
 
     def close(self) -> None:
+        """Close the connection, unless it still has to read what the client sends."""
         if not self._protocol.lingers():
             super().close()
 
@@ -53,9 +54,10 @@ class _Transport(CoalescingTransport):
         return self._protocol.is_lingering or super().is_closing()
 
     def pause_reading(self) -> None:
-        pass
+        """Do nothing: the protocol sees that the flow is paused, and decodes no further."""
 
     def resume_reading(self) -> None:
+        """Let the protocol decode further."""
         self._protocol.wait_for_turn()
 
 
@@ -89,6 +91,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
+        """Count the connection, which may be closed if it sends no request in time."""
         self._socket = transport
         self._outgoing = _Transport(transport, self.outbox, self)
         super().connection_made(self._outgoing)
@@ -97,10 +100,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self.held.opened(self)
 
     def leave(self) -> None:
+        """Close the connection when all that was written has been sent."""
         self._outgoing.flush()
         self._socket.close()
 
     def give_way(self) -> None:
+        """Close the connection at once."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -112,6 +117,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -183,6 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
+        """Whether a request is being answered."""
         return bool(self.cycle) and not self.cycle.response_complete
 
     @property
@@ -202,6 +209,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.turns.add(self._take_turn, is_fresh=False)
 
     def _take_turn(self) -> None:
+        """Decode further, in a turn of this connection."""
         self._waits_for_turn = False
         self._advance(may_decode=True)
 
@@ -229,6 +237,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._probe()
 
     def _read(self, wanted: bool) -> None:
+        """Read from the socket, or pause reading."""
         if wanted != self._is_reading and not self._socket.is_closing():
             self._is_reading = wanted
             (self._socket.resume_reading if wanted else self._socket.pause_reading)()
@@ -260,6 +269,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
 
     def _take_body(self, body: Body) -> None:
+        """Decode a piece of the body, and pass it to the application."""
         try:
             data = body.take(self._received)
         except ApiError as error:
@@ -280,11 +290,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Raise ApiError if there are too many."""
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             raise self._headers_too_large()
 
     def on_headers_complete(self) -> None:
+        """Begin the request. Raise ApiError if its headers are not valid, or if the server has too many connections."""
         self._num_head_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
@@ -322,10 +334,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.turns.add(partial(self._start_fresh, cycle, app), is_fresh=True)
 
     def _start_fresh(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Start the application, unless the client has left meanwhile."""
         if not cycle.disconnected:
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        """Let the connection rest, or go on with bytes that wait."""
         super().on_response_complete()
         if self._probe_timer is not None:  # the next request has a time of its own
             self._probe_timer.cancel()
@@ -338,6 +352,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # refusals
 
     def _headers_too_large(self) -> ApiError:
+        """Return the error for headers beyond a limit."""
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:

@@ -9,6 +9,8 @@ MOST_HOPS = 32  # addresses of X-Forwarded-For that are read
 
 
 class Proxies:
+    """Knows the proxies in front of this server."""
+
     def __init__(self, networks: Sequence[str], root_path: str | None) -> None:
         """`networks` are the addresses of proxies; requests may have the prefix `root_path` in front of their paths."""
         self._networks = [ip_network(each, strict=False) for each in networks]
@@ -31,10 +33,12 @@ class Proxies:
         return found
 
     def _is_proxy(self, address: str) -> bool:
+        """Return whether an address is that of a proxy."""
         return bool(self._networks) and _is_address(address) and any(ip_address(address) in network for network in self._networks)
 
 
 def _is_address(text: str) -> bool:
+    """Return whether a text is an IP address."""
     try:
         ip_address(text)
     except ValueError:

@@ -21,20 +21,24 @@ BUSY_S = 1  # seconds after which to retry if too many requests run at once
 
 @dataclass(slots=True)
 class Bucket:
+    """A bucket with `level` units at the time `at_s`. It holds and gets `per_minute` units a minute."""
+
     per_minute: int
     level: float
     at_s: float
 
     def fill(self, now_s: float) -> None:
+        """Add what the bucket has got since it was filled last."""
         self.level = min(self.per_minute, self.level + (now_s - self.at_s) * self.per_minute / MINUTE_S)
         self.at_s = now_s
 
     def seconds_to(self, level: float) -> float:
+        """Return the seconds until the bucket holds `level`."""
         return max(0.0, level - self.level) * MINUTE_S / self.per_minute
 
 
 class KeyUse:
-    """Count the requests and tokens of a key."""
+    """Counts the requests and tokens of a key."""
 
     def __init__(self, limits: KeyLimits, now_s: Callable[[], float]) -> None:
         self.limits = limits
@@ -89,6 +93,7 @@ class KeyUse:
         return found
 
     def _fill(self) -> None:
+        """Fill all buckets."""
         now_s = self._now_s()
         for bucket in self._buckets.values():
             bucket.fill(now_s)
@@ -112,4 +117,5 @@ class Rates:
 
 
 def _refusal(found: str, wait_s: int) -> ApiError:
+    """Return the error for a request beyond a rate."""
     return ApiError(RATE_LIMITED, f"{found}; retry in {wait_s} s", headers={"retry-after": str(wait_s)})

@@ -105,10 +105,12 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     def _become_lame_duck(self) -> None:
+        """Stop after `lame_duck_s`."""
         log.info("stopping: the server is not ready any more, and accepts requests for %g s", self._lame_duck_s)
         asyncio.get_running_loop().call_later(self._lame_duck_s, self.handle_exit, signal.SIGTERM, None)
 
     def _end_running(self) -> None:
+        """Cancel the running requests, which then send errors. Exit after HURRY_S even if some are left."""
         log.info("ending %d running requests", len(self.server_state.tasks))
         for task in self.server_state.tasks:
             task.cancel()

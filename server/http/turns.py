@@ -20,11 +20,13 @@ class Turns:
         self._further: deque[Work] = deque()  # pipelined requests and pieces of chunked bodies, which must not delay fresh requests
 
     def add(self, work: Work, *, is_fresh: bool) -> None:
+        """Let `work` wait for its turn. `is_fresh`: the client had no answer outstanding."""
         if not (self._fresh or self._further):
             asyncio.get_running_loop().call_soon(self._take)
         (self._fresh if is_fresh else self._further).append(work)
 
     def _take(self) -> None:
+        """Do one piece of work of each queue."""
         chosen = [queue.popleft() for queue in (self._fresh, self._further) if queue]
         if self._fresh or self._further:
             asyncio.get_running_loop().call_soon(self._take)

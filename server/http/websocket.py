@@ -18,6 +18,8 @@ MAX_CONTROL_BYTES = 125
 
 
 class Opcode(IntEnum):
+    """The kind of a frame."""
+
     CONTINUATION = 0
     TEXT = 1
     BINARY = 2
@@ -27,6 +29,8 @@ class Opcode(IntEnum):
 
 
 class CloseCode(IntEnum):
+    """Why a connection is closed."""
+
     NORMAL = 1000
     GOING_AWAY = 1001
     PROTOCOL_ERROR = 1002
@@ -81,6 +85,7 @@ def accept_of(key: str) -> str:
 
 
 def frame(opcode: Opcode, data: bytes = b"") -> bytes:
+    """Return a frame of the server, which is a whole message."""
     size = len(data)
     if size <= MAX_CONTROL_BYTES:
         length = bytes([size])
@@ -92,6 +97,7 @@ def frame(opcode: Opcode, data: bytes = b"") -> bytes:
 
 
 def close_frame(code: CloseCode, reason: str = "") -> bytes:
+    """Return the frame that closes the connection. A long reason is cut off."""
     text = reason.encode()[: MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()  # a reason ends at a whole character
     return frame(Opcode.CLOSE, code.to_bytes(2) + text)
 
@@ -125,6 +131,8 @@ class Reader:
             self.begun_s = self._now_s()
 
     def _joined(self, is_last: bool, opcode: Opcode, payload: bytes) -> Message | None:
+        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if the frame
+        does not continue the message."""
         if (opcode is Opcode.CONTINUATION) == (self._kind is None):
             expected = "a first frame" if self._kind is None else "a continuation"
             raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"the frame has opcode {opcode}; expected {expected}")
@@ -169,5 +177,6 @@ class Reader:
 
 
 def _unmasked(mask: bytes, data: bytearray) -> bytes:
+    """Return data without the mask that clients put on them."""
     repeated = np.frombuffer(mask * (-(-len(data) // 4)), np.uint8)[: len(data)]
     return (np.frombuffer(data, np.uint8) ^ repeated).tobytes()

@@ -20,11 +20,13 @@ class Outbox:
         self._waiting: list[CoalescingTransport] = []
 
     def add(self, transport: CoalescingTransport) -> None:
+        """Flush a transport at the end of this iteration."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(transport)
 
     def _flush(self) -> None:
+        """Flush all transports that wait."""
         waiting, self._waiting = self._waiting, []
         for transport in waiting:
             transport.flush()
@@ -41,6 +43,7 @@ class CoalescingTransport(asyncio.Transport):
         self._num_held_bytes = 0
 
     def write(self, data: Any) -> None:
+        """Delay a write, unless too many bytes are delayed already."""
         if not self._held:
             self._outbox.add(self)
         self._held.append(data)
@@ -49,6 +52,7 @@ class CoalescingTransport(asyncio.Transport):
             self.flush()
 
     def flush(self) -> None:
+        """Pass the delayed writes on."""
         if self._held:
             data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             self._held, self._num_held_bytes = [], 0

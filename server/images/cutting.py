@@ -88,11 +88,13 @@ def crops_of(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
 
 
 def _alone(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
+    """Return an image as its only crop, without a grid."""
     return Shape(0, 0), [plan.crop(image)]
 
 
 def _with_whole(cut: Image, whole: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the crops of a grid, which an image is cut into, and that of the whole. A grid of one crop is left out."""
+    """Return the shape of the grid of crops that `cut` divides into, and these crops, followed by that of `whole`. If the grid has one
+    crop, return only that of `whole`."""
     edge = plan.crop_size
     shape = Shape(cut.height // edge, cut.width // edge)
     if shape == Shape(1, 1):
@@ -101,7 +103,8 @@ def _with_whole(cut: Image, whole: Image, plan: Plan) -> tuple[Shape, list[Crop]
 
 
 def _on_canvas(image: Image, fit: Canvas, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the crops of the canvas on which an image fits best, and that of the whole image, whose proportions are lost."""
+    """Return the shape and the crops of the canvas on which an image fits best, and the crop of the whole image, whose proportions are
+    lost. For a canvas of one crop, return only that crop."""
     edge = plan.crop_size
     shape = best_canvas(image.size, edge, fit.most_crops, enlarges=fit.enlarges) if fit.splits else Shape(1, 1)
     canvas = shape.columns * edge, shape.rows * edge
@@ -114,7 +117,8 @@ def _on_canvas(image: Image, fit: Canvas, plan: Plan) -> tuple[Shape, list[Crop]
 
 
 def _mixed(image: Image, fit: Mixed, plan: Plan) -> tuple[Shape, list[Crop]]:
-    """Return the tiles of an image, if it is large, and the crop of the whole image in its proportions."""
+    """Return the shape of the grid and the tiles of an image, if it is large, and the crop of the whole image in its proportions, if the
+    model sees it. If the image is not divided, return only that crop."""
     edge = plan.crop_size
     size = free_size(image.size, edge, fit.least_pixels, fit.most_pixels, least_edge=edge)
     is_large = prod(nearest_size(image.size, edge, edge)) > fit.unsplit_pixels
@@ -127,11 +131,12 @@ def _mixed(image: Image, fit: Mixed, plan: Plan) -> tuple[Shape, list[Crop]]:
 
 
 def _resized(image: Image, size: Size, plan: Plan) -> Image:
+    """Return an image scaled to a size."""
     return image if image.size == size else image.resize(size, plan.filter)
 
 
 def _squares(image: Image, shape: Shape, edge: int, plan: Plan) -> list[Crop]:
-    """Cut an image into the squares of a grid, row by row."""
+    """Cut an image into the squares of a grid, row by row. `edge`: pixels of an edge of a square."""
     places = ((column * edge, row * edge) for row in range(shape.rows) for column in range(shape.columns))
     return [plan.crop(image.crop((x, y, x + edge, y + edge))) for x, y in places]
 

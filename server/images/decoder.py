@@ -27,6 +27,7 @@ class Picture:
 
     @property
     def num_tokens(self) -> int:
+        """The number of image tokens of all crops."""
         return sum(crop.num_tokens for crop in self.crops)
 
 

@@ -74,6 +74,7 @@ class Decoding:
         self._most_pixels = most_pixels
 
     def prepare(self) -> None:
+        """Load the modules and libraries that a call may need, if Pillow is installed."""
         with suppress(ImportError):
             for name in MODULES:
                 import_module(f"PIL.{name}")
@@ -81,10 +82,12 @@ class Decoding:
                 _example(format)
 
     def warm(self) -> None:
+        """Decode an image once, so that the first call is not slower."""
         with suppress(ImportError):
             crops_of(_opened(_example("PNG"), self._most_pixels), Plan(8, 1, Tiles(longest_edge=16), filter=1))
 
     def run(self, work: bytes) -> bytes:
+        """Decode the image of a call. Return the Outcome as MessagePack."""
         file = msgspec.msgpack.decode(work, type=File)
         try:
             grid, crops = crops_of(_opened(file.data or bytes_of(file.text), self._most_pixels), file.plan)
@@ -132,6 +135,7 @@ def _upright(image: Image) -> Image:
 
 
 def _opaque(image: Image) -> Image:
+    """Return an image in RGB, on white where it is transparent."""
     from PIL import Image as images
 
     if image.mode.startswith("I;16"):

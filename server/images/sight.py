@@ -28,6 +28,8 @@ THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-
 
 @dataclass(frozen=True, slots=True)
 class Sight:
+    """How a model sees images, and how they are written into its prompt."""
+
     reads: ClassVar = Picture
     vision: Vision
     image_text: str  # text of the image token
@@ -42,9 +44,11 @@ class Sight:
 
     @property
     def marker(self) -> str:
+        """The text that stands for an image until the prompt is rendered."""
         return self.markers.marker
 
     def plan(self, detail: str | None) -> Plan:
+        """Return how an image is cut. `detail` is how finely the client wants it to be seen."""
         return plan_of(self.vision, detail)
 
     def written(self, picture: Picture) -> str:

@@ -93,6 +93,7 @@ def free_size(size: Size, edge: int, least_pixels: int, most_pixels: int, *, lea
 
 
 def nearest_size(size: Size, edge: int, least_edge: int) -> list[int]:
+    """Return the multiples of `edge` that are nearest to the edges of an image, and at least `least_edge`."""
     return [max(least_edge, round(length / edge) * edge) for length in size]
 
 
@@ -161,4 +162,5 @@ def size_within(size: Size, most: Size) -> Size:
 
 
 def _scaled(length: int, factor: float) -> int:
+    """Return a length times a factor, rounded down. If the factor reduces it, the product is a 32-bit float, as in transformers."""
     return floor(_single(length * factor) if factor < 1 else length * factor)

@@ -52,6 +52,7 @@ class Calls:
             return thread.submit(asyncio.run, self._called(work)).result()
 
     async def _called(self, work: bytes) -> bytearray:
+        """Make the call, again if its process was killed or did not answer in time. Raise CallError if that does not help."""
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             answer = await self._ask(work)
@@ -101,12 +102,14 @@ class Calls:
             writer.transport.abort()
 
     def _started(self) -> _Process:
+        """Return the process, which is started if none runs."""
         if self._process is None or not self._process.is_alive:
             self._process = _Process(self._job)
         return self._process
 
 
 def _result(answer: bytearray) -> bytearray:
+    """Return the job's answer. Raise CallError if the process says that there is none."""
     said = Said(answer[HEAD_BYTES])
     del answer[: HEAD_BYTES + 1]
     if said is Said.DONE:
@@ -115,6 +118,8 @@ def _result(answer: bytearray) -> bytearray:
 
 
 class _Process:
+    """The process of a job, from which each call is forked."""
+
     def __init__(self, job: Job) -> None:
         self._control, far = socket.socketpair()
         recipe = os.memfd_create("job")
@@ -134,6 +139,7 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the process runs, and was not ended."""
         return self.end.alive and self._process.poll() is None
 
     def hand_over(self, fd: int) -> bool:
@@ -152,6 +158,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    """End the process and its forks."""
     control.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

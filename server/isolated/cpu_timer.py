@@ -50,6 +50,7 @@ class CpuTimer:
         self._set(_Spec(left_s=whole, left_ns=max(int((seconds - whole) * 1e9), 1)))
 
     def stop(self) -> None:
+        """Send no signal."""
         self._set(_Spec())
 
     def _set(self, spec: _Spec) -> None:
@@ -57,5 +58,6 @@ class CpuTimer:
 
 
 def _checked(status: int) -> None:
+    """Raise OSError if a function of C has failed."""
     if status:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -41,6 +41,8 @@ T = TypeVar("T", bound=Decoded)
 
 
 class FileCalls(Generic[T]):
+    """Decodes files by calls of one job."""
+
     def __init__(self, job: Job, answer: type[T], patience_s: float, *, invalid: ErrorKind, not_decoded: ErrorKind) -> None:
         """`answer` is the struct with which the job answers. `invalid` says that the file is at fault, `not_decoded` that the server is."""
         self._calls = Calls(job, patience_s)
@@ -59,6 +61,7 @@ class FileCalls(Generic[T]):
         return found
 
     def _described(self, error: CallError, param: str) -> ApiError:
+        """Return the client's error for a call that failed."""
         if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
             most = f"{self._job.call_s:g} s of CPU time or {self._job.call_bytes >> 20} MiB"
             return ApiError(self._invalid, f"{param} cannot be decoded: it takes more than {most}", param=param)

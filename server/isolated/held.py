@@ -34,4 +34,5 @@ class HeldBytes:
             weakref.finalize(excerpt, self._count, -excerpt.num_bytes).atexit = False
 
     def _count(self, num_bytes: int) -> None:
+        """Count bytes that are held from now on, or no longer if the number is negative."""
         self.num_bytes += num_bytes

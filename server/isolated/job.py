@@ -49,6 +49,8 @@ class Said(IntEnum):
 
 
 class Failure(IntEnum):
+    """Why a call has no answer."""
+
     TOO_LARGE = 1
     NO_FORK = 2
     KILLED = 3  # two processes that ran the call were killed; probably it took too much time or memory
@@ -57,6 +59,8 @@ class Failure(IntEnum):
 
 
 class CallError(Exception):
+    """Raised for a call without an answer."""
+
     def __init__(self, failure: Failure, detail: str = "") -> None:
         super().__init__(failure.name, detail)
         self.failure, self.detail = failure, detail

@@ -32,6 +32,7 @@ ORDINARY_S = 0.005  # an ordinary call takes a fifth of this
 
 
 def main() -> None:
+    """Get the job, prepare it, and start forks until the front is gone."""
     control = socket.socket(fileno=0)
     with os.fdopen(_received(control)[0], "rb") as recipe:
         job: Job = pickle.load(recipe)
@@ -102,6 +103,7 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
 
 
 def _answer(fd: int, job: Job) -> bytes:
+    """Read the work of a call, run it, and return the bytes of the answer."""
     try:
         with os.fdopen(fd, "rb", closefd=False) as file:
             work = file.read()
@@ -114,6 +116,7 @@ def _answer(fd: int, job: Job) -> bytes:
 
 
 def _confine(job: Job) -> None:
+    """Limit what this fork may take and do."""
     bound_memory(job.call_bytes)
     bound(resource.RLIMIT_NPROC, 0)
     bound(resource.RLIMIT_FSIZE, 0)
@@ -142,6 +145,7 @@ def _end_with_peer(fd: int, *, is_on: bool) -> None:
 
 
 def _send(fd: int, data: bytes) -> None:
+    """Write all of the data to a descriptor."""
     answer: Any = memoryview(data)
     while answer:
         answer = answer[os.write(fd, answer) :]

@@ -14,6 +14,8 @@ Progress = Callable[[Mapping[str, Any]], None]
 
 
 class Attempt:
+    """One attempt, which ends `timeout_s` after it was made."""
+
     def __init__(self, timeout_s: float, progress: Progress | None = None) -> None:
         """`progress` is called with the parameters of each progress notification."""
         self.timeout_s = timeout_s
@@ -25,10 +27,12 @@ class Attempt:
 
     @property
     def remaining_s(self) -> float:
+        """The seconds until the attempt ends."""
         return max(0.0, self._ends_s - time.monotonic())
 
     @property
     def has_ended(self) -> bool:
+        """Whether the attempt was cancelled, or its time is over."""
         return self._is_cancelled or not self.remaining_s
 
     def within(self, most_s: float) -> Attempt:
@@ -36,6 +40,7 @@ class Attempt:
         return Attempt(min(most_s, self.remaining_s))
 
     def cancel(self) -> None:
+        """End the attempt now."""
         with self._lock:
             self._is_cancelled = True
             stop = self._stop

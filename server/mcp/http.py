@@ -42,9 +42,12 @@ class Place:
 
 
 class HttpTransport:
+    """A transport to a server that listens at an address."""
+
     keeps_open = False
 
     def __init__(self, name: str, place: Place, hear: Hear) -> None:
+        """`hear` is called with each notification of the server. Raise McpLost if the address has no valid port."""
         self.version = MODERN
         self.hear = hear
         self._name = name
@@ -61,9 +64,12 @@ class HttpTransport:
 
     @property
     def is_modern(self) -> bool:
+        """Whether the server is of the newest version, and so has no sessions."""
         return self.version == MODERN
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
+        """Send a request and return its result. Raise McpError if there is none. An interrupted stream is continued with servers of earlier
+        versions."""
         headers = {**request.headers, **(self._names(request) if self.is_modern else {})}
         try:
             with self._sent("POST", request.encode(), headers, attempt) as response:
@@ -85,6 +91,7 @@ class HttpTransport:
         return result_of(found, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
+        """Send a message that has no answer. Raise McpError if the server does not accept it."""
         with self._sent("POST", message, {}, attempt) as response:
             if response.status >= 300:
                 raise self._bad_status(response)
@@ -100,7 +107,8 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. The connection ends with the attempt, whatever the server does."""
+        """Send a request and yield its response. The connection ends with the attempt, whatever the server does. Raise McpError if the
+        server cannot be reached, or breaks off the connection."""
         connection = self._connection(attempt)
         sock = connection.sock
         assert sock is not None
@@ -123,6 +131,7 @@ class HttpTransport:
             connection.close()
 
     def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
+        """Return a new connection. Raise McpError if the server cannot be reached."""
         addresses = resolve(self._host, self._port, self._name, may_be_private=self._place.may_be_private)
         fault: OSError | None = None
         for address in addresses:
@@ -144,6 +153,7 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
 
     def _headers(self) -> dict[str, str]:
+        """Return the headers of every request."""
         own = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
         return {
@@ -178,6 +188,8 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} answered with {kind:.60}; expected JSON with the answer, or a stream of events")
 
     def _streamed(self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader) -> Message | None:
+        """Read a stream of events up to the answer to `request`. Return None if it ends before. Raise McpError if it is not valid, or if
+        the attempt has ended."""
         traffic = Traffic(self._name)
         while piece := response.read1(PIECE_BYTES):
             traffic.count(len(piece), 0)
@@ -195,6 +207,7 @@ class HttpTransport:
         return None
 
     def _whole(self, response: http.client.HTTPResponse) -> bytes:
+        """Read the whole body. Raise McpLost if it is too large."""
         body = bytearray()
         while piece := response.read1(PIECE_BYTES):
             body += piece
@@ -203,6 +216,7 @@ class HttpTransport:
         return bytes(body)
 
     def _bad_status(self, response: http.client.HTTPResponse) -> McpStatus:
+        """Return the error for a status that is no success."""
         status = response.status
         meaning = {401: "it needs authorization", 403: "it refuses this authorization", 404: "there is nothing at its address"}
         why = meaning.get(status, response.reason[:80])
@@ -211,6 +225,7 @@ class HttpTransport:
         return McpStatus(f"MCP server {self._name!r} answered with status {status}: {why}", status)
 
     def _reply(self, message: Message, attempt: Attempt) -> None:
+        """Answer a request of the server."""
         with suppress(McpError):
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 

@@ -41,6 +41,8 @@ class Entry:
 
 
 class McpServers:
+    """The servers that requests may use, and the threads that call them."""
+
     def __init__(self, entries: Sequence[str], timeout_s: float) -> None:
         self._entries = [Entry.of(text) for text in entries]
         self._timeout_s = timeout_s
@@ -49,6 +51,7 @@ class McpServers:
 
     @property
     def names(self) -> list[str]:
+        """The names of the servers."""
         return [entry.name for entry in self._entries]
 
     def find(self, name: str, url: str | None) -> Entry | None:

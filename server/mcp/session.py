@@ -35,6 +35,7 @@ class Session:
     """A conversation with one MCP server. Calls from several threads are made one after the other."""
 
     def __init__(self, name: str, connect: Connect) -> None:
+        """`connect` makes a transport to the server."""
         self.name = name
         self._connect = connect
         self._lock = threading.Lock()
@@ -59,12 +60,14 @@ class Session:
             return result_of_call(self._ask("tools/call", params, attempt, tool.headers_of(arguments)))
 
     def close(self) -> None:
+        """End the connection. The next call opens another."""
         with self._lock:
             self._drop()
 
     # --- tools -----------------------------------------------------------------------------------------------------------
 
     def _listed(self, attempt: Attempt) -> dict[str, McpTool]:
+        """Return the tools by name. List them again if they may have changed. Raise McpError if the server does not list them."""
         if self._tools is not None and time.monotonic() < self._fresh_until_s:
             return self._tools
         self._opened(attempt)
@@ -87,6 +90,7 @@ class Session:
         return found
 
     def _take_page(self, page: Message, found: dict[str, McpTool]) -> None:
+        """Add the tools of a page to `found`. Raise McpLost if there are none, or too many."""
         entries = page.get("tools")
         if not isinstance(entries, list):
             raise McpLost(f"MCP server {self.name!r} sent a list of tools without tools")
@@ -101,6 +105,7 @@ class Session:
                 raise McpLost(f"MCP server {self.name!r} has more than {MAX_TOOLS} tools")
 
     def _hear(self, message: Message) -> None:
+        """Take a notification of the server."""
         params = message.get("params")
         if message["method"] == TOOLS_CHANGED:
             self._fresh_until_s = 0.0
@@ -110,6 +115,8 @@ class Session:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None) -> Message:
+        """Send a request with these further headers, and return its result. If the server has forgotten the session, begin another and send
+        the request again."""
         transport = self._opened(attempt)
         try:
             return self._send(transport, method, params, attempt, headers)
@@ -122,6 +129,8 @@ class Session:
     def _send(
         self, transport: Transport, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None
     ) -> Message:
+        """Send a request over a transport, and return its result. Raise McpError if there is none; if the connection has failed, drop
+        it."""
         request = self._request(method, params, attempt, headers or {})
         self._progress = attempt.progress
         try:
@@ -133,6 +142,7 @@ class Session:
             self._progress = None
 
     def _request(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str]) -> Request:
+        """Return a request with a new id. If the attempt wants to hear of progress, the request asks for it."""
         number = next(self._ids)
         meta: dict[str, Any] = {} if attempt.progress is None else {"progressToken": number}
         if not self._is_legacy:
@@ -142,6 +152,7 @@ class Session:
     # --- the beginning ---------------------------------------------------------------------------------------------------
 
     def _opened(self, attempt: Attempt) -> Transport:
+        """Return the open transport. If there is none, connect, and agree on the version."""
         if self._transport is None:
             if self._is_legacy is None:
                 self._is_legacy = self._find_era(attempt)
@@ -156,6 +167,7 @@ class Session:
 
     @property
     def _is_connected(self) -> bool:
+        """Whether there is a transport."""
         return self._transport is not None
 
     def _find_era(self, attempt: Attempt) -> bool:
@@ -185,6 +197,7 @@ class Session:
         return False
 
     def _discover(self, transport: Transport, attempt: Attempt) -> None:
+        """Ask a server of the newest version what it can do. Raise McpError if it has no such version."""
         found = self._send(transport, "server/discover", {}, attempt)
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or MODERN not in versions:
@@ -198,6 +211,7 @@ class Session:
         transport.notify(request.encode(), Attempt(PROBE_S))
 
     def _shake_hands(self, attempt: Attempt) -> None:
+        """Agree on a version with a server of an earlier version. Raise McpError if that fails."""
         transport = self._transport = self._transport or self._connect(self._hear)
         transport.version = LEGACY[0]
         params = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": client_info()}
@@ -221,6 +235,7 @@ class Session:
             raise
 
     def _drop(self) -> None:
+        """Close the transport."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
@@ -228,6 +243,7 @@ class Session:
 
 
 def client_info() -> dict[str, str]:
+    """Return the name and the version of this client."""
     try:
         return {"name": "relaxserve", "version": version("relaxserve")}
     except PackageNotFoundError:
@@ -235,6 +251,7 @@ def client_info() -> dict[str, str]:
 
 
 def _announces_changes(found: Message) -> bool:
+    """Return whether a server says that it tells when its tools have changed."""
     capabilities = found.get("capabilities")
     tools = cast("Message", capabilities).get("tools") if isinstance(capabilities, dict) else None
     return isinstance(tools, dict) and cast("Message", tools).get("listChanged") is True

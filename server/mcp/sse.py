@@ -36,6 +36,7 @@ class EventReader:
             raise McpLost(f"MCP server {self.name!r} sent an event of more than {MAX_MESSAGE_BYTES >> 20} MiB")
 
     def _take(self, line: bytes) -> None:
+        """Read a line of an event."""
         kind, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if kind == b"data":

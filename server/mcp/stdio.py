@@ -31,6 +31,7 @@ class StdioTransport:
     keeps_open = True
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], hear: Hear) -> None:
+        """Start the process. `hear` is called with each notification of the server. Raise McpLost if the process does not start."""
         self.version = MODERN
         self.hear = hear
         self._name = name
@@ -56,6 +57,7 @@ class StdioTransport:
             thread.start()
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
+        """Send a request and return its result. Raise McpError if there is none."""
         answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
         with self._lock:
             if self._fault is not None:
@@ -79,9 +81,11 @@ class StdioTransport:
         return result_of(answer, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
+        """Send a message that has no answer. Raise McpLost if the server does not read it."""
         self._write(message, attempt)
 
     def close(self) -> None:
+        """End the process, if it must be by signals."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with suppress(OSError):
@@ -101,6 +105,7 @@ class StdioTransport:
                 stream.close()
 
     def _cancel(self, request: Request) -> None:
+        """Tell the server that nobody waits for an answer any more."""
         with suppress(McpError):
             told = notification("notifications/cancelled", {"requestId": request.id, "reason": "the client waits no longer"})
             self._write(told, Attempt(WRITE_S))
@@ -122,6 +127,7 @@ class StdioTransport:
     # --- the threads -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
+        """Read messages until the process ends. Then fail all requests that wait."""
         assert self._process.stdout is not None
         try:
             while line := self._process.stdout.readline(MAX_MESSAGE_BYTES + 1):
@@ -144,6 +150,7 @@ class StdioTransport:
                 answers.put(fault)
 
     def _take(self, message: Message) -> None:
+        """Pass a message on to the request that waits for it, or to `hear`."""
         if "method" in message and "id" in message:
             with suppress(McpError):
                 self._write(reply_to(message), Attempt(WRITE_S))
@@ -158,11 +165,13 @@ class StdioTransport:
                 answers.put(message)
 
     def _read_errors(self) -> None:
+        """Keep the last lines of the error stream."""
         assert self._process.stderr is not None
         with suppress(OSError, ValueError):
             while line := self._process.stderr.readline(1 << 12):
                 self._said.append(line)
 
     def _last_words(self) -> str:
+        """Return what the process has written to its error stream, as the end of a message."""
         said = b"".join(self._said).decode(errors="replace").strip()
         return f"; it said: {said[-600:]}" if said else ""

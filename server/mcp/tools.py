@@ -18,12 +18,14 @@ HEADER = "x-mcp-header"
 TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 
 
-class InvalidTool(Exception):
+class InvalidTool(Exception):  # an entry in a server's list of tools is not valid
     pass
 
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
+    """A tool of a server."""
+
     name: str
     description: str
     schema: Mapping[str, Any]
@@ -36,12 +38,15 @@ class McpTool:
         return self.annotations is not None and self.annotations.get("readOnlyHint") is True
 
     def headers_of(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Return the headers that repeat arguments of a call."""
         found = {header: _at(path, arguments) for header, path in self.headers.items()}
         return {header: header_value(_as_text(value)) for header, value in found.items() if isinstance(value, str | int | bool)}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
+    """What a tool has returned, or its error, as text for the model."""
+
     text: str
     is_error: bool = False
 
@@ -79,6 +84,7 @@ def result_of_call(result: Message) -> ToolResult:
 
 
 def _text_of(block: object) -> str:
+    """Return a block of content as text."""
     if not isinstance(block, dict):
         return f"[content that is no object: {block!r:.80}]"
     one = cast("Message", block)
@@ -106,6 +112,7 @@ def _size(data: object) -> int:
 
 
 def _methods(asked: object) -> set[str]:
+    """Return what a server asks for before it can answer."""
     requests = cast("Message", asked).values() if isinstance(asked, dict) else ()
     return {str(cast("Message", one).get("method", "input"))[:60] for one in requests if isinstance(one, dict)}
 
@@ -134,6 +141,7 @@ def _headers(name: str, schema: Message) -> dict[str, tuple[str, ...]]:
 
 
 def _properties(schema: Message, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Message]]:
+    """Yield the properties of an object's schema, also those of inner objects, each with its path."""
     inner = schema.get("properties")
     if isinstance(inner, dict):
         for key, part in cast("Message", inner).items():
@@ -143,6 +151,7 @@ def _properties(schema: Message, path: tuple[str, ...]) -> Iterator[tuple[tuple[
 
 
 def _at(path: tuple[str, ...], arguments: Mapping[str, Any]) -> object:
+    """Return the argument at a path, or None if there is none."""
     value: object = arguments
     for key in path:
         value = cast("Message", value).get(key) if isinstance(value, dict) else None
@@ -150,4 +159,5 @@ def _at(path: tuple[str, ...], arguments: Mapping[str, Any]) -> object:
 
 
 def _as_text(value: str | int | bool) -> str:
+    """Return an argument as a header has it."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

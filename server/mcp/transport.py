@@ -12,6 +12,8 @@ Hear = Callable[[Message], None]  # called with every notification of the server
 
 
 class Transport(Protocol):
+    """A connection to an MCP server, or the way to make one for each message."""
+
     version: str  # the protocol's version of all requests from now on
     hear: Hear
 
@@ -24,6 +26,10 @@ class Transport(Protocol):
         """Send a request and return its result. Raise McpError if there is none. A request without an answer is cancelled."""
         ...
 
-    def notify(self, message: bytes, attempt: Attempt) -> None: ...
+    def notify(self, message: bytes, attempt: Attempt) -> None:
+        """Send a message that has no answer. Raise McpError if it cannot be sent."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the connection."""
+        ...

@@ -22,16 +22,20 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """A request to a server."""
+
     id: int
     method: str
     params: Mapping[str, Any]
     headers: Mapping[str, str] = field(default_factory=dict)  # headers of the HTTP request that carries this request
 
     def encode(self) -> bytes:
+        """Return the message."""
         return msgspec.json.encode({"jsonrpc": "2.0", "id": self.id, "method": self.method, "params": self.params})
 
 
 def notification(method: str, params: Mapping[str, Any] | None = None) -> bytes:
+    """Return a message that has no answer."""
     return msgspec.json.encode({"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": params})})
 
 
@@ -58,6 +62,7 @@ def read_messages(data: bytes, name: str) -> list[Message]:
 
 
 def is_deeper(value: object, most: int) -> bool:
+    """Return whether lists and objects are nested in more than `most` levels."""
     level = [value]
     for _ in range(most + 1):
         nested = [part for part in level if isinstance(part, dict | list)]
@@ -68,7 +73,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def result_of(message: Message, name: str) -> Mapping[str, Any]:
-    """Return the result of an answer. Raise McpRefused if it is an error."""
+    """Return the result of an answer. Raise McpRefused if it is an error, or McpLost if it has no result."""
     error = message.get("error")
     if isinstance(error, dict):
         told, code = cast("Message", error), cast("Message", error).get("code")
@@ -88,6 +93,7 @@ class Traffic:
         self._num_bytes = self._num_messages = 0
 
     def count(self, num_bytes: int, num_messages: int = 1) -> None:
+        """Count what has arrived. Raise McpLost if that is too much."""
         self._num_bytes += num_bytes
         self._num_messages += num_messages
         if self._num_bytes > MAX_TRAFFIC_BYTES or self._num_messages > MAX_MESSAGES:

@@ -21,6 +21,8 @@ class Admission:
     """Counts the running and waiting sequences of one model, and the prompt tokens of requests whose first token has not come yet."""
 
     def __init__(self, model: str, *, max_running: int, max_queued: int, max_queued_tokens: int, max_constraints: int = 64) -> None:
+        """`max_running`: sequences that the worker runs at once. `max_queued`: further sequences that may wait. `max_queued_tokens`: most
+        prompt tokens of requests without a first token."""
         self.model = model
         self.max_sequences = max_running + max_queued
         self.max_running = max_running
@@ -40,9 +42,10 @@ class Admission:
     def admit(
         self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None, *, is_idle: bool = False
     ) -> Lease:
-        """Admit a request. Raise QUEUE_FULL, with the time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has
-        too much of it. A request is always admitted if no other request is, because otherwise a retry could never succeed. `key` identifies
-        the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
+        """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
+        time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
+        A request is always admitted if no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on
+        a server that has keys. Requests of batches (`is_idle`) are counted separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint)
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
@@ -73,6 +76,7 @@ class Admission:
 
     @property
     def _of_batches(self) -> Admission:
+        """What counts the requests of batches."""
         if self._idle is None:
             self._idle = Admission(
                 self.model,
@@ -94,6 +98,7 @@ class Admission:
             )
 
     def _check_constraints(self, key: str, constraint: Constraint) -> None:
+        """Raise KEY_QUOTA if a key would have more than `max_constraints` different constraints."""
         held = self.constraints.get(key, {})
         if constraint not in held and len(held) >= self.max_constraints:
             raise self._over_quota(
@@ -102,11 +107,13 @@ class Admission:
             )
 
     def _over_quota(self, found: str) -> ApiError:
+        """Return the error for a key that has too much. `found` says what it has and what is allowed."""
         wait_s = max(1, math.ceil(self._pace_s))
         headers = {"retry-after": str(wait_s), **self.headers()}
         return ApiError(KEY_QUOTA, f"{found}; wait for your running requests, or retry in {wait_s} s", headers=headers)
 
     def headers(self) -> dict[str, str]:
+        """Return the headers that tell a client how much room the queue has left."""
         remaining = max(0, self.max_sequences - self.num_sequences)
         waiting = max(0 if remaining else 1, self.num_sequences - self.max_running)
         reset = f"{waiting * self._pace_s:.3f}s"
@@ -120,6 +127,7 @@ class Admission:
         }
 
     def ended(self, num_sequences: int) -> None:
+        """Count the end of a request with `num_sequences` sequences, and learn how fast the model completes sequences."""
         now = time.monotonic()
         if self._full_since is not None:
             # Only a full model shows how fast it completes sequences; an idle one shows how rarely requests come.
@@ -145,10 +153,12 @@ class Lease:
         self._num_tokens = num_tokens
 
     def prefilled(self) -> None:
+        """Note that the first token has come: the prompt tokens are no longer queued."""
         self._admission.num_queued_tokens -= self._num_tokens
         self._num_tokens = 0
 
     def release(self) -> None:
+        """Give back all that the request holds: it has ended."""
         self.prefilled()
         if self._num_sequences:
             self._admission.ended(self._num_sequences)
@@ -157,6 +167,7 @@ class Lease:
             self._num_sequences = 0
 
     def _return_quota(self) -> None:
+        """Give back what is counted for the API key."""
         admission, key = self._admission, self._key
         _subtract(admission.held, key, self._num_sequences)
         if self._constraint is not None:
@@ -166,6 +177,7 @@ class Lease:
 
 
 def _subtract(counter: Counter[T], name: T, num: int) -> None:
+    """Subtract from a count, and remove it if it becomes 0."""
     counter[name] -= num
     if not counter[name]:
         del counter[name]

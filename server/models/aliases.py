@@ -11,11 +11,13 @@ LATEST = ":latest"
 
 
 def names_like(name: str) -> tuple[str, str]:
-    """Return a name as a request has it, and without the tag that Ollama's clients add."""
+    """Return the names that may be meant: the name in a request, and the name without the tag that Ollama's clients add."""
     return name, name.removesuffix(LATEST)
 
 
 class Aliases:
+    """The aliases of the served models: which model each one names, and which defaults it has."""
+
     def __init__(self, models: Mapping[str, Model]) -> None:
         """`models`: the models that are served, by name."""
         self._models = models
@@ -30,12 +32,15 @@ class Aliases:
         return dict(self._owners)
 
     def owner(self, alias: str) -> str | None:
+        """Return the name of the model behind an alias, or None if there is no such alias."""
         return self._owners.get(alias)
 
     def of(self, name: str) -> tuple[str, ...]:
+        """Return the aliases of a model, sorted."""
         return tuple(sorted(alias for alias, owner in self._owners.items() if owner == name))
 
     def presets_of(self, name: str) -> dict[str, Defaults]:
+        """Return the defaults of those aliases of a model that have their own."""
         return {alias: own for alias, own in self._presets.items() if self._owners[alias] == name}
 
     def preset_of(self, alias: str) -> Defaults:
@@ -52,8 +57,8 @@ class Aliases:
         return [owner for owner in dict.fromkeys(before) if owner != name and not self.of(owner)]
 
     def adopt(self, presets: Mapping[str, Defaults], variants: Mapping[str, Loaded], loaded: Loaded) -> None:
-        """Give aliases of a model their defaults, and the variants of the model that answer by them. An alias may have been removed since
-        its variant was begun."""
+        """Give aliases of a model their defaults (`presets`), and `loaded` the variants that answer by these aliases. An alias may have
+        been removed since its variant was begun; it is left out."""
         kept = [alias for alias in presets if alias in self._owners]
         self._presets.update((alias, presets[alias]) for alias in kept)
         loaded.variants.update((alias, variants[alias]) for alias in kept)
@@ -69,6 +74,7 @@ class Aliases:
             self.remove(alias)
 
     def _drop_preset(self, alias: str) -> None:
+        """Remove the defaults of an alias, and the variant that answers by it."""
         self._presets.pop(alias, None)
         for model in self._models.values():
             if model.loaded is not None:

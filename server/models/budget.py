@@ -38,6 +38,8 @@ class Budget:
     def __init__(
         self, settings: ServerSettings, preflight: Preflight | None, weigh: Weigh, models: Callable[[], Collection[Model]]
     ) -> None:
+        """`preflight` plans the memory of a load, `weigh` estimates the bytes of its weights. `models` returns all models, replacements
+        included."""
         self._settings = settings
         self._preflight = preflight
         self._weigh = weigh
@@ -46,10 +48,12 @@ class Budget:
 
     @property
     def used_bytes(self) -> int:
+        """The bytes of host memory that models take, or will take once they are loaded."""
         return sum(model.total_bytes for model in self._models() if model.spec.device == CPU)
 
     @property
     def free_bytes(self) -> int | None:
+        """The bytes of host memory that are left of memory_limit_bytes; None: there is no limit."""
         limit = self._settings.memory_limit_bytes
         return None if limit is None else max(0, limit - self.used_bytes)
 
@@ -104,6 +108,7 @@ class Budget:
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 
     def as_api_error(self, error: LoadError) -> ApiError:
+        """Return the error that tells a client why a load failed. If memory was short, it also names the models that may be unloaded."""
         if not error.required_bytes:
             return ApiError(BY_CODE[error.code], error.message)
         return ApiError(
@@ -161,6 +166,7 @@ class Budget:
 
 
 def _has_no_memory_yet(model: Model) -> bool:
+    """Return whether a model waits to load: it has not claimed memory."""
     return model.state is ModelState.LOADING and model.claim is None and not model.planned_bytes
 
 

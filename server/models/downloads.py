@@ -35,6 +35,7 @@ def begin_download(source: str, registry: Registry) -> tuple[Operation, bool]:
 
 
 async def _download(operation: Operation, library: Library, registry: Registry) -> None:
+    """Download a model, and report the progress to the operation."""
     log.info("downloading %s", operation.model)
     try:
         async with aclosing(library.pull(operation.model)) as parts:

@@ -35,6 +35,8 @@ class Pulled:
 
 
 class Library(Protocol):
+    """The models that are downloaded to this machine, and those that can be."""
+
     @property
     def names(self) -> Container[str]:
         """Return the short names of models that can be downloaded. Every hub id is a further source."""

@@ -20,11 +20,13 @@ log = logging.getLogger(LOADS)
 
 
 def tell_loading(spec: ModelSpec) -> None:
+    """Log that a load begins."""
     log.info("loading %s from %s", spec.name, spec.source)
 
 
 def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -> None:
-    """Log that a model is ready, and what its users should know. `least_bytes`: bytes of the weights with `auto`; 0: unknown."""
+    """Log that a model is ready, and what its users should know. `load_s`: seconds of the load. `least_bytes`: bytes of the weights with
+    `auto`; 0: unknown."""
     name, ready = model.spec.name, loaded.ready
     names = {"kv_cache": "KV cache up to" if model.cache_grows else "KV cache"}
     parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
@@ -37,6 +39,7 @@ def tell_loaded(model: Model, loaded: Loaded, load_s: float, least_bytes: int) -
 
 
 def _notes(model: Model, loaded: Loaded, least_bytes: int) -> Iterator[str]:
+    """Yield what the users of a model should know, one line each."""
     name, ready, quantize = model.spec.name, loaded.ready, model.spec.quantize
     if ready.generates and not loaded.chats:
         yield f"{name} has no chat template: it answers /v1/completions and refuses conversations"

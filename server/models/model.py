@@ -27,6 +27,7 @@ from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
 from server.text.media import Senses
 
+# `MakeWorker` makes the worker of a model, and `LoadTokenizer` reads the tokenizer of a source.
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
 Weigh = Callable[[ModelSpec], int]  # estimates the bytes of a model's weights without compiling anything; 0 if unknown
@@ -41,6 +42,8 @@ SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its req
 
 
 class ModelState(StrEnum):
+    """The state of a model. A worker has further states: see `Model.condition`."""
+
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -71,7 +74,11 @@ class MemoryUse(TypedDict):
 
 
 class CompileCache(Protocol):
-    def entries(self) -> Sequence[CachedModel]: ...
+    """The compiled models that are stored on this machine."""
+
+    def entries(self) -> Sequence[CachedModel]:
+        """Return the stored models."""
+        ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
         """Remove all entries but those in `keep`. Return how many bytes that freed."""
@@ -157,6 +164,8 @@ class Loaded:
 
 @dataclass(slots=True, eq=False)
 class Model:
+    """A model from the beginning of its load to its end."""
+
     spec: ModelSpec
     operation: Operation
     state: ModelState = ModelState.LOADING
@@ -175,6 +184,7 @@ class Model:
 
     @property
     def bytes_by_part(self) -> dict[str, int]:
+        """The bytes that each part of a loaded model takes; empty if it is not loaded, or sleeps."""
         if self.loaded is None or self.is_sleeping:
             return {}
         ready = self.loaded.ready
@@ -183,6 +193,7 @@ class Model:
 
     @property
     def total_bytes(self) -> int:
+        """The bytes that the model takes, or will take according to its plan. A sleeping model takes none."""
         return 0 if self.is_sleeping else sum(self.bytes_by_part.values()) or self.planned_bytes
 
     @property
@@ -222,6 +233,7 @@ class Model:
 
     @property
     def outage(self) -> Outage | None:
+        """The outage of the model's worker, if it has ended and does not run again yet."""
         return None if self.loaded is None else self.loaded.worker.outage
 
     @property
@@ -251,6 +263,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
+    """What unloading a model has freed."""
+
     name: str
     freed_bytes: int  # memory that the model took: the sum of its planned parts
     resident_before_bytes: int  # memory of this process and its workers, as the kernel counts it

@@ -19,6 +19,8 @@ KEPT_S = 3600.0  # time for which an operation that has ended is remembered
 
 
 class OperationState(StrEnum):
+    """Whether an operation runs, and how it ended."""
+
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -26,6 +28,8 @@ class OperationState(StrEnum):
 
 
 class OperationReport(TypedDict):
+    """An operation as the admin API describes it."""
+
     id: str
     object: Literal["operation"]
     kind: str
@@ -46,6 +50,7 @@ class Operation:
     ended."""
 
     def __init__(self, kind: str, model: str) -> None:
+        """`kind`: "load", "reload" or "download". `model`: the name of the model, or the source that is downloaded."""
         self.id = f"op-{secrets.token_hex(8)}"
         self.kind = kind
         self.model = model
@@ -63,9 +68,11 @@ class Operation:
 
     @property
     def outcome(self) -> str:
+        """How the operation ended, as the end of a sentence that begins with "it"."""
         return f"was {self.state}" if self.state is OperationState.CANCELLED else str(self.state)
 
     def report(self, progress: Progress) -> None:
+        """Take note of the progress, and tell those who watch."""
         if progress.stage != self.stage:
             self._close_stage()
             self.stage = progress.stage
@@ -78,6 +85,7 @@ class Operation:
         self.report(Progress(FETCH, pulled.completed_bytes / max(1, pulled.total_bytes)))
 
     def end(self, state: OperationState, error: ApiError | None = None) -> None:
+        """End the operation, and tell those who watch."""
         self._close_stage()
         self.state = state
         self.error = error
@@ -102,6 +110,7 @@ class Operation:
             await changed.wait()
 
     def describe(self) -> OperationReport:
+        """Return a report of the present state."""
         error: dict[str, object] | None = None
         if self.error is not None:
             kind = self.error.kind
@@ -124,20 +133,25 @@ class Operation:
         return report
 
     def _close_stage(self) -> None:
+        """Add the time of the present stage to `stages`."""
         now = time.monotonic()
         self.stages[self.stage] = self.stages.get(self.stage, 0.0) + now - self._stage_began
         self._stage_began = now
 
     def _notify(self) -> None:
+        """Tell those who watch that something has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class Operations:
+    """The operations that run, or ended less than about KEPT_S ago."""
+
     def __init__(self) -> None:
         self._by_id: dict[str, Operation] = {}
 
     def begin(self, kind: str, model: str) -> Operation:
+        """Create an operation, and forget those that ended long ago. The caller sets its `task`."""
         forgotten = time.time() - KEPT_S
         for operation in [o for o in self._by_id.values() if o.ended_at is not None and o.ended_at < forgotten]:
             del self._by_id[operation.id]
@@ -152,6 +166,7 @@ class Operations:
         return list(self._by_id.values())
 
     async def cancel_all(self) -> None:
+        """Cancel all running operations, and wait until they have ended."""
         tasks = [o.task for o in self._by_id.values() if o.task is not None and not o.task.done()]
         for task in tasks:
             task.cancel()

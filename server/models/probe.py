@@ -18,6 +18,8 @@ from server.models.model import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    """A short request, and what its answer must be."""
+
     prompt: str = "Hello"
     expect: str = ""  # text that the answer must contain
     max_tokens: int = 8
@@ -28,7 +30,7 @@ PLAIN = Probe()
 
 
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raise PROBE_FAILED unless the model answers as expected."""
+    """Raise PROBE_FAILED unless the model answers `probe` as expected. A model that generates nothing must give a finite vector."""
     try:
         if loaded.ready.generates or loaded.ready.num_hops:
             await _require_text(name, loaded, probe)
@@ -39,6 +41,7 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
+    """Raise PROBE_FAILED unless the model's text is as expected."""
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
     deadline = time.monotonic() + probe.timeout_s
@@ -58,6 +61,7 @@ async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
+    """Raise PROBE_FAILED unless the model gives a finite vector."""
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
     deadline = time.monotonic() + probe.timeout_s
     embedding = await loaded.worker.embed(Embed(f"probe-{secrets.token_hex(8)}", prompt_ids, deadline=deadline))
@@ -67,4 +71,5 @@ async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 def _failed(name: str, why: str) -> ApiError:
+    """Return the error for a probe that failed."""
     return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, so it takes no alias and replaces no model: {why}", param="model")

@@ -12,6 +12,8 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """The memory and the CPU time of processes."""
+
     own_bytes: int = 0  # resident memory that no other process shares
     # resident pages of files such as packed weights: they belong to the page cache, and are shared by all processes that map them
     mapped_bytes: int = 0

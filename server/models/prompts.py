@@ -36,6 +36,7 @@ class LatestPrompts:
         return None if continues else most
 
     def _remember(self, entry: tuple[str, str]) -> None:
+        """Add a prompt as the latest one, and forget the oldest while there are too many or they are too long."""
         self._forget(entry)
         self._prompts[entry] = None
         self._num_chars += len(entry[1])
@@ -43,6 +44,7 @@ class LatestPrompts:
             self._forget(next(iter(self._prompts)))
 
     def _forget(self, entry: tuple[str, str]) -> None:
+        """Remove a prompt, if it is remembered."""
         if entry in self._prompts:
             del self._prompts[entry]
             self._num_chars -= len(entry[1])

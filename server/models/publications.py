@@ -26,6 +26,8 @@ RETRY_S = 5  # seconds after which a browser retries if it comes before the expo
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
+    """A file of an export."""
+
     path: Path
     etag: str
 
@@ -43,6 +45,8 @@ class Publication:
 
 
 class Publications:
+    """The exports of loaded models, by the names of the models."""
+
     def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
         """Publish the models in `names`. Each export gets its own folder below `folder`."""
         self._names = sorted(names, key=len, reverse=True)
@@ -73,6 +77,7 @@ class Publications:
             os.close(old.lock)
 
     async def close(self) -> None:
+        """Stop publishing all models, and remove their files."""
         tasks = [one.task for one in self._current.values() if one.task is not None]
         for name in list(self._current):
             self.end(name)
@@ -94,6 +99,8 @@ class Publications:
         raise ApiError(NOT_FOUND_PATH, f"there is nothing at /web/{path:.200}; `relaxserve serve --publish MODEL` serves /web/MODEL/")
 
     def file(self, name: str, file: str) -> PublishedFile:
+        """Return a file of an export. Raise ApiError if the model is not loaded or not exported yet, if its export failed, or if it has no
+        such file."""
         found = self._current.get(name)
         if found is not None and found.error:
             raise ApiError(LOAD_FAILED, f"model {name!r} cannot be published: {found.error}")
@@ -106,6 +113,7 @@ class Publications:
         return found.files[file]
 
     async def _publish(self, made: Publication, export: Export) -> None:
+        """Export a model, and serve its files from then on. If the export fails, log why, and keep the reason for requests."""
         name = made.spec.name
         log.info("exporting %s for browsers", name)
         try:
@@ -141,6 +149,7 @@ def _new_folder(parent: Path) -> tuple[Path, int]:
 
 
 def _remove_unused(folder: Path) -> None:
+    """Remove the folder of an export, unless a running server has locked it."""
     with suppress(OSError):
         lock = _opened(folder)
         try:
@@ -151,10 +160,12 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _opened(folder: Path) -> int:
+    """Return a descriptor of a folder, which its lock needs."""
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _files_of(folder: Path) -> dict[str, PublishedFile]:
+    """Return the files below a folder, by their paths in it."""
     found: dict[str, PublishedFile] = {}
     for path in folder.rglob("*"):
         if path.is_file():

@@ -9,6 +9,7 @@ POOR = 200.0  # if exact weights have a higher perplexity, the model does not kn
 
 
 def in_words(label: QualityLabel) -> str:
+    """Return the figures of a label in one line."""
     found = f"KL {divergence_of(label)}, top-1 {label.top1_agreement:.1%}, perplexity {label.perplexity:.4g}"
     exact = f"{label.exact_perplexity:.4g} with exact weights"
     why = "; the file may be damaged, or the model does not know such text" if label.exact_perplexity > POOR else ""
@@ -16,4 +17,5 @@ def in_words(label: QualityLabel) -> str:
 
 
 def divergence_of(label: QualityLabel) -> str:
+    """Return the KL divergence of a label in words."""
     return f"{label.kl_divergence:.1e}" if label.kl_divergence > LEAST else "0"

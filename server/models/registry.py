@@ -63,6 +63,8 @@ log = logging.getLogger(__name__)
 
 
 class Registry:
+    """The models of a server, by name and alias."""
+
     def __init__(
         self,
         settings: ServerSettings,
@@ -81,6 +83,7 @@ class Registry:
         targets: Sequence[str] = ("host",),
         publications: Publications | None = None,
     ) -> None:
+        """`initial`: the models of the command line. What the callables do is said beside their types in `server/models/model.py`."""
         self.settings = settings
         self.targets = targets  # targets that a load may name
         self.metrics = Metrics() if metrics is None else metrics
@@ -165,9 +168,11 @@ class Registry:
     # --- look-up -------------------------------------------------------------------------------------------------------
 
     def models(self) -> list[Model]:
+        """Return all models that are loaded or loading. New versions of served models are left out."""
         return list(self._models.values())
 
     def aliases(self) -> dict[str, str]:
+        """Return the name of the model behind each alias."""
         return self._aliases.owners()
 
     def failed(self) -> list[Operation]:
@@ -185,8 +190,9 @@ class Registry:
         return model
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request, with the defaults of the name. A request without a name gets the only model, or an error
-        if there is none or several. `has_begun`: this is a further part of a request, which is answered even while the server stops."""
+        """Return the model that answers a request, and its loaded parts with the defaults of the name. A request without a name gets the
+        only model. Raise ApiError if there is no such model, if it is not ready, if a request without a name could mean none or several, or
+        if the server stops. `has_begun`: this is a further part of a request, which is answered even while the server stops."""
         if self.closing and not has_begun:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
@@ -255,6 +261,7 @@ class Registry:
         return bool(identity) and identity != model.identity
 
     def _reload(self, model: Model, asked: ModelSpec) -> Operation:
+        """Load the new version of a model, which replaces `model` once it is ready."""
         name = model.spec.name
         replacement = Model(model.spec.with_names(asked), self.operations.begin("reload", name))
         self._replacements.add(replacement)
@@ -288,12 +295,15 @@ class Registry:
             log.warning("%s was replaced but stays loaded: %s", name, error.message)
 
     async def cancel(self, operation: Operation) -> None:
+        """Cancel a running operation, and wait until it has ended. Raise ApiError if it has ended already."""
         if operation.task is None or operation.task.done():
             raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has ended: it {operation.outcome}")
         operation.task.cancel()
         await operation.wait()
 
     async def _load(self, model: Model, replaces: Model | None = None) -> None:
+        """Load a model, and serve it from then on. `replaces` is the old version, if this is a new one. A failure is logged and ends the
+        operation."""
         operation, name = model.operation, model.spec.name
         labels = (name, ENGINE)
         began = time.monotonic()
@@ -339,6 +349,7 @@ class Registry:
         tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
     def _fail(self, model: Model, error: ApiError) -> None:
+        """End a load that has failed."""
         self._forget(model)
         model.operation.end(OperationState.FAILED, error)
         self.metrics.loads.labels(model.spec.name, ENGINE, "failed").inc()
@@ -354,7 +365,8 @@ class Registry:
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
-        with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it."""
+        with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it. Raise
+        ApiError if the name is an alias, or if the model is not loaded, not ready or pinned."""
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
@@ -391,7 +403,8 @@ class Registry:
 
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
-        alias, which win over those of `name`. Raise LoadError if a default cannot be used."""
+        alias, which win over those of `name`. Raise LoadError if a default cannot be used, or ApiError if the alias is the name of a model,
+        or if `name` is not ready or fails the probe."""
         model, loaded = self._may_be_called(alias, name)
         preset = (own or Defaults()).over(self._aliases.preset_of(name))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
@@ -406,6 +419,8 @@ class Registry:
         self._save()
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
+        """Return the model `name`, which is to get an alias. Raise ApiError if the alias is the name of a model, or if the model is not
+        ready."""
         if alias in self._models:
             raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model; choose another alias", param="alias")
         model = self.find(name)
@@ -414,7 +429,8 @@ class Registry:
         return model, model.loaded
 
     async def _prove(self, name: str, loaded: Loaded) -> None:
-        """Probe a model before it replaces another or takes an alias from it. If the probe fails, stop the model's worker."""
+        """Probe a loaded model before it replaces another or takes an alias from it. If the probe fails, stop the model's worker and raise
+        the error."""
         try:
             await require_answer(name, loaded, PLAIN)
         except BaseException:
@@ -422,11 +438,13 @@ class Registry:
             raise
 
     def remove_alias(self, alias: str) -> None:
+        """Remove an alias. Raise ApiError if it does not exist."""
         if not self._aliases.remove(alias):
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
         self._save()
 
     def _forget(self, model: Model) -> None:
+        """Remove a model that was unloaded or did not load."""
         if self._replacements.remove(model):
             return  # `model` replaces a served model, which keeps the names
         del self._models[model.spec.name]
@@ -434,6 +452,7 @@ class Registry:
         self._aliases.forget(model.spec.name)
 
     def _save(self) -> None:
+        """Write all ready models into the state file."""
         loaded = [model.spec for model in self._models.values() if model.state is ModelState.READY]
         self._saved.write(
             msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name), presets=self._aliases.presets_of(spec.name))
@@ -441,11 +460,13 @@ class Registry:
         )
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
+        """Return the aliases of a model, sorted."""
         return self._aliases.of(name)
 
     # --- metrics -------------------------------------------------------------------------------------------------------
 
     def _count_load(self, model: Model, ready: Ready, load_s: float) -> None:
+        """Count a successful load in the metrics."""
         labels = (model.spec.name, ENGINE)
         self.metrics.loads.labels(*labels, "succeeded").inc()
         self.metrics.load_s.labels(*labels).observe(load_s)

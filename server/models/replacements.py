@@ -12,6 +12,8 @@ from server.models.model import Model, ModelState
 
 
 class Replacements:
+    """The models that load to replace others, and those that were replaced and still run requests."""
+
     def __init__(self) -> None:
         self._coming: dict[str, Model] = {}  # loading models, by the name of the model that is served meanwhile
         self._leaving: dict[Model, asyncio.Task[None]] = {}
@@ -21,9 +23,11 @@ class Replacements:
         return [*self._coming.values(), *self._leaving]
 
     def coming(self, name: str) -> Model | None:
+        """Return the model that loads to replace the model `name`, or None if there is none."""
         return self._coming.get(name)
 
     def add(self, model: Model) -> None:
+        """Add a loading model, which replaces the served model of the same name."""
         self._coming[model.spec.name] = model
 
     def remove(self, model: Model) -> bool:
@@ -34,7 +38,7 @@ class Replacements:
         return True
 
     def retire(self, model: Model) -> None:
-        """Stop the worker once the last request of the model has ended. From now on a look-up of its name finds its replacement."""
+        """Stop the worker of a replaced model once its last request has ended. From now on, the model's name finds its replacement."""
         loaded = model.loaded
         assert loaded is not None
         model.state, model.planned_bytes = ModelState.DRAINING, model.total_bytes
@@ -53,6 +57,7 @@ class Replacements:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop(self, model: Model, worker: WorkerHandle, unused: asyncio.Event) -> None:
+        """Stop a worker once `unused` is set, or at once if this task is cancelled."""
         try:
             await unused.wait()
         finally:

@@ -44,10 +44,12 @@ async def wake_up(model: Model) -> None:
 
 
 def is_asleep(models: list[Model]) -> bool:
+    """Return whether there are models, and all of them sleep."""
     return bool(models) and all(model.condition == SLEEPING for model in models)
 
 
 def _loaded(model: Model) -> Loaded:
+    """Return the loaded parts of a model. Raise ApiError if it is not ready."""
     if model.loaded is None:
         raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} is {model.state}; see /admin/models", param="model")
     return model.loaded

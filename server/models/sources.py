@@ -130,6 +130,7 @@ def offered(settings: ServerSettings) -> list[Offer]:
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
+    """Return the offer of a folder or file `path`. `files` are the files that it consists of."""
     states = [file.stat() for file in files]
     return Offer(
         str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), max(state.st_mtime for state in states)
@@ -137,4 +138,5 @@ def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
 
 
 def _invalid(source: str, why: str) -> ApiError:
+    """Return the error for a source that cannot be used."""
     return ApiError(INVALID_SOURCE, f"source {source!r:.120} {why}", param="source")

@@ -26,14 +26,17 @@ from server.text.templates.errors import TemplateError
 
 @dataclass(frozen=True, slots=True)
 class Starter:
+    """Starts models. `make_worker` and `load_tokenizer` make parts of them."""
+
     settings: ServerSettings
     budget: Budget
     make_worker: MakeWorker
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Start a model and return its parts. If that fails, stop the worker and raise the error, which is a LoadError if the model is the
-        cause. The tokenizer is read while the worker loads the model, as soon as the model's files are on this machine."""
+        """Start a model and return its parts. `report` receives the progress. If the start fails, stop the worker and raise the error,
+        which is a LoadError if the model is the cause. The tokenizer is read while the worker loads the model, as soon as the model's files
+        are on this machine."""
         fetched = asyncio.Event()
 
         def heard(progress: Progress) -> None:
@@ -84,12 +87,14 @@ class Starter:
         )
 
     def _clip_decoder(self) -> ClipDecoder:
+        """Return the decoder of recordings."""
         settings = self.settings
         fetcher = Fetcher(AUDIO, settings.audio_hosts, settings.max_audio_bytes, settings.audio_fetch_s)
         return ClipDecoder(settings.max_audio_s, settings.max_held_audio_bytes, fetcher)
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
-        """Return a copy of a loaded model with other defaults and the same worker. Raise LoadError if a default cannot be used."""
+        """Return a copy of a loaded model with the same worker, in which the defaults `own` win over the model's. Raise LoadError if a
+        default cannot be used."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
             tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)
@@ -111,4 +116,5 @@ def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) 
 
 
 def _renderer_of(tokenizer: Tokenizer) -> Renderer | None:
+    """Return the object that renders the chat template, if there is one."""
     return None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()

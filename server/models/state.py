@@ -58,6 +58,8 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
 
 
 class SavedState(msgspec.Struct, frozen=True):
+    """The content of a state file."""
+
     models: tuple[ModelSpec, ...] = ()
 
 
@@ -66,6 +68,7 @@ class StateError(Exception):
 
 
 def read_state(path: Path) -> SavedState:
+    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read."""
     try:
         return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError:
@@ -121,10 +124,12 @@ def exclusive(path: Path) -> Generator[None]:
 
 
 def _fresh(path: Path) -> Path:
+    """Return the path at which a new state file is written before it replaces the old one."""
     return path.with_name(path.name + ".new")
 
 
 def write_state(path: Path, state: SavedState) -> None:
+    """Replace a state file, so that even a power cut leaves the old or the new file whole. Raise OSError if that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = _fresh(path)
     with fresh.open("wb") as file:
@@ -147,6 +152,7 @@ class SavedModels:
         self._specs: dict[str, ModelSpec] = {}
 
     def read(self) -> dict[str, ModelSpec]:
+        """Read the file, and return its models by name. Raise StateError if it cannot be read."""
         saved = read_state(self._file).models if self._file else ()
         self._specs = {spec.name: spec for spec in saved}
         return dict(self._specs)
@@ -155,9 +161,11 @@ class SavedModels:
         return name in self._specs
 
     def drop(self, name: str) -> None:
+        """Leave a model out of the file from the next `write` on."""
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
+        """Add the loaded models to those of the file, and write the file. If that fails, only log the error."""
         self._specs.update((spec.name, spec) for spec in loaded)
         if self._file is None:
             return

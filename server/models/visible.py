@@ -13,11 +13,14 @@ from server.models.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class VisibleModels:
+    """The models of a registry that a key with these limits may use."""
+
     registry: Registry
     limits: KeyLimits
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded."""
+        """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded. Raise ApiError
+        as `Registry.serve` does."""
         if not self.limits.models:
             return self.registry.serve(name, has_begun=has_begun)
         names = [one for model in self.registry.models() for one in self.names_of(model)]

@@ -44,6 +44,7 @@ class Transfer:
     _is_cancelled: bool = False
 
     def begin(self) -> None:
+        """Start the thread that receives the pages."""
         self.end_s = time.monotonic() + self.ask.limit_s
         threading.Thread(target=self._run, name="take-pages", daemon=True).start()
 
@@ -58,6 +59,7 @@ class Transfer:
                 self.arrivals.get_nowait()
 
     def _run(self) -> None:
+        """Receive the pages, and then put None into the queue. This runs on the thread."""
         try:
             self._exchange()
         except PeerFault as error:
@@ -68,6 +70,7 @@ class Transfer:
             self._put(None)
 
     def _exchange(self) -> None:
+        """Send the ask, and read the answer. Raise PeerFault if the other server refuses."""
         body = encode_ask(self.ask)
         headers = {PROOF_HEADER: self.proofs.head_of(body), "content-type": "application/json"}
         with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
@@ -85,6 +88,7 @@ class Transfer:
                 self._read(answer, plain)
 
     def _read(self, answer: http.client.HTTPResponse, plain: socket.socket) -> None:
+        """Put the frames of an answer into the queue. Raise PeerFault if one is not valid."""
         number = 0
         while head := answer.read(HEAD.size):
             if len(head) < HEAD.size:
@@ -104,9 +108,11 @@ class Transfer:
 
     @property
     def _left_s(self) -> float:
+        """The seconds for which the request still waits."""
         return max(self.end_s - time.monotonic(), 0.001)
 
     def _put(self, arrival: Arrival) -> None:
+        """Put an arrival into the queue, once it has room, unless the transfer is cancelled."""
         while not self._is_cancelled:
             with suppress(queue.Full):
                 self.arrivals.put(arrival, timeout=0.05)
@@ -114,6 +120,7 @@ class Transfer:
 
 
 def _offer_in(payload: bytes) -> Offer:
+    """Return the offer in a frame. Raise PeerFault if it is none."""
     try:
         return decode_offer(payload)
     except msgspec.MsgspecError as error:

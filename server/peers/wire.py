@@ -56,6 +56,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens whose pages are named."""
         return len(self.digests) // DIGEST_BYTES * PAGE_SIZE
 
     @property
@@ -106,16 +107,20 @@ class Proofs:
         return found is not None and hmac.compare_digest(self._of(b"ask", found[1].encode()).hex(), found[2])
 
     def frame(self, nonce: bytes, number: int, payload: bytes) -> bytes:
+        """Return a frame. `number` is its number in the answer to the Ask with this nonce."""
         return HEAD.pack(len(payload), self._of_frame(nonce, number, payload)) + payload
 
     def check_frame(self, nonce: bytes, number: int, payload: bytes | bytearray, proof: bytes) -> None:
+        """Raise PeerFault if the proof of a frame is wrong."""
         if not hmac.compare_digest(self._of_frame(nonce, number, payload), proof):
             raise PeerFault("it sent a frame whose proof is wrong: the bytes have changed on the way, or it has another secret")
 
     def _of_frame(self, nonce: bytes, number: int, payload: bytes | bytearray) -> bytes:
+        """Return the proof of a frame."""
         return self._of(b"frame", nonce + number.to_bytes(8, "little"), payload)
 
     def _of(self, role: bytes, *parts: bytes | bytearray) -> bytes:
+        """Return the proof of some bytes. `role` says what they are."""
         key = blake2b(self.secret.encode(), digest_size=64, person=b"relaxserve pages").digest()
         proof = blake2b(key=key, digest_size=PROOF_BYTES, person=role)
         for part in parts:
@@ -124,10 +129,12 @@ class Proofs:
 
 
 def digest_of(body: bytes) -> str:
+    """Return the digest of a body, which its proof covers."""
     return blake2b(body, digest_size=PROOF_BYTES).hexdigest()
 
 
 def digests_in(data: bytes) -> list[bytes]:
+    """Return the digests that an Ask has one after the other."""
     return [data[at : at + DIGEST_BYTES] for at in range(0, len(data) - DIGEST_BYTES + 1, DIGEST_BYTES)]
 
 

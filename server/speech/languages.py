@@ -32,4 +32,5 @@ def code_of(language: str) -> str:
 
 
 def name_of(code: str) -> str:
+    """Return the English name of a language, or the code itself if it is unknown."""
     return NAMES.get(code, code).replace("-", " ")

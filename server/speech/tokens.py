@@ -26,17 +26,20 @@ MOST_BEFORE = 223  # largest number of tokens of earlier text in a prompt; half 
 
 @dataclass(frozen=True, slots=True)
 class SpeechTokens:
-    end: int
-    start: int
+    """The special tokens of a model that transcribes."""
+
+    end: int  # token that ends a transcript; all tokens from it on are special
+    start: int  # token that begins a transcript
     before: int  # token before the text of earlier windows
-    no_stamps: int
+    no_stamps: int  # token after which a transcript has no time stamps
     tasks: Mapping[str, int]  # "transcribe" and "translate"
-    silence: int
+    silence: int  # token that says that there is no speech
     languages: Mapping[str, int]  # by code; empty for models that only know English
     banned: tuple[int, ...]  # tokens that no transcript has
 
     @property
     def first_stamp(self) -> int:
+        """The stamp 0.00. Stamps end the vocabulary."""
         return self.no_stamps + 1
 
     @staticmethod

@@ -11,6 +11,8 @@ from server.speech.words import Word
 
 @dataclass(frozen=True, slots=True)
 class Segment:
+    """The text between two time stamps of a transcript."""
+
     seek: int  # hundredths of a second: where its window begins
     start_s: float
     end_s: float
@@ -25,15 +27,18 @@ class Segment:
 
 
 def compression_of(text: str) -> float:
+    """Return how many times zlib shrinks a text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 
 
 def text_of(segments: Sequence[Segment]) -> str:
+    """Return the text of segments."""
     return "".join(segment.text for segment in segments).strip()
 
 
 def srt(segments: Sequence[Segment]) -> str:
+    """Return segments as subtitles in SRT."""
     blocks = (
         f"{number}\n{_clock(segment.start_s, ',')} --> {_clock(segment.end_s, ',')}\n{_line(segment)}\n"
         for number, segment in enumerate(segments, 1)
@@ -42,6 +47,7 @@ def srt(segments: Sequence[Segment]) -> str:
 
 
 def vtt(segments: Sequence[Segment]) -> str:
+    """Return segments as subtitles in WebVTT."""
     blocks = (f"{_clock(segment.start_s, '.')} --> {_clock(segment.end_s, '.')}\n{_line(segment)}\n" for segment in segments)
     return "WEBVTT\n\n" + "\n".join(blocks)
 
@@ -52,6 +58,7 @@ def _line(segment: Segment) -> str:
 
 
 def _clock(seconds: float, mark: str) -> str:
+    """Return a time as subtitles have it. `mark` stands before the thousandths."""
     thousandths = round(seconds * 1000)
     minutes, rest = divmod(thousandths, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

@@ -25,6 +25,8 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Word:
+    """A word, with its times in seconds."""
+
     text: str
     num_tokens: int
     start_s: float
@@ -111,6 +113,7 @@ def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple
 
 
 def _is_mark(text: str) -> bool:
+    """Return whether a text is a punctuation mark."""
     return text.strip() in set(string.punctuation)
 
 

@@ -67,10 +67,12 @@ def welcome(connection: socket.socket, secret: str) -> None:
 
 
 def _proof(secret: str, role: bytes, worker: bytes, host: bytes) -> bytes:
+    """Return the proof of one end. `worker` and `host` are the random bytes of the two."""
     return hmac.new(secret.encode(), role + worker + host, hashlib.sha256).digest()
 
 
 def _read(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
+    """Read `num_bytes`. Raise HandshakeFailed if they have not come at `end_s`, or Ended if the connection ends."""
     data = b""
     while len(data) < num_bytes:
         connection.settimeout(max(end_s - time.monotonic(), 0.001))

@@ -30,7 +30,7 @@ DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
 
 class StageLost(Exception):
-    """A stage has ended, or its connection has."""
+    """A stage has ended, or its connection has, or has brought something else than messages."""
 
     def __init__(self, message: str, *, from_outside: bool = True) -> None:
         super().__init__(message)
@@ -38,6 +38,8 @@ class StageLost(Exception):
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
+    """A message, and the forms of the arrays that follow it."""
+
     message: StageMessage
     arrays: tuple[tuple[str, tuple[int, ...]], ...] = ()  # type and shape of each
 
@@ -47,7 +49,7 @@ _decode = msgspec.msgpack.Decoder(_Frame).decode
 
 
 class Link:
-    """Several threads may send; one thread receives."""
+    """A connection to a stage, or from a stage to the worker. Several threads may send; one thread receives."""
 
     def __init__(self, connection: socket.socket, place: str, end: End = lambda: None) -> None:
         """`place` names the other end in errors. `end` says how the process at the other end has ended, if this one knows."""
@@ -114,6 +116,7 @@ class Link:
         self._end()
 
     def _read(self, num_bytes: int) -> bytearray:
+        """Read `num_bytes`. Raise StageLost if the connection ends before, or OSError if it fails."""
         data = bytearray(num_bytes)
         view, at = memoryview(data), 0
         while at < num_bytes:
@@ -124,12 +127,15 @@ class Link:
         return data
 
     def _lost(self, how: str) -> StageLost:
+        """Return the error of a connection that has ended. The error says how the process at the other end has ended, or if that is
+        unknown, `how` the connection has."""
         if (known := self._end()) is None:
             return StageLost(f"the connection to {self.place} {how}")
         return StageLost(f"the process of {self.place} ended: {known[0]}", from_outside=known[1])
 
 
 def _send_all(connection: socket.socket, parts: list[Any]) -> None:
+    """Send all parts, without copying them."""
     while parts:
         sent = connection.sendmsg(parts)
         while parts and sent >= len(parts[0]):
@@ -139,12 +145,14 @@ def _send_all(connection: socket.socket, parts: list[Any]) -> None:
 
 
 def _bytes_of(forms: Sequence[tuple[str, tuple[int, ...]]]) -> int:
+    """Return the bytes of arrays with these types and shapes. Raise ValueError if a size is negative."""
     if any(size < 0 for _, shape in forms for size in shape):
         raise ValueError("an array has a negative size")
     return sum(math.prod(shape) * DTYPES[kind].itemsize for kind, shape in forms)
 
 
 def _arrays_of(data: bytearray, forms: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[Any]]:
+    """Yield the arrays in `data`, which have these types and shapes."""
     found: list[NDArray[Any]] = []
     at = 0
     for kind, shape in forms:

@@ -15,6 +15,8 @@ from server.messages import Load, LoadFailed, Message, Progress, Working
 
 
 class Greeting(Message, frozen=True, tag=True):
+    """The first message of a stage."""
+
     version: str
     free_bytes: int  # memory of the stage's machine that models may take
 
@@ -52,6 +54,8 @@ class Stream(Message, frozen=True, tag=True):
 
 
 class CopyPage(Message, frozen=True, tag=True):
+    """Copy a page in all layers of a cache group."""
+
     group: int
     source: int
     target: int

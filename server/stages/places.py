@@ -39,7 +39,7 @@ def parse_place(text: str) -> Place:
 
 def parse_places(text: str) -> tuple[str, ...]:
     """Parse a number of processes of this machine, or places separated by commas. If the last one is another machine, this one computes no
-    layers."""
+    layers. Raise PlaceError for any other text."""
     if text.isdecimal():
         places = (LOCAL,) * min(int(text), 1 << 10)
     else:
@@ -50,6 +50,7 @@ def parse_places(text: str) -> tuple[str, ...]:
 
 
 def require_places(places: tuple[str, ...]) -> None:
+    """Raise PlaceError unless these are places at which the stages of a model can run."""
     for place in places:
         parse_place(place)
     shown = f"stages is {','.join(places)!r:.200}"

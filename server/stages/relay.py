@@ -37,6 +37,7 @@ def fastest(cost_s: Callable[[int], float], num_stages: int) -> Callable[[int], 
     returns the seconds that a step of so many tokens takes in all stages together, of which each takes about the same part."""
 
     def num_parts(num_tokens: int) -> int:
+        """Return into how many parts to cut a step of this many tokens."""
         counts = [count for count in (1, 2, 4, MOST_PARTS) if count <= max(num_tokens, 1)]
         return min(counts, key=lambda count: cost_s(-(-num_tokens // count)) * (num_stages - 1 + count))
 
@@ -63,6 +64,7 @@ class Relay:
 
     @property
     def num_stages(self) -> int:
+        """The number of stages, the last one included."""
         return len(self._links) + 1
 
     def begin(self, batch: StepBatch) -> list[StepBatch]:
@@ -88,6 +90,7 @@ class Relay:
         return stream
 
     def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page in all stages."""
         for link in self._links:
             link.send(CopyPage(group, source, target))
 
@@ -96,6 +99,7 @@ class Relay:
         the stage gives."""
 
         def wait(link: Link) -> None:
+            """Wait until the connection to a stage ends, and tell `on_lost` unless a step does so."""
             link.wait_for_end()
             time.sleep(NOTICES_S)
             while self._num_awaited and not self._is_closing:
@@ -117,6 +121,7 @@ class Relay:
             link.close()
 
     def _stream(self, number: int) -> NDArray[np.float32]:
+        """Return the next residual stream of a stage. Raise StageLost if the stage ends, or sends something else."""
         while True:
             message, arrays = self._links[number].receive()
             match message:
@@ -154,6 +159,7 @@ def parts_of(batch: StepBatch, num_parts: int) -> list[StepBatch]:
 
 
 def _cut(batch: StepBatch, begin: int, end: int) -> StepBatch:
+    """Return the part of a step with the tokens begin .. end - 1."""
     first, last = int(batch.seq_ids[begin]), int(batch.seq_ids[end - 1])
     context_lens = batch.context_lens[first : last + 1].copy()
     context_lens[-1] = batch.positions[end - 1] + 1
@@ -170,4 +176,5 @@ def _cut(batch: StepBatch, begin: int, end: int) -> StepBatch:
 
 
 def _within(rows: NDArray[Any], begin: int, end: int) -> NDArray[Any]:
+    """Return the rows among begin .. end - 1, counted from `begin`."""
     return rows[(rows >= begin) & (rows < end)] - np.int32(begin)

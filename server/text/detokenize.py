@@ -9,7 +9,11 @@ from typing import Protocol
 
 
 class TokenBytes(Protocol):
-    def token_bytes(self, token_id: int, /) -> bytes: ...
+    """A tokenizer, as far as the Detokenizer needs it."""
+
+    def token_bytes(self, token_id: int, /) -> bytes:
+        """Return the bytes that a token adds to a text."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +52,19 @@ class Detokenizer:
     )
 
     def __init__(self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None) -> None:
+        """`shown`: the bytes of special tokens that appear as text, because a parser needs them."""
         self._tokenizer = tokenizer
         self._stops = stops
-        self._shown = shown or {}  # special tokens that appear as text because a parser needs them
+        self._shown = shown or {}
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._held = ""
         self.num_tokens = 0
         self.length = 0  # characters returned so far
-        self.stopped_by: str | None = None
+        self.stopped_by: str | None = None  # the stop string that has ended the text
         self.token_starts: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens. Return the text that is certain now. Tokens after a stop string are ignored."""
         text = ""
         for token_id in token_ids:
             self.num_tokens += 1
@@ -76,6 +82,7 @@ class Detokenizer:
         return text
 
     def finish(self) -> str:
+        """Return the text that was held back: no more tokens come."""
         text, self._held = self._held, ""
         self.length += len(text)
         return text

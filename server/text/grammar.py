@@ -69,15 +69,18 @@ def tags_in(*texts: str) -> tuple[str, ...]:
 
 
 def literal(text: str) -> str:
+    """Return the rule for a fixed text without markers; nothing for an empty text."""
     return json.dumps(text) if text else ""  # the grammar language has no empty literal
 
 
 def marker_rule(text: str, specials: Specials) -> str:
+    """Return the rule for a marker: its token if it is a single one, otherwise its text."""
     token_id = specials.get(text)
     return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
 
 def alternatives(rule: str, num: int) -> str:
+    """Return the expression for one of the rules `rule`_0, `rule`_1, ..., of which there are `num`."""
     return " | ".join(f"{rule}_{index}" for index in range(num))
 
 

@@ -18,6 +18,8 @@ FILES = ("<|file_sep|>", "<file_sep>")
 
 @dataclass(frozen=True, slots=True)
 class Infill:
+    """The marker tokens of fill-in-the-middle prompts in one model's vocabulary."""
+
     before: int  # token before the text that precedes the gap
     suffix: int  # token before the text that follows the gap
     middle: int  # token after which the model fills the gap
@@ -25,6 +27,7 @@ class Infill:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
+        """Return the marker tokens of a vocabulary, or None if it has none."""
         for markers in MARKERS:
             ids = [tokenizer.encode(marker, False) for marker in markers]
             if all(len(one) == 1 for one in ids):

@@ -81,11 +81,14 @@ class Senses:
         return pieces
 
     def _parts(self, pieces: Sequence[str]) -> list[dict[str, str]]:
+        """Return texts and markers, which come in turn, as the parts of a content."""
         types = {sense.markers.marker: sense.markers.part for sense in self.senses}
         parts = [{"type": types[piece]} if number % 2 else {"type": "text", "text": piece} for number, piece in enumerate(pieces)]
         return [part for part in parts if part.get("text") != ""]
 
     def _check_count(self, sense: Sense, marks: Sequence[str], found: Sequence[Any]) -> None:
+        """Raise ApiError unless the prompt has as many markers of a sense as the messages have images or recordings. `marks`: all markers
+        of the prompt; `found`: all files of the messages."""
         markers, given = sense.markers, sum(isinstance(one, sense.reads) for one in found)
         if (written := marks.count(markers.marker)) != given:
             message = (

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Pair:
+    """The tokens of two texts that a model reads together."""
+
     ids: list[int]
     second: int | None  # index where the second text begins; None: the tokenizer does not distinguish the two
 
@@ -40,5 +42,6 @@ class PairTemplate:
         return len(self.before) + len(self.between) + len(self.after)
 
     def join(self, first: Sequence[int], second: Sequence[int]) -> Pair:
+        """Return the tokens of two texts, with the special tokens around them."""
         ids = [*self.before, *first, *self.between, *second, *self.after]
         return Pair(ids, None if self.num_first is None else len(self.before) + len(first) + self.num_first)

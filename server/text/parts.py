@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Content:
+    """Text of the answer."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
+    """Text of a thought."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
+    """The beginning of a call. Its arguments follow in parts with the same index."""
+
     index: int
     id: str
     name: str

@@ -43,7 +43,8 @@ class Tokenizer:
     """One model's tokenizer, chat template and declared defaults. Immutable, safe to share between threads."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`)."""
+        """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`). Raise ModelFilesError if one of
+        them is missing, damaged or not understood."""
         found = TokenizerFiles(files)
         self._special_tokens = found.special_tokens()
         self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)  # is compiled while the vocabulary is read
@@ -84,10 +85,11 @@ class Tokenizer:
         return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the tokens of a text."""
         return self.encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Encode several texts. Only the batch functions of the package release the GIL."""
+        """Return the tokens of several texts. Only the batch functions of the package release the GIL."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def count(self, text: str) -> int:
@@ -116,6 +118,7 @@ class Tokenizer:
         )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens."""
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, id: int) -> bytes:
@@ -137,6 +140,7 @@ class Tokenizer:
 
 
 def _load_tokenizer(files: TokenizerFiles) -> Read:
+    """Build the tokenizer. Raise ModelFilesError if the package does not understand the file."""
     content = files.tokenizer()
     try:
         read = read_tokenizer(content)
@@ -162,6 +166,7 @@ def _max_context(files: TokenizerFiles) -> int | None:
 
 
 def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
+    """Read generation_config.json. Raise ModelFilesError if a value is outside its range."""
     values: dict[str, Any] = {}
     for field in fields(GenerationDefaults):
         value = source.get(field.name)
@@ -208,6 +213,7 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
 
 @contextmanager
 def _broken_template() -> Generator[None]:
+    """Turn a TemplateError into a ModelFilesError."""
     try:
         yield
     except TemplateError as error:
@@ -218,7 +224,7 @@ def _broken_template() -> Generator[None]:
 
 
 def _piece_decoder(decoder: object) -> Callable[[str], bytes]:
-    """Return the function that turns a piece of the vocabulary into bytes. It depends on the description of the tokenizer's decoder."""
+    """Return the function that turns a piece of the vocabulary into bytes. `decoder` is the description of the tokenizer's decoder."""
     decoders = list(_flatten(decoder))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds:
@@ -233,6 +239,7 @@ def _piece_decoder(decoder: object) -> Callable[[str], bytes]:
 
 
 def _flatten(decoder: object) -> list[dict[str, Any]]:
+    """Return the description of a decoder, and of all decoders in it."""
     if not isinstance(decoder, dict):
         return []
     nested: list[Any] = decoder.get("decoders", [])
@@ -251,10 +258,12 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
+    """Return the bytes of a piece of byte-level BPE."""
     return b"".join(bytes([byte]) if (byte := BYTE_ALPHABET.get(char)) is not None else char.encode() for char in piece)
 
 
 def _sentencepiece(piece: str) -> bytes:
+    """Return the bytes of a piece of SentencePiece. A piece such as `<0x0A>` is one byte."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])

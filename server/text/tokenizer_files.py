@@ -52,14 +52,20 @@ def missing(why: str = "") -> ModelFilesError:
 
 
 class _AddedToken(msgspec.Struct):
+    """A token that tokenizer.json adds to the vocabulary."""
+
     content: str
 
 
 class _Pieces(msgspec.Struct):
+    """The vocabulary of a model."""
+
     vocab: dict[str, int] | list[tuple[str, float]]  # ids by piece, or pieces in the order of their ids with their scores
 
 
 class _Vocabulary(msgspec.Struct):
+    """The parts of tokenizer.json that give tokens their ids."""
+
     model: _Pieces
     added_tokens: list[_AddedToken] = []
 
@@ -76,10 +82,13 @@ class _Vocabulary(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
+    """The files of a model directory that describe the tokenizer."""
+
     contents: Mapping[str, bytes]  # contents of files by their names, which FILES lists; only tokenizer.json is required
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
+        """Read the files of a directory. Raise ModelFilesError if one cannot be read."""
         return cls(read_files(Path(path), FILES))
 
     def tokenizer(self) -> bytes:
@@ -89,7 +98,7 @@ class TokenizerFiles:
         return self.contents[TOKENIZER]
 
     def object(self, name: str) -> dict[str, Any]:
-        """Return the object in a file, or an empty one if the file is missing. Raise ModelFilesError if the file is damaged."""
+        """Return the object in a JSON file, or an empty one if the file is missing. Raise ModelFilesError if the file is damaged."""
         if name not in self.contents:
             return {}
         try:
@@ -107,7 +116,8 @@ class TokenizerFiles:
         return text_config if isinstance(text_config, dict) else config
 
     def special_tokens(self) -> dict[str, str]:
-        """Return the texts of the special tokens by role. A role in tokenizer_config.json wins over special_tokens_map.json."""
+        """Return the texts of the special tokens by role. A role in tokenizer_config.json wins over special_tokens_map.json. Raise
+        ModelFilesError if a text has lone surrogates, or if a file is damaged."""
         found: dict[str, str] = {}
         for source in (self.object("tokenizer_config.json"), self.object("special_tokens_map.json")):
             for role in SPECIAL_ROLES:
@@ -128,7 +138,8 @@ class TokenizerFiles:
             raise ModelFilesError(str(error)) from error
 
     def eos_ids(self, id_of: Callable[[str], int | None] | None = None) -> tuple[int, ...]:
-        """Return the ids of the tokens that end an answer. `id_of` is given by a caller that has built the tokenizer."""
+        """Return the ids of the tokens that end an answer. `id_of` gives the id of a token; a caller that has built the tokenizer passes
+        it. Raise ModelFilesError if a file is damaged."""
         text = self.special_tokens().get("eos_token")
         if text is None:
             found = list[int]()
@@ -142,6 +153,7 @@ class TokenizerFiles:
         return tuple(dict.fromkeys(found))
 
     def _vocabulary(self) -> _Vocabulary:
+        """Read the vocabulary in tokenizer.json. Raise ModelFilesError if it is not understood."""
         try:
             return msgspec.json.decode(self.tokenizer(), type=_Vocabulary)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -154,7 +166,8 @@ def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def read_file(file: Path) -> bytes:
-    """Return the content of a file beside the weights. Raise ModelFilesError if it cannot be read, or only stands for the real one."""
+    """Return the content of a file beside the weights. Raise ModelFilesError if it cannot be read or is too large, or if it only stands for
+    the real one (such as a pointer of Git LFS)."""
     try:
         if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
             raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
@@ -176,10 +189,13 @@ def _is_unicode(text: str) -> bool:
 
 
 def _listed(id: int | None) -> list[int]:
+    """Return a list of the id, if there is one."""
     return [] if id is None else [id]
 
 
 def _ids(value: object, file: str) -> list[int]:
+    """Return the ids in a field `eos_token_id` of `file`, which is one id, a list or absent. Raise ModelFilesError if it is anything
+    else."""
     ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
         raise ModelFilesError(f"eos_token_id in {file} is {value!r}, expected a token id or a list of them")

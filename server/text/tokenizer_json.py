@@ -22,12 +22,16 @@ VERSION = "#version"  # begins a text that the package skips among merges
 
 @dataclass(frozen=True, slots=True)
 class Read:
+    """A tokenizer that was read."""
+
     tokenizer: tokenizers.Tokenizer
     num_ids: int  # up to the largest id; ids may have gaps
     max_chars: int  # length of the longest token
 
 
 class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BPE"):
+    """The BPE model in tokenizer.json, if it has exactly the fields that the package writes."""
+
     vocab: dict[str, int]
     merges: msgspec.Raw
     dropout: float | None = None
@@ -39,6 +43,7 @@ class _Bpe(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="BP
     ignore_merges: bool = False
 
     def build(self) -> models.BPE:
+        """Build the model. Raise an Exception of any class if its merges are not understood."""
         others = {name: value for name in self.__struct_fields__[2:] if (value := getattr(self, name)) is not None}
         merges = _merges_of(self.merges)
         _require_prefix(self.continuing_subword_prefix, merges)
@@ -53,6 +58,8 @@ class _Joining(msgspec.Struct):
 
 
 class _Added(msgspec.Struct, forbid_unknown_fields=True):
+    """An added token, as the package writes it."""
+
     id: int
     content: str
     single_word: bool
@@ -62,6 +69,7 @@ class _Added(msgspec.Struct, forbid_unknown_fields=True):
     special: bool
 
     def build(self) -> AddedToken:
+        """Return the token as the package has it."""
         flags = {name: getattr(self, name) for name in self.__struct_fields__[2:]}
         return AddedToken(self.content, **flags)
 
@@ -106,7 +114,8 @@ def _assembled(content: bytes) -> Read | None:
 
 
 def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
-    """Return the pairs, which are written as pairs, or as texts in older files."""
+    """Return the pairs, which are written as pairs, or as texts in older files. Raise ValueError if they are neither, or if one is a
+    comment."""
     with suppress(msgspec.ValidationError):
         texts = msgspec.json.decode(written, type=list[str])
         if any(text.startswith(VERSION) for text in texts):
@@ -152,6 +161,7 @@ def _fields_of(content: bytes | msgspec.Raw) -> dict[str, msgspec.Raw]:
 
 
 def _read_by_package(content: bytes) -> Read:
+    """Let the package read the whole file. Raise an Exception of any class if the content is not understood."""
     _require_joinable(content)
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
     return Read(tokenizer, *_extent(tokenizer))

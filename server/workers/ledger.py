@@ -31,6 +31,7 @@ class Job:
 
     @property
     def is_suspect(self) -> bool:
+        """Whether the job has so much blame that it must run alone."""
         return self.blame >= SUSPECT
 
     def lost(self) -> None:
@@ -38,6 +39,7 @@ class Job:
         self.in_worker = False
 
     def clear(self) -> None:
+        """Forget the deaths: the job makes progress."""
         self.blame = self.proof = 0.0
 
 
@@ -74,10 +76,12 @@ class Generation(Job):
 
     @property
     def is_finished(self) -> bool:
+        """Whether all choices have ended."""
         return len(self.finished) == self.submit.num_choices
 
     @property
     def is_unread(self) -> bool:
+        """Whether the client has so much to read that the request must leave the worker."""
         return self.news.qsize() > MOST_UNREAD * self.submit.num_choices
 
     @property
@@ -87,9 +91,11 @@ class Generation(Job):
 
     @property
     def _few_unread(self) -> int:
+        """The number of events with which the request returns to the worker."""
         return FEW_UNREAD * self.submit.num_choices
 
     def lost(self) -> None:
+        """Record that no worker runs the request any more. If its client still has much to read, it is shelved."""
         Job.lost(self)
         self.is_shelved |= self.is_leaving and self.news.qsize() > self._few_unread
         self.is_leaving = False
@@ -101,9 +107,11 @@ class Generation(Job):
             self.lost()
 
     def message(self) -> Submit:
+        """Return the Submit with which a worker begins or continues the request."""
         return msgspec.structs.replace(self.submit, emitted=tuple(map(tuple, self.emitted)), finished=tuple(sorted(self.finished)))
 
     def record(self, event: TokenEvent) -> None:
+        """Take an event of the worker, and pass it on to the client."""
         if event.choice in self.finished:
             return  # the front has ended this choice, and the worker did not know yet
         self.clear()
@@ -122,6 +130,7 @@ class Generation(Job):
         self.news.put_nowait(event)
 
     def drop(self, choice: int) -> None:
+        """End a choice that the client does not want any more."""
         self.finished.add(choice)
         self.dropped.add(choice)
         self._leave()
@@ -129,22 +138,28 @@ class Generation(Job):
             self.news.put_nowait(None)
 
     def fail(self, error: RequestError) -> None:
+        """Pass an error on to the client."""
         self.news.put_nowait(error)
 
 
 @dataclass(slots=True, eq=False)
 class Embedded(Job):
+    """A text to embed."""
+
     embed: Embed = field(kw_only=True)
     result: asyncio.Future[Embedding] = field(default_factory=asyncio.Future[Embedding])
 
     def message(self) -> Embed:
+        """Return the message for a worker."""
         return self.embed
 
     def record(self, embedding: Embedding) -> None:
+        """Pass the vectors on to the client."""
         if not self.result.done():
             self.result.set_result(embedding)
 
     def fail(self, error: RequestError) -> None:
+        """Pass an error on to the client."""
         if not self.result.done():
             self.result.set_exception(error)
 

@@ -10,6 +10,8 @@ from server.workers.worker_process import WorkerProcess
 
 
 class EndedWhileLoading(LoadError):
+    """The worker has ended while it loaded. `from_outside`: something outside has killed it."""
+
     def __init__(self, message: str, *, from_outside: bool) -> None:
         super().__init__(ErrorCode.LOAD_FAILED, message)
         self.from_outside = from_outside

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """A process that was started, and its socket."""
+
     command: tuple[str, ...]
     process: subprocess.Popen[bytes]
     connection: socket.socket  # the front's end of the socket
 
     def discard(self) -> None:
+        """Kill the process, which is not needed."""
         self.connection.close()
         self.process.kill()
         self.process.wait()
@@ -66,5 +69,6 @@ def take(command: Sequence[str]) -> Started | None:
 
 
 def _discard_all() -> None:
+    """Kill the processes that no worker has used."""
     while _ahead:
         _ahead.pop().discard()

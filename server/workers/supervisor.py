@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkerState(StrEnum):
+    """The states of a model's worker. The module's docstring shows the transitions."""
+
     STARTING = "starting"
     READY = "ready"
     RESTARTING = "restarting"
@@ -67,6 +69,8 @@ class WorkerState(StrEnum):
 
 
 class Supervisor:
+    """One loaded model, and the worker that serves it."""
+
     def __init__(
         self,
         command: Sequence[str],
@@ -76,6 +80,8 @@ class Supervisor:
         care: Care | None = None,
         cache: CacheListener | None = None,
     ) -> None:
+        """`command` starts a worker, which gets the message `load`. `progress` is called while it loads, and `cache` with the changes of
+        its prefix cache."""
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
         self.card: CardUsage | None = None
@@ -149,6 +155,7 @@ class Supervisor:
                 self._hand_over()
 
     async def embed(self, embed: Embed) -> Embedding:
+        """Return the vectors of a text. Raise RequestError if it cannot be embedded."""
         job = Embedded(embed=embed)
         self._enter(embed.request_id, job)
         try:
@@ -213,6 +220,7 @@ class Supervisor:
         await self.stop()
 
     async def stop(self) -> None:
+        """Fail all requests, and end the worker."""
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
@@ -229,6 +237,7 @@ class Supervisor:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _enter(self, request_id: str, job: Generation | Embedded) -> None:
+        """Add a job, and submit it if it may run. Raise RequestError if the model takes no requests now."""
         self.wake()
         if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
             raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
@@ -242,6 +251,7 @@ class Supervisor:
         self._hand_over()
 
     def _leave(self, request_id: str, job: Generation | Embedded) -> None:
+        """Forget a job whose client has left or has read all of it. If a worker still runs it, abort it there."""
         if self._jobs.get(request_id) is not job:
             return  # the request has ended already
         if job.in_worker and self._worker is not None:
@@ -275,6 +285,7 @@ class Supervisor:
             self._worker.send(Drain())
 
     def _fail_all(self, error: RequestError) -> None:
+        """Fail all jobs."""
         for job in self._jobs.values():
             job.fail(error)
 
@@ -302,6 +313,7 @@ class Supervisor:
                 await worker.close(self._care.stop_s)
 
     async def _supervise(self) -> None:
+        """Take the messages of the worker. When it ends, replace it, until no worker is needed."""
         while self._worker is not None:
             while (message := await self._worker.receive()) is not None:
                 if not isinstance(message, Working):
@@ -331,6 +343,7 @@ class Supervisor:
             self._hand_over()
 
     def _forget_cache(self) -> None:
+        """Tell the listener that the prefix cache is gone."""
         if self._cache is not None:
             self._cache.cleared()
 
@@ -391,6 +404,7 @@ class Supervisor:
         return self.state is WorkerState.STOPPED or (self.state is WorkerState.DRAINING and not self._jobs)
 
     def _quarantine(self, guilty: Generation | Embedded, how: str) -> None:
+        """Fail the request that is to blame for the deaths of workers."""
         self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}
         guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died, the last with {how}"))
 
@@ -407,6 +421,7 @@ class Supervisor:
                 self._worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
+        """Do what a message of the worker asks for."""
         match message:
             case Tokens():
                 self._early_deaths.clear()

@@ -18,6 +18,8 @@ LEAST_S = 0.01  # the kernel counts CPU time in units of this size
 
 
 class Watchdog:
+    """Judges one worker by its messages and its CPU time."""
+
     def __init__(self, stall_s: float) -> None:
         self.interval_s = stall_s / NUM_LOOKS  # seconds between two looks
         self._stall_s = stall_s
@@ -49,4 +51,5 @@ class Watchdog:
 
     @property
     def _silent_s(self) -> float:
+        """The time since the last message, counted in looks."""
         return (self._num_silent - 1) * self.interval_s

@@ -35,6 +35,7 @@ class _Child:
 
     @property
     def returncode(self) -> int | None:
+        """The exit status, or None while the process runs."""
         return self._process.returncode
 
     def kill(self) -> None:
@@ -50,6 +51,8 @@ class _Child:
 
 
 class WorkerProcess:
+    """A worker process and its connection to the front."""
+
     def __init__(
         self,
         process: _Child,
@@ -84,6 +87,7 @@ class WorkerProcess:
         return WorkerProcess(child, reader, writer, on_refused)
 
     def send(self, message: FromFront) -> None:
+        """Queue a message."""
         self._outbox.append(message)
         self._wake.set()
 
@@ -130,6 +134,7 @@ class WorkerProcess:
         return returncode is not None and -returncode in FROM_OUTSIDE and self._is_blameless
 
     async def _send_all(self) -> None:
+        """Send the queued messages until the connection ends."""
         try:
             while True:
                 await self._wake.wait()
@@ -140,6 +145,7 @@ class WorkerProcess:
             return  # `receive` notices the end as well
 
     async def _send(self, message: FromFront) -> None:
+        """Send a message. A request that is too large fails."""
         try:
             for framed in frames(message):
                 self._writer.write(framed)
@@ -169,6 +175,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def describe_status(returncode: int | None) -> str:
+    """Return in words how a process has ended."""
     if returncode is None:
         return "still running"
     if returncode < 0:

@@ -31,15 +31,21 @@ DONE: LlamaDone = {"success": True}
 
 
 class TritonBody(Options):
+    """The body of Triton's load and unload. `source` is our addition: where the model is."""
+
     source: Annotated[str, Field(max_length=1024)] | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=64)] | None = None
 
 
 class TritonIndexBody(Options):
+    """The body of Triton's list of models."""
+
     ready: bool | None = None
 
 
 class LlamaBody(Options):
+    """The body of llama.cpp's load and unload."""
+
     model: Name
 
 
@@ -48,6 +54,7 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     async def load(name: str, body: TritonBody | None) -> Model:
+        """Load a model, and return it once it is ready. Raise ApiError if the body has parameters."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
         source = body.source if body and body.source else name
@@ -55,6 +62,7 @@ def router(context: Context) -> APIRouter:
         return registry.find(name)
 
     async def unload(name: str, body: TritonBody | None) -> None:
+        """Unload a model. Raise ApiError if the body has a parameter other than `unload_dependents`."""
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # accepted without effect: no model has dependents
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
@@ -131,4 +139,5 @@ def router(context: Context) -> APIRouter:
 
 
 def _llama_state(model: Model) -> str:
+    """Return the state of a model as llama.cpp names it."""
     return "sleeping" if model.is_sleeping else LLAMA_STATES[model.state]

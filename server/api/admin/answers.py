@@ -15,6 +15,8 @@ from server.models.operations import OperationReport
 
 
 class Pages(TypedDict):
+    """The pages of a model's KV cache."""
+
     total: int
     used: int
     tokens: int  # tokens per page
@@ -25,12 +27,16 @@ class RestartReport(Restarting):
 
 
 class StageEntry(TypedDict):
+    """A process that computes some layers of a model, and the bytes that each part takes there."""
+
     place: str  # "local", or the address of the host
     layers: Sequence[int]  # indices of its first and its last layer; empty: it has no layers
     bytes: Mapping[str, int]
 
 
 class ModelReport(ModelEntry):
+    """A model as the administration shows it."""
+
     state: str
     source: str
     quantize: str
@@ -62,12 +68,16 @@ class ModelReport(ModelEntry):
 
 
 class ModelReports(TypedDict):
+    """All models, and the loads that have failed."""
+
     object: Literal["list"]
     data: Sequence[ModelReport]
     failed: Sequence[OperationReport]  # for each model that failed to load, the operation of its last load
 
 
 class OfferedModel(TypedDict):
+    """A model below the model root that may be loaded. `loaded_as`: names under which it is loaded already."""
+
     source: str
     bytes: int
     modified_at: float
@@ -75,18 +85,24 @@ class OfferedModel(TypedDict):
 
 
 class Offers(TypedDict):
+    """The models below the model root that may be loaded."""
+
     object: Literal["list"]
     model_root: str
     data: Sequence[OfferedModel]
 
 
 class Form(TypedDict):
+    """A format in which a model can be served."""
+
     quantize: str
     weights_bytes: int  # estimated
     loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
 
 
 class Forms(TypedDict):
+    """The formats in which a source can be served."""
+
     object: Literal["list"]
     source: str
     cached: bool  # a load has stored the source's program and weights
@@ -94,10 +110,14 @@ class Forms(TypedDict):
 
 
 class FinishedLoad(OperationReport):
+    """The operation of a load that has ended, and the model."""
+
     result: ModelReport
 
 
 class Plan(TypedDict):
+    """The memory that a load would take."""
+
     object: Literal["dry_run"]
     model: str
     required_bytes: int
@@ -117,6 +137,9 @@ class OperationReports(TypedDict):
 
 
 class Memory(TypedDict):
+    """The memory budget. `used_bytes` and `free_bytes` are about the limit; `resident_bytes` is what the server's processes hold; `models`
+    has the bytes of each part of each model."""
+
     limit_bytes: int | None
     used_bytes: int
     free_bytes: int | None
@@ -131,10 +154,14 @@ class CachedModels(TypedDict):
 
 
 class Freed(TypedDict):
+    """How many bytes an endpoint has freed."""
+
     freed_bytes: int
 
 
 class TritonModel(TypedDict):
+    """A model in Triton's list."""
+
     name: str
     version: str
     state: str
@@ -142,21 +169,29 @@ class TritonModel(TypedDict):
 
 
 class LlamaDone(TypedDict):
+    """llama.cpp's answer to load and unload."""
+
     success: Literal[True]
 
 
 class TritonUnloaded(TypedDict):
+    """Triton's answer to unload."""
+
     status: Literal["success"]
     model: str
 
 
 class LlamaStatus(TypedDict):
+    """The state of a model in llama.cpp's list."""
+
     value: str
     failed: NotRequired[bool]
     exit_code: NotRequired[int]
 
 
 class LlamaModel(TypedDict):
+    """A model in llama.cpp's list."""
+
     id: str
     object: Literal["model"]
     status: LlamaStatus

@@ -19,10 +19,14 @@ from server.models.operations import OperationReport
 
 
 class DownloadBody(Options):
+    """The body that begins a download."""
+
     source: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class ListedModel(TypedDict):
+    """A model that has a short name."""
+
     name: str
     about: str
     licence: str
@@ -30,12 +34,16 @@ class ListedModel(TypedDict):
 
 
 class StoredModel(TypedDict):
+    """A model that was downloaded to this machine. `used_at`: time of its last use."""
+
     source: str
     bytes: int
     used_at: float
 
 
 class Downloadable(TypedDict):
+    """The models that can be downloaded (`catalogue`), and those that were (`data`)."""
+
     object: Literal["list"]
     allowed: bool  # whether this server downloads models, which --allow-hub permits
     catalogue: Sequence[ListedModel]

@@ -74,6 +74,8 @@ WeightForm = Literal[
 
 
 class LoadBody(Options):
+    """The body that loads a model: the settings of a `ModelSpec`, and how to load and to answer (`dry_run`, `wait`, `swap`)."""
+
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     quantize: WeightForm | None = None
@@ -109,6 +111,8 @@ class ProbeBody(Options):
 
 
 class AliasBody(Options):
+    """The model at which an alias is to point, and its probe."""
+
     model: Name
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
@@ -270,6 +274,8 @@ def router(context: Context) -> APIRouter:
 
 
 def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
+    """Return the specification of a load. Raise ApiError if a setting is unknown, if two contradict each other, or if this server cannot
+    load the source."""
     if body.dtype is not None and body.quantize not in (None, body.dtype):
         raise invalid("dtype", f"dtype is {body.dtype!r} and quantize is {body.quantize!r}; give one of them")
     if body.tool_parser is not None and body.tool_parser not in FORMATS:
@@ -296,6 +302,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
 
 
 def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
+    """Return the defaults that a request gives in the field `param`. Raise ApiError if they are not valid."""
     try:
         return read_values(values, param)
     except DefaultsError as error:
@@ -311,6 +318,7 @@ async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
 
 
 async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
+    """Return the memory that a load would take. Raise ApiError if it would be refused."""
     footprint, free_bytes = await registry.budget.dry_run(spec)
     return {
         "object": "dry_run",
@@ -328,6 +336,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
+    """Describe a model for administrators."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,
@@ -372,6 +381,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
 
 
 def _stage_entry(stage: StageReport) -> StageEntry:
+    """Describe a stage of a model."""
     parts = {"weights": stage.weights_bytes, "arena": stage.arena_bytes, "kv_cache": stage.kv_cache_bytes}
     return {
         "place": stage.place,
@@ -381,6 +391,7 @@ def _stage_entry(stage: StageReport) -> StageEntry:
 
 
 def find_operation(operation_id: str, registry: Registry) -> Operation:
+    """Return an operation. Raise ApiError if it is unknown."""
     operation = registry.operations.get(operation_id)
     if operation is None:
         raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load or download of the last hour")
@@ -388,5 +399,6 @@ def find_operation(operation_id: str, registry: Registry) -> Operation:
 
 
 async def _events(operation: Operation) -> AsyncGenerator[bytes, None]:
+    """Yield the reports of an operation as JSON, until it ends."""
     async for description in operation.watch():
         yield msgspec.json.encode(description)

@@ -20,11 +20,15 @@ class SeriesName(TypedDict):
 
 
 class HistorySample(TypedDict):
+    """The values of the metrics at one time."""
+
     time: float
     values: Mapping[str, float | None]  # changed values by the index of their series; null: the series has ended
 
 
 class HistoryReport(TypedDict):
+    """The samples of the last hour. `series` has the name of each series, in the order of the indices."""
+
     object: Literal["history"]
     interval_s: float
     series: Sequence[SeriesName]

@@ -22,10 +22,14 @@ log = logging.getLogger(__name__)
 
 
 class KeepBody(Options):
+    """The models and keys whose requests are to be stored."""
+
     of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: keep none
 
 
 class Keeping(TypedDict):
+    """The models and keys whose requests are stored."""
+
     of: Sequence[str]
 
 
@@ -33,11 +37,13 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION, prefix="/admin")
 
     def kept() -> KeptRequests:
+        """Return the file of requests. Raise ApiError if the server has none."""
         if context.kept is None:
             raise ApiError(NOTHING_KEPT, "this server has no file for requests; start it with --keep-requests FILE")
         return context.kept
 
     def told(headers: dict[str, str]) -> Response:
+        """Return the answer with what is stored."""
         keeping: Keeping = {"of": kept().of}
         return json_answer(keeping, headers=headers)
 

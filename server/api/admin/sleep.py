@@ -20,6 +20,8 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 
 
 class Sleeping(TypedDict):
+    """Whether all of the models sleep, and which of them do."""
+
     is_sleeping: bool
     models: Sequence[str]  # names of the models that sleep
 
@@ -29,9 +31,11 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     def meant(name: str | None) -> list[Model]:
+        """Return the model of a name, or all ready models if there is no name. Raise ApiError if no model has the name."""
         return [model for model in registry.models() if model.state is ModelState.READY] if name is None else [registry.find(name)]
 
     def told(models: list[Model]) -> Response:
+        """Return the answer about some models."""
         sleeping: Sleeping = {"is_sleeping": is_asleep(models), "models": [m.spec.name for m in models if m.is_sleeping]}
         return json_answer(sleeping)
 

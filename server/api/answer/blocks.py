@@ -20,6 +20,8 @@ from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 
 class Kind(Enum):
+    """What a block is."""
+
     THOUGHT = auto()
     TEXT = auto()
     CALL = auto()
@@ -27,6 +29,8 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Block:
+    """A part of an answer: a thought, a text, or a call with the tool and id in `call`."""
+
     index: int
     kind: Kind
     id: str
@@ -55,6 +59,7 @@ class BlockAnswer(ABC):
     may return empty events, and then must drop them from `chunks`."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
+        """`plan` says how the text is parsed, `generation` generates it."""
         self.blocks: list[Block] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -67,6 +72,7 @@ class BlockAnswer(ABC):
         return self._generation.usage
 
     async def whole(self) -> list[bytes]:
+        """Generate the answer, and return it as pieces of JSON."""
         size = 0
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
@@ -75,6 +81,7 @@ class BlockAnswer(ABC):
         return await off_loop(size, self.pieces)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer, and yield its events."""
         begun = False
         try:
             async with aclosing(self._generation.steps()) as steps:
@@ -94,6 +101,7 @@ class BlockAnswer(ABC):
             yield event
 
     def _take(self, step: Step) -> Sequence[bytes]:
+        """Add a step to the blocks. Return the events that tell of it."""
         parts, finish = self._parser.parse(step)
         if step.entries:
             self.note_logprobs(step)
@@ -116,6 +124,7 @@ class BlockAnswer(ABC):
         return events
 
     def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
+        """Close the block that grows, and open another. Return the events of both."""
         events = self._close()
         self._growing = PARTS[kind]
         block = Block(len(self.blocks), kind, self.new_id(kind), call)
@@ -123,6 +132,7 @@ class BlockAnswer(ABC):
         return [*events, *self.opened(block)]
 
     def _close(self, *, cut_off: bool = False) -> Sequence[bytes]:
+        """Close the block that grows, if there is one. Return its last events."""
         if self._growing is None:
             return ()
         self._growing = None
@@ -139,22 +149,34 @@ class BlockAnswer(ABC):
         raise error
 
     @abstractmethod
-    def new_id(self, kind: Kind) -> str: ...
+    def new_id(self, kind: Kind) -> str:
+        """Return an id for a new block."""
+        ...
 
     @abstractmethod
-    def begin(self) -> Sequence[bytes]: ...
+    def begin(self) -> Sequence[bytes]:
+        """Return the events that begin a stream."""
+        ...
 
     @abstractmethod
-    def opened(self, block: Block) -> Sequence[bytes]: ...
+    def opened(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been opened."""
+        ...
 
     @abstractmethod
-    def grown(self, block: Block, text: str) -> bytes: ...
+    def grown(self, block: Block, text: str) -> bytes:
+        """Return the event for a text that was just added to a block."""
+        ...
 
     @abstractmethod
-    def closed(self, block: Block) -> Sequence[bytes]: ...
+    def closed(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been closed."""
+        ...
 
     @abstractmethod
-    def end(self) -> Sequence[bytes]: ...
+    def end(self) -> Sequence[bytes]:
+        """Return the events that end a stream."""
+        ...
 
     @abstractmethod
     def pieces(self) -> list[bytes]:

@@ -52,12 +52,15 @@ class Step:
 
 @dataclass(slots=True)
 class Usage:
+    """The counts of tokens that an answer reports."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
 
     def describe(self) -> UsageCounts:
+        """Return the counts in OpenAI's shape."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -78,6 +81,7 @@ class _Choice:
         self.last_s = 0.0
 
     def push(self, event: TokenEvent) -> Step:
+        """Add the tokens of an event. Return the step with the text that is certain now."""
         detokenizer = self.detokenizer
         before = detokenizer.num_tokens
         text = detokenizer.push(event.token_ids)
@@ -111,6 +115,7 @@ class Generation:
     admission."""
 
     def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
+        """`loaded` is the model, `metrics` the series that count the job, `caller` the sender of the request."""
         self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
         self._loaded = loaded
         self._job = job
@@ -131,6 +136,8 @@ class Generation:
         return self._first_s
 
     async def steps(self) -> AsyncGenerator[Step, None]:
+        """Generate, and yield the steps of all choices as they come. Raise ApiError if the model accepts no more requests, if the request
+        expects another fingerprint, or if generation fails."""
         submit, worker = self._job.submit, self._loaded.worker
         require_fingerprint(self._loaded, self._expects)
         try:
@@ -182,6 +189,7 @@ class Generation:
             self._loaded.worker.abort(self._job.submit.request_id, choice)
 
     def _take(self, event: TokenEvent) -> Step:
+        """Return the step of an event, and count it. Raise ApiError if the event ends the job early."""
         choice, now_s = self._choices[event.choice], time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
@@ -205,10 +213,12 @@ class Generation:
         return step
 
     def _count(self, choice: _Choice, event: TokenEvent) -> None:
+        """Count the tokens of an event whose text is not sent."""
         choice.push(event)
         self.usage.completion_tokens += len(event.token_ids)
 
     async def _until(self, deadline: float, events: AsyncGenerator[TokenEvent, None]) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the events. Raise ApiError if one does not come within DEADLINE_GRACE_S after the deadline."""
         while True:
             try:
                 async with asyncio.timeout(deadline + DEADLINE_GRACE_S - time.monotonic()):
@@ -220,10 +230,12 @@ class Generation:
             yield event
 
     def _too_late(self) -> ApiError:
+        """Return the error for a deadline that has passed."""
         message = f"the deadline passed after {self.usage.completion_tokens} tokens"
         return ApiError(DEADLINE_EXCEEDED, message, usage=self.usage.describe())
 
     def _account(self, outcome: str) -> None:
+        """Count the job in the metrics and in the record of the request. `outcome`: finished, cancelled, or the code of an error."""
         metrics, labels, submit = self._metrics.metrics, self._metrics.labels, self._job.submit
         now_s, usage = time.monotonic(), self.usage
         self._metrics.generated.inc(usage.completion_tokens)

@@ -31,6 +31,7 @@ class Columns:
     text_offset: list[bytes] = field(default_factory=list)
 
     def add(self, shape: CompletionLogprobs) -> None:
+        """Encode the log-probabilities of some tokens."""
         if shape["tokens"]:
             self.tokens.append(encode(shape["tokens"])[1:-1])
             self.token_logprobs.append(encode(shape["token_logprobs"])[1:-1])
@@ -47,6 +48,7 @@ class Columns:
         )
 
     def whole(self) -> CompletionLogprobs:
+        """Return the arrays as an answer has them."""
         columns = ("tokens", self.tokens), ("token_logprobs", self.token_logprobs)
         further = ("top_logprobs", self.top_logprobs), ("text_offset", self.text_offset)
         written = {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in (*columns, *further)}
@@ -54,6 +56,8 @@ class Columns:
 
 
 class LogprobWriter:
+    """Writes log-probabilities with the texts of their tokens."""
+
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
         self._as_ids = as_ids  # write "token_id:17" instead of the text, because two tokens may have the same text
@@ -63,6 +67,7 @@ class LogprobWriter:
         return [encode(self._chat_entry(entry.logprob)) for entry in entries]
 
     def chat(self, written: Sequence[bytes]) -> ChatLogprobs:
+        """Return encoded entries in the shape of a chat answer."""
         return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
 
     def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
@@ -92,6 +97,7 @@ class LogprobWriter:
         return columns
 
     def prompt(self, read: Sequence[TokenLogprob | None]) -> PromptLogprobs:
+        """Return the log-probabilities of a prompt in vLLM's shape."""
         parts = [
             encode([None if entry is None else self._ranked(entry) for entry in read[at : at + PIECE]])[1:-1]
             for at in range(0, len(read), PIECE)
@@ -99,19 +105,23 @@ class LogprobWriter:
         return cast("PromptLogprobs", msgspec.Raw(b"[" + b",".join(parts) + b"]"))
 
     def _chat_entry(self, entry: TokenLogprob) -> RankedChatToken:
+        """Return a token with the most probable tokens in its place, in the shape of a chat answer."""
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
 
     def _chat_token(self, token_id: int, logprob: float) -> ChatToken:
+        """Return a token with its log-probability, in the shape of a chat answer."""
         raw = self._bytes(token_id)
         return {"token": self._text(token_id, raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
+        """Return the log-probabilities of the most probable tokens and of the token itself, by their texts."""
         top = {self._text(token_id): _finite(logprob) for token_id, logprob in entry.top}
         top.setdefault(self._text(entry.token_id), _finite(entry.logprob))
         return top
 
     def _ranked(self, entry: TokenLogprob) -> dict[str, RankedToken]:
+        """Return the log-probabilities and ranks of the most probable tokens and of the token itself, by their ids."""
         ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, 1)}
         ranked[entry.token_id] = (entry.logprob, entry.rank)
         return {
@@ -120,10 +130,12 @@ class LogprobWriter:
         }
 
     def _bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token, also of a special one."""
         raw = self._tokenizer.token_bytes(token_id)
         return raw or self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
     def _text(self, token_id: int, raw: bytes | None = None) -> str:
+        """Return what stands for a token in an answer: its text, its id, or its bytes if they are no text."""
         if self._as_ids:
             return f"token_id:{token_id}"
         raw = self._bytes(token_id) if raw is None else raw
@@ -139,4 +151,5 @@ def count_logprobs(read: Sequence[TokenLogprob | None]) -> int:
 
 
 def _finite(logprob: float) -> float:
+    """Return a log-probability that JSON can express."""
     return max(logprob, LEAST)

@@ -27,14 +27,22 @@ T = TypeVar("T")
 
 
 class Answer(Protocol):
-    async def whole(self) -> list[bytes]: ...
+    """An answer that can be sent as a whole or in chunks."""
 
-    def chunks(self) -> AsyncGenerator[bytes, None]: ...
+    async def whole(self) -> list[bytes]:
+        """Return the answer as pieces of JSON."""
+        ...
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer. Each is JSON."""
+        ...
 
 
 async def respond(
     request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings, framing: Framing = CHUNKS
 ) -> Response:
+    """Return the response with an answer: as events framed by `framing` if `stream`, otherwise as a whole. Raise ApiError if the client
+    leaves before a whole answer is complete."""
     if stream:
         return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s, framing=framing)
     return Pieces(await while_connected(request, answer.whole()), headers)
@@ -47,6 +55,7 @@ class Pieces(Response):
     media_type = "application/json"
 
     def __init__(self, pieces: list[bytes], headers: Mapping[str, str]) -> None:
+        """`pieces` are joined without anything between them."""
         super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
         pieces.reverse()
         self._pieces = pieces
@@ -103,8 +112,10 @@ async def while_connected(client: Client, work: Awaitable[T]) -> T:
 
 
 def json_answer(value: object, status: int = 200, *, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with a value as JSON."""
     return Response(msgspec.json.encode(value), status, headers, "application/json")
 
 
 def response_headers(loaded: Loaded, ignored: list[str]) -> dict[str, str]:
+    """Return the headers of an answer: how much room the model's queue has, and which fields of the request are `ignored`."""
     return {**loaded.admission.headers(), **ignored_header(ignored)}

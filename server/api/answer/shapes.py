@@ -21,6 +21,8 @@ class CompletionDetails(TypedDict):
 
 
 class UsageCounts(TypedDict):
+    """The counts of tokens in an answer."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -29,6 +31,8 @@ class UsageCounts(TypedDict):
 
 
 class RankedToken(TypedDict):
+    """The log-probability of a prompt token or of an alternative, in vLLM's shape."""
+
     logprob: float
     rank: int
     decoded_token: str
@@ -38,6 +42,8 @@ PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt t
 
 
 class Envelope(TypedDict):
+    """The fields that answers to chat and completions share."""
+
     id: str
     object: str
     created: int
@@ -49,12 +55,16 @@ class Envelope(TypedDict):
 
 
 class ChatToken(TypedDict):
+    """A token and its log-probability."""
+
     token: str
     logprob: float
     bytes: Sequence[int]
 
 
 class RankedChatToken(ChatToken):
+    """A token of an answer, and the most probable tokens in its place."""
+
     top_logprobs: Sequence[ChatToken]
 
 
@@ -64,17 +74,23 @@ class ChatLogprobs(TypedDict):
 
 
 class Called(TypedDict):
+    """The function that a call names, and its arguments as JSON."""
+
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
+    """A call in a message."""
+
     id: str
     type: Literal["function"]
     function: Called
 
 
 class ChatMessage(TypedDict):
+    """The message that answers a conversation."""
+
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -85,6 +101,8 @@ class ChatMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
+    """A choice of a whole chat answer."""
+
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -94,6 +112,8 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(Envelope):
+    """A whole chat answer."""
+
     choices: Sequence[ChatChoice]
     usage: UsageCounts
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -106,6 +126,8 @@ class CalledDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
+    """What a chunk adds to the call with this index. Only the first chunk of a call has its id and name."""
+
     index: int
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
@@ -113,6 +135,8 @@ class ToolCallDelta(TypedDict):
 
 
 class ChatDelta(TypedDict, total=False):
+    """What a chunk adds to the message."""
+
     role: Literal["assistant"]
     content: str
     reasoning_content: str
@@ -122,6 +146,8 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
+    """What a chunk adds to a choice."""
+
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -133,17 +159,23 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(Envelope):
+    """A chunk of a streamed chat answer."""
+
     choices: Sequence[ChatChunkChoice]
     usage: NotRequired[UsageCounts | None]
 
 
 class PagesNeeded(TypedDict):
+    """The KV pages that a request would need."""
+
     pages: int
     bytes: int
     fits: bool
 
 
 class Render(TypedDict):
+    """The prompt and the effective parameters of a chat request."""
+
     object: Literal["render"]
     model: str
     prompt: str
@@ -160,6 +192,8 @@ class Render(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
+    """The log-probabilities of a completion: each list has an entry per token."""
+
     tokens: Sequence[str]
     token_logprobs: Sequence[float | None]
     top_logprobs: Sequence[Mapping[str, float] | None]
@@ -167,6 +201,8 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
+    """A choice of a completion, or what a chunk adds to it."""
+
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -264,6 +300,8 @@ class ModelList(TypedDict):
 
 
 class TokenIds(TypedDict):
+    """The tokens of a text. `token_strs` has the text of each."""
+
     tokens: Sequence[int]
     count: int
     max_model_len: int
@@ -271,6 +309,8 @@ class TokenIds(TypedDict):
 
 
 class LlamaPiece(TypedDict):
+    """A token in llama.cpp's shape."""
+
     id: int
     piece: str | Sequence[int]  # the token's text, or a list of its bytes if they are not valid UTF-8
 
@@ -308,6 +348,8 @@ class Unavailable(TypedDict):
 
 
 class Readiness(TypedDict):
+    """Whether the server is ready, and the state of each model."""
+
     status: str
     models: Mapping[str, str]
     restarting: NotRequired[Mapping[str, Restarting]]
@@ -315,6 +357,8 @@ class Readiness(TypedDict):
 
 
 class Load(TypedDict):
+    """The number of requests that the models have now."""
+
     server_load: int
 
 

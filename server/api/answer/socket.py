@@ -29,6 +29,8 @@ NO_UPGRADE = "the request asks for no upgrade; send `Upgrade: websocket`, and le
 
 @dataclass(frozen=True, slots=True)
 class SocketLimits:
+    """The limits of one WebSocket."""
+
     most_bytes: int  # bytes of the largest message
     message_s: float  # time within which a message must arrive as a whole
     open_s: float  # longest time for which the connection stays open
@@ -45,14 +47,17 @@ class Connection:
         is_stopping: Callable[[], bool],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_stopping` tells whether the server stops. `now_s` gives the time that limits are compared with."""
         self._receive, self._send, self._is_stopping = receive, send, is_stopping
         self._limits, self._now_s, self._opened_s = limits, now_s, now_s()
         self._reader = Reader(limits.most_bytes, now_s)
 
     async def send_text(self, text: bytes) -> None:
+        """Send a message."""
         await self.write(frame(Opcode.TEXT, text))
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send bytes of frames. `more`: further bytes follow."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
@@ -75,6 +80,7 @@ class Connection:
                 hold(self._reader.num_bytes)
 
     async def _text_of(self, message: Message) -> bytes | None:
+        """Return the text of a message, or None if it has none. Answer a ping. Raise WebSocketError for a binary message."""
         match message.opcode:
             case Opcode.PING:
                 await self.write(frame(Opcode.PONG, message.data))
@@ -108,6 +114,7 @@ class Connection:
             heard_s = self._now_s()  # read again, because handling the messages may have taken long
 
     def _check(self) -> None:
+        """Raise WebSocketError if a limit is exceeded, or if the server stops."""
         limits, now_s, begun_s = self._limits, self._now_s(), self._reader.begun_s
         if self._is_stopping():
             raise WebSocketError(CloseCode.GOING_AWAY, "the server stops")
@@ -123,7 +130,7 @@ class WebSocket(Response):
     def __init__(
         self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]
     ) -> None:
-        """Raise ApiError if the request does not ask for a WebSocket."""
+        """`is_stopping` tells whether the server stops. Raise ApiError if the request does not ask for a WebSocket."""
         headers = request.headers
         fault = fault_of(headers) if request.scope.get(UPGRADED) else NO_UPGRADE
         if fault:

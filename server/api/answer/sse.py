@@ -30,6 +30,8 @@ PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Framing:
+    """How an API writes the events of a stream."""
+
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
     named: bool = False  # write a line `event: NAME`, with the name from the beginning of the payload: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
@@ -41,9 +43,11 @@ class Framing:
 
     @property
     def heartbeat(self) -> bytes:
+        """The bytes that keep a silent connection open: a comment, or nothing in NDJSON."""
         return b"" if self.lines else b": still working\n\n"
 
     def frame(self, payload: bytes) -> bytes:
+        """Return the bytes of an event."""
         if self.lines:
             return payload + b"\n"
         if not self.named:
@@ -98,6 +102,7 @@ class EventStream(Response):
             await _end(writer, gone, half_closed)
 
     async def _write(self, send: Send) -> None:
+        """Send all events, and the end of the stream."""
         payloads = self._payloads
         try:
             async for payload in payloads:
@@ -118,9 +123,11 @@ class EventStream(Response):
         await self._send(send, self._framing.end, more_body=False)
 
     def _error(self, error: ApiError) -> bytes:
+        """Return the bytes of an error event."""
         return self._framing.frame(self._framing.error(error))
 
     async def _send(self, send: Send, body: bytes, *, more_body: bool = True) -> None:
+        """Send bytes of the body, after the headers if they were not sent yet."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -130,6 +137,7 @@ class EventStream(Response):
 
 
 async def _end(*tasks: asyncio.Future[None]) -> None:
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

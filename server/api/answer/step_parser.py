@@ -9,6 +9,8 @@ from server.text.parts import Part
 
 
 class StepParser:
+    """Parses the steps of all choices of an answer, and counts tokens of thoughts."""
+
     def __init__(self, generation: Generation, rules: AnswerRules, num_choices: int = 1) -> None:
         self._generation = generation
         self._parsers = [rules.parser() for _ in range(num_choices)]

@@ -45,6 +45,8 @@ class MessageUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
+    """A message. At the beginning of a stream it has no content."""
+
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -76,6 +78,8 @@ class InputDelta(TypedDict):
 
 
 class EndDelta(TypedDict):
+    """How a message has ended."""
+
     stop_reason: str | None
     stop_sequence: str | None
 
@@ -150,6 +154,7 @@ class MessageAnswer(BlockAnswer):
         return STOP_REASONS.get(self.finish or ""), None
 
     def _describe(self) -> AnthropicAnswer:
+        """Return the message without its content."""
         reason, sequence = self._ended
         return {
             "id": self._id,
@@ -163,6 +168,7 @@ class MessageAnswer(BlockAnswer):
         }
 
     def _usage(self) -> MessageUsage:
+        """Return the counts in Anthropic's shape."""
         usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -173,6 +179,7 @@ class MessageAnswer(BlockAnswer):
 
 
 def _block(block: Block, *, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    """Return a block in Anthropic's shape. `is_open`: without its text, as at its beginning."""
     text = "" if is_open else block.text
     match block.kind:
         case Kind.TEXT:

@@ -31,17 +31,23 @@ MAX_REQUESTS = 10_000  # further limited by the size of a body
 
 
 class BatchedRequest(Options):
+    """A request of a batch: `params` is the body for /v1/messages."""
+
     custom_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
     params: Annotated[dict[str, Any], Field(max_length=64)]
 
 
 class MessageBatchBody(Options):
+    """The body that creates a batch."""
+
     requests: Annotated[list[BatchedRequest], Field(min_length=1, max_length=MAX_REQUESTS)]
     user_profile_id: Label | None = None  # no effect, like the next field
     workspace_id: Label | None = None
 
 
 class MessageCounts(TypedDict):
+    """How many requests of a batch are in each state."""
+
     processing: int
     succeeded: int
     errored: int
@@ -50,6 +56,8 @@ class MessageCounts(TypedDict):
 
 
 class MessageBatch(TypedDict):
+    """A batch and its progress."""
+
     id: str
     type: Literal["message_batch"]
     processing_status: Literal["in_progress", "canceling", "ended"]
@@ -75,6 +83,7 @@ def router(context: Context) -> APIRouter:
     routes, batches, strict = new_router("Anthropic"), context.batches, context.settings.strict
 
     def found(request: Request, batch_id: str) -> BatchRecord:
+        """Return a batch of the caller. Raise ApiError if there is none with this id."""
         return batches.batch(batch_id, caller(request).tenant, OF_ANTHROPIC)
 
     @routes.post("/v1/messages/batches", responses=gives(MessageBatch))
@@ -129,6 +138,7 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, request: Request) -> MessageBatch:
+    """Describe a batch in Anthropic's shape."""
     is_canceled = Status.CANCELLING in record.times
     return {
         "id": record.id,
@@ -151,6 +161,7 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
 
 
 def _check_ids(requests: Sequence[BatchedRequest]) -> None:
+    """Raise ApiError if two requests have the same id."""
     seen: set[str] = set()
     for place, asked in enumerate(requests):
         if asked.custom_id in seen:
@@ -182,12 +193,14 @@ def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[Batc
 
 
 def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:
+    """Yield the results of a batch that has ended, one line of JSON each."""
     for file_id in (record.output_file_id, record.error_file_id):
         for line in lines.written(batches.store.lines(file_id)):
             yield msgspec.json.encode({"custom_id": line.custom_id, "result": _result(line, record)}) + b"\n"
 
 
 def _result(line: Written, record: BatchRecord) -> dict[str, Any]:
+    """Return the result of a request in Anthropic's shape."""
     if line.response is None:
         return {"type": "canceled" if Status.CANCELLING in record.times else "expired"}
     if line.response.status_code == HTTPStatus.OK:

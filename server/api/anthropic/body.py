@@ -15,6 +15,8 @@ BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "to
 
 
 class ImageSource(Options):
+    """An image: base64 in `data`, or a URL."""
+
     type: Label
     media_type: Label | None = None
     data: Text | None = None
@@ -50,11 +52,15 @@ ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=T
 
 
 class AnthropicMessage(Options):
+    """A message of a conversation."""
+
     role: Literal["user", "assistant", "system"]
     content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentBlocks, Tag(IN_PARTS)], text_unless(list)]
 
 
 class AnthropicTool(Options):
+    """A tool that the client runs."""
+
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
@@ -68,12 +74,16 @@ AnyAnthropicTool = Annotated[Annotated[AnthropicTool, Tag(KNOWN)] | Annotated[Fo
 
 
 class AnthropicToolChoice(Options):
+    """Whether the model must call a tool, and which."""
+
     type: Literal["auto", "any", "tool", "none"]
     name: Label | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingConfig(Options):
+    """Whether the model thinks, and with how many tokens."""
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
     display: Literal["summarized"] | None = None  # thoughts are always returned in full
@@ -85,6 +95,8 @@ class JsonOutput(Options):
 
 
 class OutputConfig(Options):
+    """How much the model is to think, and the form of its answer."""
+
     effort: Effort | None = None
     format: JsonOutput | None = None
 
@@ -99,6 +111,8 @@ class ContextEdit(Options):
 
 
 class ContextManagement(Options):
+    """Which parts of earlier turns are left out."""
+
     edits: Annotated[list[ContextEdit], Field(max_length=64, fail_fast=True)] | None = None
 
 
@@ -122,6 +136,8 @@ class PromptBody(Options):
 
 
 class MessagesBody(PromptBody):
+    """The body of /v1/messages."""
+
     max_tokens: Int = Field(ge=1, le=2**31 - 1)
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)

@@ -88,5 +88,6 @@ def router(context: Context) -> APIRouter:
 
 
 def _chat(body: PromptBody, dialect: Dialect, settings: ServerSettings) -> ChatBody:
+    """Return the chat request for a body. Raise ApiError if the body is too large or not valid."""
     check_sizes(body)
     return chat_of(body, dialect, keeps_hash=settings.keep_agent_hashes)

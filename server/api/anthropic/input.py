@@ -66,8 +66,8 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[Message]:
-    """Convert one message. Each tool result becomes a message of its own; thoughts and calls become fields of the assistant's message.
-    Raise ApiError for a block of unknown type, or one that lacks a field."""
+    """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own; thoughts and calls become
+    fields of the assistant's message. Raise ApiError for a block of unknown type, or one that lacks a field."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     made: list[Message] = []
@@ -101,6 +101,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
 
 
 def _image(block: ContentBlock, where: str) -> GivenImage:
+    """Return the part for an image. Raise ApiError if its source is missing or of an unknown type."""
     source = block.source
     if source is None or source.type not in ("base64", "url"):
         found = None if source is None else source.type
@@ -134,17 +135,20 @@ def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
 
 
 def _not_understood(block: ContentBlock, where: str) -> ApiError:
+    """Return the error for a block of an unknown type."""
     message = f"{where} has type {block.type!r:.40}, which is not supported here; known types are {', '.join(BLOCK_TYPES)}"
     return ApiError(UNSUPPORTED_CONTENT, message, param=f"{where}.type")
 
 
 def _required(value: str | None, param: str) -> str:
+    """Return a value. Raise ApiError if it is absent."""
     if value is None:
         raise invalid(param, f"{param} is absent and required")
     return value
 
 
 def _tool(tool: AnthropicTool) -> Tool:
+    """Convert a tool."""
     function = FunctionDefinition.model_construct(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
@@ -152,6 +156,7 @@ def _tool(tool: AnthropicTool) -> Tool:
 
 
 def _tool_choice(body: PromptBody) -> object:
+    """Convert the tool choice."""
     choice = body.tool_choice
     match choice.type if choice is not None else None:
         case "any":
@@ -164,4 +169,5 @@ def _tool_choice(body: PromptBody) -> object:
 
 
 def _format(schema: dict[str, object]) -> ResponseFormat:
+    """Return the response format for a JSON schema."""
     return ResponseFormat.model_construct(type="json_schema", json_schema=JsonSchemaFormat.model_construct(schema_=schema))

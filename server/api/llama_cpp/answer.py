@@ -25,6 +25,8 @@ encode = msgspec.json.encode
 
 
 class LlamaTimings(TypedDict):
+    """Counts of tokens and times: `cache` is the cached prompt, `prompt` the rest of it, `predicted` the answer."""
+
     cache_n: int
     prompt_n: int
     prompt_ms: float
@@ -37,6 +39,8 @@ class LlamaTimings(TypedDict):
 
 
 class LlamaToken(TypedDict):
+    """A token and its log-probability."""
+
     id: int
     token: str
     bytes: Sequence[int]
@@ -45,11 +49,15 @@ class LlamaToken(TypedDict):
 
 
 class LlamaProbabilities(LlamaToken):
+    """A token of the answer, and the most probable tokens in its place."""
+
     top_logprobs: NotRequired[Sequence[LlamaToken]]
     top_probs: NotRequired[Sequence[LlamaToken]]
 
 
 class LlamaPart(TypedDict):
+    """An event with text of a choice."""
+
     index: int
     content: str
     tokens: Sequence[int]
@@ -61,6 +69,8 @@ class LlamaPart(TypedDict):
 
 
 class LlamaCompletion(LlamaPart):
+    """The last event of a choice, or the whole choice."""
+
     model: str
     prompt: str
     generation_settings: Mapping[str, Any]
@@ -74,6 +84,8 @@ class LlamaCompletion(LlamaPart):
 
 @dataclass(slots=True)
 class _Choice:
+    """The state of one choice while it is generated."""
+
     index: int
     text: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
@@ -86,6 +98,8 @@ class _Choice:
 
 
 class LlamaAnswer:
+    """An answer to all prompts, as events or as a whole."""
+
     def __init__(self, body: LlamaSampling, jobs: Sequence[Job], generations: Sequence[Generation], model: str, loaded: Loaded) -> None:
         self._body = body
         self._jobs = jobs
@@ -99,6 +113,7 @@ class LlamaAnswer:
         self._began_s = time.monotonic()
 
     async def whole(self) -> list[bytes]:
+        """Generate the answer, and return it as pieces of JSON."""
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
@@ -108,12 +123,14 @@ class LlamaAnswer:
         return await off_loop(sum(choice.num_tokens for choice in self._choices), self._pieces)
 
     def _pieces(self) -> list[bytes]:
+        """Return one object per choice, in a list if there are several."""
         ended = [self._end(choice) for choice in self._choices]
         if len(ended) == 1:
             return ended
         return [b"[", *(piece for index, one in enumerate(ended) for piece in ([b","] if index else []) + [one]), b"]"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer, and yield its events."""
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
@@ -148,6 +165,7 @@ class LlamaAnswer:
     # --- shapes ----------------------------------------------------------------------------------------------------------
 
     def _part(self, choice: _Choice, text: str, token_ids: Sequence[int], probabilities: list[bytes], *, stop: bool = False) -> LlamaPart:
+        """Return an event of a choice."""
         part: LlamaPart = {
             "index": choice.index,
             "content": text,
@@ -162,6 +180,7 @@ class LlamaAnswer:
         return part
 
     def _end(self, choice: _Choice) -> bytes:
+        """Return the last event of a choice. It has the whole text unless earlier events have sent the text."""
         job = self._jobs[choice.index // self._per_prompt]
         usage = self._generations[choice.index // self._per_prompt].usage
         assert choice.stop_type is not None
@@ -180,6 +199,7 @@ class LlamaAnswer:
         return encode(ended if not self._body.response_fields else _chosen(ended, self._body.response_fields))
 
     def _timings(self, choice: _Choice, num_prompt: int, num_cached: int) -> LlamaTimings:
+        """Return the counts and times of a choice."""
         first_s = choice.first_s or time.monotonic()
         prompt_ms, predicted_ms = 1000 * (first_s - self._began_s), 1000 * (time.monotonic() - first_s)
         num_read, num_said = num_prompt - num_cached, choice.num_tokens
@@ -196,12 +216,14 @@ class LlamaAnswer:
         }
 
     def _probabilities(self, entry: TokenEntry) -> bytes:
+        """Encode the log-probabilities of a token."""
         found, top = entry.logprob, [self._token(token_id, logprob) for token_id, logprob in entry.logprob.top]
         shape: LlamaProbabilities = {**self._token(found.token_id, found.logprob)}
         shape["top_probs" if self._body.post_sampling_probs else "top_logprobs"] = top
         return encode(shape)
 
     def _token(self, token_id: int, logprob: float) -> LlamaToken:
+        """Return a token with its log-probability, or its probability if the request asks for that."""
         tokenizer = self._loaded.tokenizer
         raw = tokenizer.token_bytes(token_id) or tokenizer.decode([token_id], skip_special_tokens=False).encode()
         token: LlamaToken = {"id": token_id, "token": raw.decode(errors="replace"), "bytes": list(raw)}
@@ -227,6 +249,7 @@ def settings_of(job: Job, body: LlamaSampling, context: int) -> Mapping[str, Any
 
 
 def sampling_of(params: SamplingParams) -> Mapping[str, Any]:
+    """Return sampling parameters under llama.cpp's names."""
     return {
         "seed": params.seed,
         "temperature": params.temperature,

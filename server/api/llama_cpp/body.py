@@ -70,6 +70,7 @@ class LlamaSampling(SamplingBody):
 
     @property
     def unknown(self) -> Mapping[str, object]:
+        """The unknown fields, without those that belong to an option which is turned off."""
         further = super().unknown
         off: set[str] = set()
         for switch, (values, companions) in OFF.items():
@@ -81,6 +82,7 @@ class LlamaSampling(SamplingBody):
 
     @property
     def has_penalty(self) -> bool:
+        """Whether the request penalises tokens."""
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer, most: int | None) -> CompletionBody:
@@ -105,6 +107,7 @@ class LlamaSampling(SamplingBody):
         )
 
     def _bias(self, tokenizer: Tokenizer) -> dict[str, float] | None:
+        """Return the biases by token id. Raise ApiError if one is not valid."""
         if self.logit_bias is None:
             return None
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
@@ -144,6 +147,8 @@ AnyPrompt = Annotated[Annotated[Text | TokenIds, Tag(AS_TEXT)] | Annotated[Media
 
 
 class LlamaCompletionBody(LlamaSampling):
+    """The body of /completion."""
+
     prompt: Annotated[
         Annotated[Prompts | Annotated[list[Text | TokenIds], Field(max_length=MOST_PROMPTS, fail_fast=True)], Tag(AS_TEXT)]
         | Annotated[MediaPrompt, Tag(OBJECT)]
@@ -153,11 +158,15 @@ class LlamaCompletionBody(LlamaSampling):
 
 
 class LlamaSnippet(Options):
+    """A file that precedes the text to fill in."""
+
     filename: Label = ""
     text: Text
 
 
 class LlamaInfillBody(LlamaSampling):
+    """The body of /infill. The model writes the text between prefix and suffix."""
+
     input_prefix: Text = ""
     input_suffix: Text = ""
     input_extra: Annotated[list[LlamaSnippet], Field(max_length=1024, fail_fast=True)] | None = None

@@ -50,6 +50,8 @@ class LlamaDefaults(TypedDict):
 
 
 class LlamaProps(TypedDict):
+    """The model and the default settings of a completion."""
+
     default_generation_settings: LlamaDefaults
     total_slots: int
     model_alias: str
@@ -62,6 +64,8 @@ class LlamaProps(TypedDict):
 
 
 class LlamaSlot(TypedDict):
+    """A place for a sequence that may run."""
+
     id: int
     id_task: int
     n_ctx: int
@@ -74,6 +78,7 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
+        """Answer a request. `write` makes the prompts for its model."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:
@@ -171,6 +176,7 @@ def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
 
 
 def _props(model: Model, loaded: Loaded) -> LlamaProps:
+    """Describe a model in llama.cpp's shape."""
     params = loaded.sampling
     params["repeat_penalty"] = params.pop("repetition_penalty")
     template = loaded.tokenizer.chat_template

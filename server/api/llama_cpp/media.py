@@ -87,7 +87,7 @@ async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, wh
 
 
 async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
-    """Return the tokens of a prompt, and the excerpts of its files."""
+    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order."""
     text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
     encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))
@@ -96,6 +96,7 @@ async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded
 
 
 def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
+    """Divide a prompt at its markers. Raise ApiError if it has not one file for each marker."""
     files, is_text = prompt.multimodal_data or [], f"{where}.prompt_string"
     texts = text_of(prompt.prompt_string, is_text, markers_of(loaded)).split(MARKER)
     if len(texts) != len(files) + 1:
@@ -130,12 +131,14 @@ def _joined(one: _Divided, around: Around, loaded: Loaded) -> str:
 
 
 async def _around(kinds: Collection[str], loaded: Loaded) -> Around:
+    """Return the special tokens before and after a file of each kind."""
     markers = markers_of(loaded)
     return {kind: await _surroundings(markers[kind], loaded) for kind in kinds}
 
 
 async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
-    """Return the special tokens that the chat template writes before and after a file that stands between two texts."""
+    """Return the special tokens that the chat template writes before and after a file that stands between two texts. Return empty texts if
+    it refuses such a message."""
     if loaded.renderer is None:
         return "", ""
     messages = loaded.senses.in_parts([{"role": "user", "content": f"{EARLIER}{marker}{LATER}"}])

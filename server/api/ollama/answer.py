@@ -23,6 +23,8 @@ encode = msgspec.json.encode
 
 
 class OllamaFunction(TypedDict):
+    """The function that a call names."""
+
     index: int
     name: str
     arguments: Mapping[str, Any]
@@ -34,6 +36,8 @@ class OllamaToolCall(TypedDict):
 
 
 class OllamaSaid(TypedDict):
+    """The message of an answer, or a part of it."""
+
     role: Literal["assistant"]
     content: str
     thinking: NotRequired[str]
@@ -53,6 +57,8 @@ class OllamaCounts(TypedDict, total=False):
 
 
 class OllamaChat(OllamaCounts):
+    """A line of the answer to /api/chat, or the whole answer."""
+
     model: str
     created_at: str
     message: OllamaSaid
@@ -61,6 +67,8 @@ class OllamaChat(OllamaCounts):
 
 
 class OllamaGenerated(OllamaCounts):
+    """A line of the answer to /api/generate, or the whole answer."""
+
     model: str
     created_at: str
     response: str
@@ -70,6 +78,8 @@ class OllamaGenerated(OllamaCounts):
 
 
 class OllamaAnswer(BlockAnswer):
+    """An answer to a chat (`is_chat`) or to a prompt."""
+
     def __init__(
         self,
         plan: ChatPlan,
@@ -109,6 +119,7 @@ class OllamaAnswer(BlockAnswer):
             self._end()
 
     def _end(self) -> None:
+        """Call `ended`, if it was given."""
         if self._ended is not None:
             self._ended()
 
@@ -159,6 +170,7 @@ class OllamaAnswer(BlockAnswer):
         return [self._head, self._told_logprobs(), b",", encode({**said, "done": True, **self._counts()})[1:]]
 
     def _line(self, form: bytes, text: str) -> bytes:
+        """Return a line of the stream. `form` is JSON with a place for the text."""
         return b'%b,%b%b,"done":false}' % (self._head, form % encode(text), self._told_logprobs())
 
     def _told_logprobs(self) -> bytes:
@@ -167,6 +179,7 @@ class OllamaAnswer(BlockAnswer):
         return b',"logprobs":[%b]' % b",".join(new) if new else b""
 
     def _calls(self, blocks: Sequence[Block]) -> list[OllamaToolCall]:
+        """Return blocks of calls in Ollama's shape."""
         made: list[OllamaToolCall] = []
         for block in blocks:
             call = cast("CallStart", block.call)
@@ -175,6 +188,7 @@ class OllamaAnswer(BlockAnswer):
         return made
 
     def _counts(self) -> OllamaCounts:
+        """Return the counts and durations of the answer."""
         now_s = time.monotonic()
         first_s = now_s if self._generation.first_s is None else self._generation.first_s
         load_s = max(0.0, min(self._worker.ready_s, first_s) - self._began_s)  # the answer has waited if the worker was not ready before
@@ -195,4 +209,5 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
+    """Return the time of the answer's creation, as Ollama writes it."""
     return rfc3339(created_s())

@@ -36,6 +36,8 @@ NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # how a keep_alive of 0 
 
 
 class OllamaOptions(SamplingBody):
+    """The sampling parameters of a request."""
+
     num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # 0 or below: generate until the context is full
 
     # No effect: these say how to run the model, which is decided when it is loaded.
@@ -61,6 +63,8 @@ class OllamaCall(Options):
 
 
 class OllamaMessage(Options):
+    """A message of a conversation. `images` are base64."""
+
     role: Literal["system", "user", "assistant", "tool"]
     content: Text = ""
     thinking: Text | None = None
@@ -84,6 +88,7 @@ class OllamaBody(Options):
 
     @property
     def lets_go(self) -> bool:
+        """Whether `keep_alive` asks to unload the model."""
         return self.keep_alive is not None and NO_TIME.fullmatch(str(self.keep_alive)) is not None
 
     @property
@@ -93,6 +98,7 @@ class OllamaBody(Options):
 
     @property
     def streams(self) -> bool:
+        """Whether the answer is streamed, which is the default."""
         return self.stream is not False
 
     @property
@@ -111,11 +117,15 @@ class OllamaBody(Options):
 
 
 class OllamaChatBody(OllamaBody):
+    """The body of /api/chat."""
+
     messages: Annotated[list[OllamaMessage], Field(max_length=16384, fail_fast=True)] | None = None
     tools: Tools | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
+    """The body of /api/generate."""
+
     prompt: Text | None = None
     suffix: Text | None = None
     system: Text | None = None
@@ -124,6 +134,8 @@ class OllamaGenerateBody(OllamaBody):
 
 
 class OllamaEmbedBody(Options):
+    """The body of /api/embed."""
+
     model: Label
     input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
     truncate: bool | None = None  # None: true
@@ -133,6 +145,8 @@ class OllamaEmbedBody(Options):
 
 
 class OllamaEmbeddingsBody(Options):
+    """The body of /api/embeddings."""
+
     model: Label
     prompt: Text
     options: OllamaOptions | None = None
@@ -140,11 +154,14 @@ class OllamaEmbeddingsBody(Options):
 
 
 class OllamaShowBody(Options):
+    """The body of /api/show."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     verbose: bool | None = None
 
 
 def chat_of(body: OllamaChatBody) -> ChatBody:
+    """Convert a conversation."""
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())]
     return _chat(body, messages, body.tools)
 
@@ -170,6 +187,7 @@ def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
 
 
 def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> ChatBody:
+    """Return the chat request with the settings of `body`."""
     thinks, effort = (body.think, None) if isinstance(body.think, bool | None) else (None, body.think)
     return ChatBody.model_construct(
         **body.settings,
@@ -183,6 +201,7 @@ def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> Cha
 
 
 def _message(message: OllamaMessage, where: str) -> Message:
+    """Convert one message, whose path in the request is `where`."""
     content = _content(message.content, message.images, f"{where}.images")
     made = Message(role=message.role, content=content, reasoning_content=message.thinking, name=message.tool_name)
     made.tool_call_id = message.tool_call_id

@@ -27,6 +27,8 @@ PARAMETERS = {  # Ollama's names
 
 
 class OllamaDetails(TypedDict):
+    """The format and the size of a model's files."""
+
     parent_model: str
     format: str
     family: str
@@ -36,6 +38,8 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaModel(TypedDict):
+    """A model in a list."""
+
     name: str
     model: str
     modified_at: str
@@ -49,6 +53,8 @@ class OllamaModels(TypedDict):
 
 
 class OllamaRunning(OllamaModel):
+    """A model in memory."""
+
     expires_at: str
     size_vram: int
     context_length: int
@@ -63,6 +69,8 @@ class _System(TypedDict):
 
 
 class OllamaShown(_System):
+    """A model and its capabilities."""
+
     modelfile: str
     parameters: str
     template: str
@@ -97,6 +105,7 @@ def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
 
 
 def shown(name: str, model: Model, loaded: Loaded) -> OllamaShown:
+    """Describe a model and its capabilities, under a name that the caller may use."""
     facts, family = loaded.ready.facts, loaded.ready.facts.family or "relaxserve"
     template = loaded.tokenizer.chat_template
     system: _System = {} if loaded.defaults.system is None else {"system": loaded.defaults.system}
@@ -120,6 +129,7 @@ def shown(name: str, model: Model, loaded: Loaded) -> OllamaShown:
 
 
 def capabilities(loaded: Loaded) -> list[str]:
+    """Return what a model can do, in Ollama's words."""
     known = {
         "completion": loaded.ready.generates,
         "tools": loaded.chats and loaded.dialect.reads_tools,
@@ -132,6 +142,7 @@ def capabilities(loaded: Loaded) -> list[str]:
 
 
 def _details(loaded: Loaded) -> OllamaDetails:
+    """Describe the files of a model."""
     facts = loaded.ready.facts
     return {
         "parent_model": "",
@@ -164,6 +175,7 @@ def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
 
 
 def _modelfile(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yield the lines of a Modelfile that would give a model these defaults."""
     yield f"FROM {name}"
     if loaded.defaults.system is not None:
         yield f'SYSTEM """{loaded.defaults.system}"""'

@@ -67,6 +67,7 @@ class OllamaError(TypedDict):
 
 
 def error_body(error: ApiError) -> bytes:
+    """Encode an error in Ollama's shape."""
     told: OllamaError = {"error": error.message, "code": error.kind.code, "param": error.param}
     return encode(told)
 
@@ -101,6 +102,8 @@ def router(context: Context) -> APIRouter:
         *,
         asked: ChatBody | None = None,
     ) -> Response:
+        """Generate, and return the response. `ignored`: fields of the request that have no effect. `asked`: the chat request, if the chat
+        template made the prompt."""
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
         if body.think and not (loaded.chats and loaded.dialect.thinks):
@@ -200,10 +203,13 @@ def router(context: Context) -> APIRouter:
 
 
 def _lines(shape: type) -> Responses:
+    """Return the description of an endpoint that answers with one object, or with a stream of lines."""
     return {200: {"content": {**gives(shape)[200]["content"], "application/x-ndjson": {"itemSchema": schema_of(shape)}}}}
 
 
 async def _made(request: Request, body: Options, make: Callable[[], ChatBody]) -> ChatBody:
+    """Return the chat request that `make` makes of a body, after checking the body's sizes."""
+
     def made() -> ChatBody:
         check_sizes(body)
         return make()
@@ -212,6 +218,7 @@ async def _made(request: Request, body: Options, make: Callable[[], ChatBody]) -
 
 
 async def _embedded(request: Request, asked: EmbeddingBody, model: Model, loaded: Loaded, context: Context) -> tuple[list[Vector], int]:
+    """Return the vectors of an embedding request, and the number of its tokens."""
     size = caller(request).num_body_bytes
     prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
     return await embed_all(request, prompts, asked, model, loaded, context), sum(map(len, prompts))

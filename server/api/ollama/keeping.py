@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Keeping:
+    """Answers and carries out what a request says with `keep_alive`."""
+
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,6 +53,7 @@ class Keeping:
         return begin
 
     async def _sleep(self, model: Model) -> None:
+        """Put a model to sleep once its requests have ended. If it cannot sleep, log why."""
         try:
             await put_to_sleep(model, "wait", patience_s=self._settings.drain_s)
         except ApiError as error:  # the model was unloaded meanwhile, or its worker is being restarted

@@ -40,21 +40,29 @@ encode = msgspec.json.encode
 
 
 class OllamaPullBody(Options):
+    """The body of /api/pull."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     stream: bool | None = None  # None: true
     insecure: bool | None = None  # no effect: the hub is always accessed by its own client
 
 
 class OllamaDeleteBody(Options):
+    """The body of /api/delete."""
+
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
 
 
 class OllamaCopyBody(Options):
+    """The body of /api/copy."""
+
     source: Label
     destination: Alias
 
 
 class OllamaCreateBody(Options):
+    """The body of /api/create: a further name, and its own defaults."""
+
     model: Alias = Field(validation_alias=AliasChoices("model", "name"))
     source: Label | None = Field(default=None, alias="from")
     system: Text | None = None
@@ -64,6 +72,8 @@ class OllamaCreateBody(Options):
 
 
 class OllamaProgress(TypedDict):
+    """A line that tells how far a request is."""
+
     status: str
     digest: NotRequired[str]
     total: NotRequired[int]
@@ -166,6 +176,7 @@ def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, lis
 
 
 def _lines() -> Responses:
+    """Return the description of an endpoint that answers with one line, or with a stream of lines."""
     return {200: {"content": {**gives(OllamaProgress)[200]["content"], "application/x-ndjson": {"itemSchema": schema_of(OllamaProgress)}}}}
 
 
@@ -199,6 +210,7 @@ async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[
 
 
 def _line(status: str, **further: str | int) -> bytes:
+    """Encode a line."""
     return encode({"status": status, **further})
 
 
@@ -215,6 +227,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
 
 
 def _is_served(name: str, registry: Registry) -> bool:
+    """Return whether a name is that of a loaded model."""
     return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 

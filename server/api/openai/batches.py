@@ -31,6 +31,8 @@ Label = Annotated[str, Field(max_length=512)]
 
 
 class BatchBody(Options):
+    """The body that creates a batch."""
+
     input_file_id: Label
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
@@ -38,6 +40,8 @@ class BatchBody(Options):
 
 
 class BatchFault(TypedDict):
+    """An error in the file of a batch."""
+
     code: str
     message: str
     param: str | None
@@ -56,6 +60,8 @@ class RequestCounts(TypedDict):
 
 
 class BatchObject(TypedDict):
+    """A batch and its progress. A field such as `failed_at` is the time at which the batch reached that state."""
+
     id: str
     object: Literal["batch"]
     endpoint: str

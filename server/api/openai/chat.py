@@ -76,6 +76,8 @@ def router(context: Context) -> APIRouter:
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
+    """Return the plan of a chat request: its prompt, its job, and how the answer is parsed. Raise ApiError if the model cannot answer
+    it."""
     require_generator(model, loaded)
     body = with_tools(body)
     text, excerpts = await written_prompt(body, model, loaded, who, settings, lambda body: _offered(body, loaded, settings))
@@ -117,6 +119,7 @@ def markers_of(loaded: Loaded) -> dict[str, str]:
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
+    """Check a request, and return its conversation. Raise ApiError if a field is not valid, or if the request is too large."""
     _check_fields(body, settings)
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
@@ -127,6 +130,8 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
 def _planned(
     text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, excerpts: tuple[Excerpt, ...] = ()
 ) -> ChatPlan:
+    """Return the plan for a rendered prompt `text`. Raise ApiError if the prompt is too long, or if a field asks for what the model cannot
+    do."""
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = kept_of(body.truncate_prompt_tokens, context, asked)
@@ -173,14 +178,14 @@ class Conversation:
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None
-    adds_prompt: bool
-    continues: bool
-    variables: dict[str, object]
+    adds_prompt: bool  # the prompt ends with the beginning of an answer
+    continues: bool  # the prompt ends inside the last message
+    variables: dict[str, object]  # further variables of the template
 
 
 def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str, str] = NO_MARKERS) -> Conversation:
-    """Return the arguments for the chat template. `markers` has the text that stands for a part, by the part's type. Images and recordings
-    without one are refused."""
+    """Return the arguments for the chat template. `markers` has the text that stands for a part, by the part's type. Raise ApiError for an
+    image or a recording without one, or if a variable has a reserved name."""
     messages = for_template(body.messages, markers)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -202,6 +207,8 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
 
 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
+    """Return the prompt that the chat template makes of the conversation which `make` returns. Raise ApiError if there is no template, or
+    if it fails."""
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
@@ -288,6 +295,7 @@ def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: 
 
 
 def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
+    """Raise ApiError if two fields contradict each other, or if one has a value that is not allowed."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     if body.top_logprobs is not None and not body.logprobs:
@@ -305,6 +313,9 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
 
 
 def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
+    """Return the constraint of an answer, or None if it has none. It follows from the tool choice, the response format, or the offered
+    tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if a call and a format are demanded at once, or if a schema
+    is not valid or too large."""
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
     if use.demanded:
@@ -338,4 +349,5 @@ def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | No
 
 
 def _given(body: ChatBody) -> dict[str, object]:
+    """Return the request's fields about thinking, by name."""
     return {name: value for name in THINKING if (value := getattr(body, name)) is not None}

@@ -39,6 +39,7 @@ class _ChatChoice:
         self.stop_reason: str | int | None = None
 
     def add(self, parts: Sequence[Part]) -> None:
+        """Add parts to the texts and calls of the choice."""
         for part in parts:
             match part:
                 case Content(text):
@@ -73,6 +74,7 @@ class ChatAnswer:
         return self._generation.usage
 
     async def whole(self) -> list[bytes]:
+        """Generate the answer, and return it as pieces of JSON."""
         size = len(self._prompt_ids)
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
@@ -84,6 +86,7 @@ class ChatAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
+        """Return the whole answer as pieces of JSON."""
         answer: ChatCompletion = {**self._envelope, "choices": [], "usage": self.usage.describe()}
         if self._prompt_logprobs:
             answer["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs)
@@ -92,6 +95,7 @@ class ChatAnswer:
         return in_pieces(answer, "choices", (encode(self._describe(index, choice)) for index, choice in enumerate(self._choices)))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer, and yield its chunks as JSON."""
         frame = ChunkFrame({**self._envelope, "object": "chat.completion.chunk"}, self._body, lambda: self.usage)
         head = frame.head
         opened: set[int] = set()
@@ -128,6 +132,7 @@ class ChatAnswer:
         return parts
 
     def _is_plain(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bool:
+        """Return whether a step adds nothing but text, so that its chunk can be written without `_chunk`."""
         return (
             choice.finish is None
             and not step.entries
@@ -136,6 +141,7 @@ class ChatAnswer:
         )
 
     def _opening(self, step: Step) -> bytes:
+        """Return the first chunk of a choice."""
         opening: ChatChunkChoice = {
             "index": step.choice,
             "delta": {"role": "assistant", "content": self._echoed},
@@ -149,6 +155,7 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
+        """Return the chunk of a step, or None if it has nothing to send yet."""
         choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
@@ -168,6 +175,7 @@ class ChatAnswer:
         return encode(chunk)
 
     def _delta(self, parts: Sequence[Part]) -> ChatDelta:
+        """Return what a chunk adds to the message."""
         delta: ChatDelta = {}
         if content := "".join(part.text for part in parts if isinstance(part, Content)):
             delta["content"] = content
@@ -191,6 +199,7 @@ class ChatAnswer:
         return delta
 
     def _describe(self, index: int, choice: _ChatChoice) -> ChatChoice:
+        """Return a whole choice."""
         calls: list[ToolCall] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(arguments)}}
             for call, arguments in zip(choice.tool_calls, choice.arguments, strict=True)

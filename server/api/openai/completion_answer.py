@@ -26,6 +26,8 @@ encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class _Choice:
+    """The state of one choice while it is generated."""
+
     index: int
     text: list[str] = field(default_factory=list)
     logprobs: Columns = field(default_factory=Columns)
@@ -37,6 +39,7 @@ class _Choice:
 
     @property
     def mean_logprob(self) -> float:
+        """The mean log-probability of the tokens."""
         return self.sum_logprobs / max(1, self.num_logprobs)
 
 
@@ -51,6 +54,7 @@ class _Prompt:
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> _Prompt:
+        """Return a prompt with the text of its tokens."""
         detokenizer = Detokenizer(tokenizer, StopRules())
         text = detokenizer.push(ids)
         return cls(ids, text, detokenizer.token_starts)
@@ -73,6 +77,7 @@ class CompletionAnswer:
 
     @property
     def usage(self) -> Usage:
+        """The counts of all prompts together."""
         parts = [generation.usage for generation in self._generations]
         return Usage(
             sum(usage.prompt_tokens for usage in parts),
@@ -81,6 +86,7 @@ class CompletionAnswer:
         )
 
     async def whole(self) -> list[bytes]:
+        """Generate the answer, and return it as pieces of JSON."""
         size = sum(map(len, self._prompt_ids)) * (self._per_prompt if self._body.echo else 1)
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
@@ -96,10 +102,12 @@ class CompletionAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
+        """Return the whole answer as pieces of JSON."""
         answer: Completion = {**self._envelope, "choices": [], "usage": self.usage.describe()}
         return in_pieces(answer, "choices", (encode(self._describe(index, choice)) for index, choice in enumerate(self._best())))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer, and yield its chunks as JSON."""
         frame = ChunkFrame(self._envelope, self._body, lambda: self.usage)
         head = frame.head
         opened: set[int] = set()
@@ -143,6 +151,7 @@ class CompletionAnswer:
                     yield step
 
     def _take(self, choice: _Choice, step: Step) -> None:
+        """Note the prompt's log-probabilities, and the end of a choice."""
         if step.prompt_logprobs:
             self._prompt_logprobs[step.choice // self._per_prompt] = step.prompt_logprobs
         if step.finish is not None:
@@ -158,6 +167,7 @@ class CompletionAnswer:
         return best
 
     def _opening(self, step: Step) -> bytes:
+        """Return the first chunk of a choice, with the echoed prompt."""
         prompt_index = step.choice // self._per_prompt
         opening: CompletionChoice = {
             "index": step.choice,
@@ -172,6 +182,7 @@ class CompletionAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _Choice, step: Step) -> bytes:
+        """Return the chunk of a step."""
         silent = self._body.max_tokens == 0
         chunk: CompletionChoice = {
             "index": step.choice,
@@ -186,6 +197,7 @@ class CompletionAnswer:
         return encode(chunk)
 
     def _describe(self, index: int, choice: _Choice) -> CompletionChoice:
+        """Return a whole choice."""
         prompt_index = choice.index // self._per_prompt
         silent = self._body.max_tokens == 0
         text = "" if silent else "".join(choice.text)
@@ -209,12 +221,14 @@ class CompletionAnswer:
         return described
 
     def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs | None:
+        """Return log-probabilities of tokens of a choice, or None if they are not requested."""
         if self._body.logprobs is None:
             return None
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
         return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
 
     def _echo(self, prompt_index: int) -> Columns | None:
+        """Return the log-probabilities of an echoed prompt, or None if they are not requested or have not arrived."""
         read = self._prompt_logprobs.get(prompt_index)
         if self._body.logprobs is None or read is None or not self._prompts:
             return None

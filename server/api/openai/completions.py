@@ -61,7 +61,7 @@ def router(context: Context) -> APIRouter:
 
 
 def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
-    """Return one job per prompt."""
+    """Return one job per prompt. Raise ApiError if the model cannot do what a field asks, or if a prompt is too long."""
     require_generator(model, loaded)
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
@@ -89,6 +89,8 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
 
 
 def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
+    """Return the tokens of each prompt, with the suffix if there is one. `keep`: tokens to which a prompt is truncated; None: it is not.
+    Raise ApiError if the model cannot fill in the middle and there is a suffix, or if a prompt is too long."""
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
     context, side = context_of(loaded), body.truncation_side
     if not body.suffix:
@@ -130,6 +132,7 @@ def token_ids(
 
 
 def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
+    """Return the prompts of a request, which may also be a single prompt."""
     if isinstance(prompt, str):
         return [prompt]
     is_one = bool(prompt) and isinstance(prompt[0], int)
@@ -137,11 +140,13 @@ def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
 
 
 def check_num_choices(num_choices: int, settings: ServerSettings) -> None:
+    """Raise ApiError if a request asks for too many choices."""
     if num_choices > settings.max_choices:
         raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
 
 
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
+    """Raise ApiError if two fields contradict each other, or if there are too many choices."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     check_num_choices(num_choices, settings)

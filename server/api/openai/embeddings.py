@@ -89,6 +89,8 @@ async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) ->
 
 
 def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) -> list[bytes]:
+    """Return the answer in small pieces, because encoding it in one call would delay other requests."""
+
     def entry(index: int, vector: Vector) -> bytes:
         embedding: EmbeddingEntry = {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
         return msgspec.json.encode(embedding)
@@ -97,6 +99,7 @@ def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) 
 
 
 def _written(vector: Vector, encoding: str | None) -> str | list[float]:
+    """Return a vector as the request wants it: as base64 or as numbers."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

@@ -26,6 +26,8 @@ MOST_LISTED = 10_000
 
 
 class FileObject(TypedDict):
+    """A file in OpenAI's shape."""
+
     id: str
     object: Literal["file"]
     bytes: int
@@ -100,6 +102,7 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(file: FileRecord) -> FileObject:
+    """Describe a file in OpenAI's shape."""
     described: FileObject = {
         "id": file.id,
         "object": "file",
@@ -115,6 +118,7 @@ def describe(file: FileRecord) -> FileObject:
 
 
 def _record(file_id: str, size: int, owner: str, form: Form) -> FileRecord:
+    """Return the record of an uploaded file. Raise ApiError if the form lacks a field, or if one is not valid."""
     if form.filename is None:
         raise invalid("file", "file is absent; expected a form with a file")
     purpose = form.fields.get("purpose", "")

@@ -17,6 +17,7 @@ encode = msgspec.json.encode
 
 
 def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: Model, loaded: Loaded) -> Envelope:
+    """Return the fields around the choices of an answer. `kind` is its `object`, and its id begins with `id_prefix`."""
     return {
         "id": answer_id(id_prefix, body.request_id),
         "object": kind,
@@ -30,15 +31,17 @@ class ChunkFrame:
     """The bytes around the choices of each chunk. `stream_options` decides which chunks report usage."""
 
     def __init__(self, envelope: Envelope, body: ChatBody | CompletionBody, usage: Callable[[], Usage]) -> None:
+        """`usage` returns the present counts."""
         options = body.stream_options
         self._usage = usage
         self._in_each_chunk = options is not None and options.continuous_usage_stats
         self._in_a_last_chunk = self._in_each_chunk or (options is not None and options.include_usage)
         self._constant_tail = b'],"usage":null}' if self._in_a_last_chunk else b"]}"
-        self.head = encode(envelope)[:-1] + b',"choices":['
+        self.head = encode(envelope)[:-1] + b',"choices":['  # bytes before the choices of a chunk
 
     @property
     def tail(self) -> bytes:
+        """The bytes after the choices of the next chunk."""
         return self._usage_tail() if self._in_each_chunk else self._constant_tail
 
     @property
@@ -47,4 +50,5 @@ class ChunkFrame:
         return [self.head + self._usage_tail()] if self._in_a_last_chunk else []
 
     def _usage_tail(self) -> bytes:
+        """Return the bytes after the choices of a chunk, with the present usage."""
         return b'],"usage":' + encode(self._usage().describe()) + b"}"

@@ -69,6 +69,7 @@ def _variant(name: str, model: Model, loaded: Loaded, seen: VisibleModels) -> Mo
 
 
 def describe(model: Model, registry: Registry) -> ModelEntry:
+    """Describe a model by its own name and all its aliases."""
     described: ModelEntry = {
         "id": model.spec.name,
         "object": "model",
@@ -114,6 +115,7 @@ def _of_requests(loaded: Loaded) -> RequestDefaults:
 
 
 def progress_of(outage: Outage) -> Restarting:
+    """Describe the restart of a worker."""
     now_s = time.monotonic()
     next_try_s = None if outage.next_try_s is None else round(max(0.0, outage.next_try_s - now_s), 2)
     return {"since_s": round(now_s - outage.began_s, 2), "tries": outage.num_tries, "next_try_s": next_try_s}

@@ -38,6 +38,7 @@ def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MA
 
 
 def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[str, object]:
+    """Return a message for a template. Raise ApiError if it has no content, or a part that is not understood."""
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
     rendered["content"] = text_of(message.content, f"{where}.content", markers) or message.refusal or ""
@@ -60,7 +61,8 @@ def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[s
 
 
 def text_of(content: str | Sequence[ContentPart] | None, where: str = "content", markers: Mapping[str, str] = NO_MARKERS) -> str:
-    """Return the text of a content, with the marker of its type in place of each image or recording."""
+    """Return the text of a content, with the marker of its type in place of each image or recording. Raise ApiError for any other part that
+    is no text, or if a text has a marker itself."""
     if content is None or isinstance(content, str):
         return _without(markers, content or "", where)
     texts: list[str] = []
@@ -73,6 +75,7 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content",
 
 
 def part_text(part: ContentPart, where: str) -> str:
+    """Return the text of a part. Raise ApiError if it has none."""
     if part.type not in TEXT_PARTS:
         what = NOT_UNDERSTOOD.get(part.type, "only text is understood")
         raise ApiError(UNSUPPORTED_CONTENT, f"{where} has type {part.type!r:.40}; {what}", param=f"{where}.type")

@@ -84,10 +84,12 @@ def _conversation(messages: list[Message]) -> Item:
 
 
 async def _crops(items: Sequence[Item], loaded: Loaded) -> dict[int, Crop]:
+    """Decode the images among the inputs. Return them by their index."""
     return {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
 
 
 async def _crop(item: Item, loaded: Loaded) -> Crop:
+    """Decode an image. Raise ApiError if that fails."""
     where, url, _ = item
     assert loaded.image_decoder is not None and loaded.ready.vision is not None
     given = url if ":" in url[:16] else BARE + url

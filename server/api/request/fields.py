@@ -167,6 +167,7 @@ class Options(BaseModel):
 
     @property
     def unknown(self) -> Mapping[str, object]:
+        """The fields that this class does not declare, by name."""
         return self.model_extra or {}
 
 
@@ -179,6 +180,7 @@ class Foreign(Options):
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
+        """Keep only the type, as a text."""
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
 
 
@@ -199,7 +201,8 @@ Place = tuple["Place", str, int] | None
 
 
 def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Collect unknown fields with their paths. A body may have ten thousand objects, so a path is formatted only for an unknown field."""
+    """Add the unknown fields of `body` and of the objects in it to `found`, with their paths, and return `found`. A body may have ten
+    thousand objects, so a path is formatted only for an unknown field."""
     if unknown := body.unknown:
         found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():
@@ -217,6 +220,7 @@ def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> li
 
 
 def _written(place: Place) -> str:
+    """Return the path of an object as a text, with a dot at its end."""
     if place is None:
         return ""
     outer, name, index = place

@@ -18,6 +18,7 @@ PROMPTS = frozenset({"messages", "prompt", "input"})  # these fields are limited
 
 
 def check_sizes(body: BaseModel) -> None:
+    """Raise ApiError if a field of a body, other than PROMPTS, has too many characters."""
     for name in type(body).model_fields:
         if name not in PROMPTS and num_chars(getattr(body, name), MAX_OBJECT_CHARS) > MAX_OBJECT_CHARS:
             raise ApiError(INVALID_VALUE, f"{name} has more than {MAX_OBJECT_CHARS} characters; expected at most that many", param=name)

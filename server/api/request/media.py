@@ -94,6 +94,7 @@ def without_data(body: ChatBody) -> ChatBody:
 
 
 def excerpts_of(found: Sequence[Found]) -> tuple[Excerpt, ...]:
+    """Return the crops of images and the clips of recordings, in order."""
     return tuple(chain.from_iterable(one.crops if isinstance(one, Picture) else one.clips for one in found))
 
 
@@ -108,7 +109,7 @@ def _media_in(messages: list[Message]) -> Iterator[Place]:
 
 
 def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) -> None:
-    """Raise ApiError if the model does not read parts of this kind."""
+    """Raise ApiError if the model does not read parts of this kind. `where`: the path of the part in the body."""
     is_image = part.type == IMAGE_PART
     if (loaded.sight if is_image else loaded.ears) is not None:
         return
@@ -122,6 +123,7 @@ def _require_sense(where: str, part: ContentPart, model: Model, loaded: Loaded) 
 
 
 def _require_few(places: Sequence[Place], param: str, settings: ServerSettings) -> None:
+    """Raise ApiError if there are more images or recordings than the settings allow."""
     num_images = sum(part.type == IMAGE_PART for _, part in places)
     for count, most, names, limit in (
         (num_images, settings.max_images, "images", "max_images"),
@@ -138,6 +140,7 @@ def _named(parts: Sequence[ContentPart], audio: str) -> str:
 
 
 async def _picture(where: str, part: ContentPart, loaded: Loaded) -> Picture:
+    """Decode an image. Raise ApiError if there is none, or if it cannot be fetched or decoded."""
     assert loaded.sight is not None
     url, detail, param = _given_image(where, part)
     return await loaded.sight.decoder.decode(url, loaded.sight.plan(detail), param)
@@ -171,6 +174,7 @@ async def _recording(where: str, part: ContentPart, loaded: Loaded) -> HeardReco
 
 
 def _emptied(message: Message) -> Message:
+    """Return a message without the data of its images and recordings."""
     if not isinstance(message.content, list) or all(part.type not in MEDIA_PARTS for part in message.content):
         return message
     parts = [ContentPart(type=part.type) if part.type in MEDIA_PARTS else part for part in message.content]

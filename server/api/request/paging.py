@@ -11,6 +11,8 @@ from server.api.request.prepare import invalid
 
 
 class Listed(Protocol):
+    """An entry of a list."""
+
     @property
     def id(self) -> str: ...
 

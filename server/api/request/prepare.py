@@ -44,6 +44,7 @@ class ChatPlan:
 
 
 def invalid(param: str, message: str) -> ApiError:
+    """Return the error for a value of the field `param` that is not accepted."""
     return ApiError(INVALID_VALUE, message, param=param)
 
 
@@ -54,6 +55,7 @@ def context_of(loaded: Loaded) -> int:
 
 
 def require_generator(model: Model, loaded: Loaded) -> None:
+    """Raise ApiError unless the model generates text."""
     if loaded.ready.num_hops:
         raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} only transcribes speech; ask /v1/audio/transcriptions", param="model")
     if not loaded.ready.generates:
@@ -67,6 +69,7 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 
 def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
+    """Raise ApiError if there are no token ids, or if one is outside the vocabulary."""
     if not ids:
         raise invalid(param, f"{param} is empty; expected at least one token")
     if max(ids) >= tokenizer.vocab_size:
@@ -74,6 +77,8 @@ def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
 
 
 def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | None:
+    """Return the deadline of a request that may take `timeout_s`, or None if it has none. Raise ApiError if the time is longer than the
+    server allows."""
     if timeout_s is None:
         return None
     if timeout_s > settings.max_timeout_s:
@@ -130,6 +135,8 @@ def sampling_params(
     seed: int,
     thinking: Thinking | None = None,
 ) -> SamplingParams:
+    """Return the sampling parameters of a request: its own, or else the model's defaults. The keyword arguments are parameters that each
+    API names and limits in its own way. Raise ApiError if a value is not accepted."""
     tokenizer, defaults = loaded.tokenizer, loaded.sampling
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")
@@ -164,6 +171,7 @@ def sampling_params(
 
 
 def seed_of(body: GenerationBody) -> int:
+    """Return the seed of a request, or a new one if it has none."""
     return new_seed() if body.seed is None else body.seed % 2**64
 
 
@@ -179,6 +187,8 @@ def job_of(
     shown: Mapping[int, bytes],
     excerpts: tuple[Excerpt, ...] = (),
 ) -> Job:
+    """Return the job that answers a prompt. `shown`: the special tokens that appear in the answer, unless the request wants all of them.
+    Raise ApiError if the timeout or a stop string is not accepted."""
     if body.skip_special_tokens is False:
         shown = loaded.tokenizer.special_texts
     submit = Submit(
@@ -222,6 +232,8 @@ def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint 
 
 
 def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint | None]]:
+    """Return all fields that may set a constraint, and the constraint of each. `most`: most bytes of a schema. Raise ApiError if one is not
+    valid."""
     outputs, form = body.structured_outputs, body.response_format
     found = [
         ("guided_json", _schema(body.guided_json, "guided_json", most)),
@@ -247,6 +259,7 @@ def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint 
 
 
 def _response_format(body: GenerationBody, most: int) -> Constraint | None:
+    """Return the constraint of `response_format`. Raise ApiError if it lacks a field."""
     form = body.response_format
     match form.type if form else "text":
         case "json_object":
@@ -273,6 +286,7 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
 
 
 def _structures(form: ResponseFormat, most: int) -> list[Structure]:
+    """Return the structures of `response_format`. Raise ApiError if one begins with no trigger."""
     if not form.structures or not form.triggers:
         raise invalid("response_format.structures", "response_format has type structural_tag; expected structures and triggers")
     _check_size(list(form.structures), "response_format.structures", most)
@@ -294,6 +308,7 @@ def _check_size(value: object, param: str, most: int) -> None:
 
 
 def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Constraint | None:
+    """Return the constraint of a JSON schema, which may be written as a text. Raise ApiError if it is too large or not valid."""
     if schema is None:
         return None
     _check_size(schema, param, most)
@@ -308,10 +323,12 @@ def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Co
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
+    """Return a constraint whose text the request gives."""
     return None if source is None else Constraint(kind, source)
 
 
 def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:
+    """Return the constraint that allows one of some texts. Raise ApiError if there is none, or if one is empty."""
     if choices is None:
         return None
     _check_size(choices, param, most)
@@ -321,6 +338,7 @@ def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | No
 
 
 def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """Return the biases by token id. Raise ApiError if a key is no token id."""
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < tokenizer.vocab_size):
             last = tokenizer.vocab_size - 1
@@ -339,4 +357,5 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]
 
 
 def _first(asked: T | None, default: T) -> T:
+    """Return the value of a request, or else a default."""
     return default if asked is None else asked

@@ -46,12 +46,16 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 
 class StreamOptions(Options):
+    """What a stream tells beside text."""
+
     include_usage: bool = False
     include_obfuscation: bool | None = None  # no effect: events are never padded
     continuous_usage_stats: bool = False
 
 
 class JsonSchemaFormat(Options):
+    """A JSON schema that the answer must match."""
+
     name: Label | None = None
     description: Text | None = None
     schema_: JsonObject | bool | None = Field(default=None, alias="schema")
@@ -59,12 +63,16 @@ class JsonSchemaFormat(Options):
 
 
 class StructureTag(Options):
+    """A constrained section of an answer: see `Structure` in `server/text/grammar.py`."""
+
     begin: Label = Field(min_length=1)
     schema_: JsonObject = Field(alias="schema")
     end: Label
 
 
 class ResponseFormat(Options):
+    """The format of an answer. `type` decides which of the other fields it needs."""
+
     type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # the schema for type json_object
@@ -75,6 +83,8 @@ class ResponseFormat(Options):
 
 
 class StructuredOutputs(Options):
+    """A constraint in vLLM's shape. One of the fields is given."""
+
     json_: JsonObject | bool | Text | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: Text | None = None
@@ -176,11 +186,15 @@ class AudioUrl(Options):
 
 
 class InputAudio(Options):
+    """A recording."""
+
     data: Text  # a file in base64
     format: Label | None = None  # no effect: the first bytes of the file tell its format
 
 
 class ContentPart(Options):
+    """A part of a message's content. `type` decides which of the other fields it has."""
+
     type: Label
     text: Text | None = None
     refusal: Text | None = None
@@ -220,11 +234,15 @@ ContentParts = Annotated[list[ContentPart], Field(max_length=4096, fail_fast=Tru
 
 
 class CalledFunction(Options):
+    """A function that the model has called."""
+
     name: Label
     arguments: Text | JsonObject | None = None
 
 
 class MessageCall(Options):
+    """A call in a message."""
+
     id: Label | None = None
     type: Literal["function"] | None = None
     index: Int | None = None
@@ -232,6 +250,8 @@ class MessageCall(Options):
 
 
 class Message(Options):
+    """A message of a conversation."""
+
     role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # any role is accepted: the template decides what it means
     content: Annotated[Annotated[Text, Tag(AS_TEXT)] | Annotated[ContentParts, Tag(IN_PARTS)], text_unless(list)] | None = None
     name: Label | None = None
@@ -247,6 +267,8 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 
 
 class FunctionDefinition(Options):
+    """A function that the model may call."""
+
     name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
@@ -272,6 +294,8 @@ class NamedFunction(Options):
 
 
 class NamedTool(Options):
+    """The choice of a function by its name."""
+
     type: Literal["function"]
     function: NamedFunction
 
@@ -289,6 +313,8 @@ def of_type(*known: str) -> BeforeValidator:
 
 
 class ToolsAllowed(Options):
+    """The tools that the model may use. `mode` says whether it must call one."""
+
     mode: Literal["auto", "required"]
     tools: list[Annotated[Annotated[NamedTool, Tag(KNOWN)] | Annotated[Foreign, Tag(FOREIGN)], foreign_unless("function")]] = Field(
         min_length=1, max_length=128, fail_fast=True
@@ -296,11 +322,15 @@ class ToolsAllowed(Options):
 
 
 class AllowedTools(Options):
+    """The choice among some tools."""
+
     type: Literal["allowed_tools"]
     allowed_tools: ToolsAllowed
 
 
 class ChatBody(GenerationBody):
+    """The body of /v1/chat/completions."""
+
     messages: list[Message] = Field(min_length=1, max_length=16384, fail_fast=True)
     max_completion_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
@@ -333,6 +363,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
+    """The body of /v1/completions."""
+
     prompt: Prompts
     logprobs: Alternatives | None = None
     suffix: Text | None = None
@@ -361,6 +393,8 @@ InputParts = Annotated[
 
 
 class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]}, {"required": ["messages"]}]}):
+    """The body of /v1/embeddings. It has `input` or `messages`."""
+
     model: Label | None = None
     input: Annotated[Annotated[Prompts, Tag(AS_TEXT)] | Annotated[InputParts, Tag(IN_PARTS)], Discriminator(_are_parts)] | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
@@ -379,6 +413,8 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
 
 
 class TokenizeBody(Options):
+    """The body of /tokenize. It has `prompt`, `messages` or `content`."""
+
     model: Label | None = None
     prompt: Text | None = None
     content: Text | None = None  # the text in llama.cpp's variant of this request, which has a different answer
@@ -395,6 +431,8 @@ class TokenizeBody(Options):
 
 
 class DetokenizeBody(Options):
+    """The body of /detokenize."""
+
     model: Label | None = None
     tokens: TokenIds
     skip_special_tokens: bool | None = None

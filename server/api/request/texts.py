@@ -86,12 +86,15 @@ def most_chars(tokenizer: Tokenizer, context: int) -> int:
 
 
 def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) -> None:
+    """Raise ApiError if a prompt has more characters than `context` tokens can have."""
     most = most_chars(tokenizer, context)
     if num_chars > most:
         raise too_long(context, f"{param} has at least {num_chars} characters; {context} tokens have at most {most}", param)
 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
+    """Return the part of a text that must be encoded: all of it, or if it is to be truncated, enough for `keep` tokens. Raise ApiError if a
+    text that is not to be truncated is certainly too long."""
     if keep is not None:
         piece_chars = min(PIECE_CHARS, SPARSE * (keep + tokenizer.max_token_chars))
         if len(text) <= 2 * piece_chars:  # counting tokens piece by piece first would save no time
@@ -145,6 +148,7 @@ def _last_cut(text: str, end: int, piece_chars: int) -> int:
 
 
 def _grouped(texts: Sequence[str]) -> Iterable[list[str]]:
+    """Yield the texts in groups of at most PIECE_CHARS characters. A longer text is a group of its own."""
     group: list[str] = []
     num_chars = 0
     for text in texts:

@@ -17,12 +17,15 @@ from server.text.dialects.tool import ToolSchema
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
+    """The tools that an answer may call."""
+
     tools: Sequence[Tool]
     demanded: bool = False  # the answer must be a call
     single: bool = False  # at most one call
 
     @property
     def schemas(self) -> list[ToolSchema]:
+        """The tools as grammars and parsers need them."""
         return [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in self.tools]
 
 
@@ -43,6 +46,7 @@ def with_tools(body: ChatBody) -> ChatBody:
 
 
 def tool_use(body: ChatBody) -> ToolUse:
+    """Return which tools an answer may or must call. Raise ApiError if the tool choice names none of the offered tools."""
     tools, choice = functions_among(body.tools), body.tool_choice
     single = body.parallel_tool_calls is False
     match choice:
@@ -61,12 +65,14 @@ def tool_use(body: ChatBody) -> ToolUse:
 
 
 def _demanding(use: ToolUse) -> ToolUse:
+    """Return `use`. Raise ApiError if it demands a call and offers no tool."""
     if use.demanded and not use.tools:
         raise invalid("tool_choice", "tool_choice demands a call and tools has no function to call; offer at least one")
     return use
 
 
 def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> list[Tool]:
+    """Return the tools that the field `param` names. Raise ApiError if one is not offered."""
     wanted = {named.function.name for named in names}
     if unknown := wanted - {tool.function.name for tool in tools}:
         raise invalid(param, f"{param} names {min(unknown)!r:.80}, which is not among tools")

@@ -31,6 +31,7 @@ def sized(sink: Sink, settings: ServerSettings, setting: str) -> Sink:
 
 
 def _too_large(settings: ServerSettings, setting: str) -> ApiError:
+    """Return the error for a file that is larger than a setting allows."""
     return ApiError(BODY_TOO_LARGE, f"the file is larger than {getattr(settings, setting)} bytes ({setting})")
 
 

@@ -28,6 +28,7 @@ async def build_validators() -> None:
 
 
 def _below(parent: type[Options]) -> Iterator[type[Options]]:
+    """Yield all classes that inherit from a class."""
     for child in parent.__subclasses__():
         yield child
         yield from _below(child)

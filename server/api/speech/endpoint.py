@@ -55,9 +55,11 @@ class _Speech:
     tokenizer: Tokenizer
 
     async def segments(self) -> list[Segment]:
+        """Transcribe, and return all segments."""
         return [segment async for segment in transcribe.segments_of(self.request, self.recording, self.run)]
 
     async def events(self) -> AsyncGenerator[bytes, None]:
+        """Transcribe, and yield the events."""
         found: list[Segment] = []
         async for segment in transcribe.segments_of(self.request, self.recording, self.run):
             found.append(segment)
@@ -68,6 +70,7 @@ class _Speech:
         yield msgspec.json.encode(done(self.transcript(found)))
 
     def transcript(self, segments: Sequence[Segment]) -> Transcript | VerboseTranscript:
+        """Return the whole transcript in the format that the form asks for."""
         asked, duration_s = self.asked, self.recording.duration_s
         if asked.format == "verbose_json":
             return verbose(segments, duration_s, self.request.task, self.request.language or "en", asked.times)
@@ -77,6 +80,7 @@ class _Speech:
         return found
 
     def _logprobs(self, segments: Sequence[Segment]) -> list[TranscriptLogprob]:
+        """Return the log-probabilities of the tokens of segments."""
         return logprobs_of(segments, self.tokenizer, self.request.tokens.end)
 
 
@@ -85,6 +89,7 @@ def router(context: Context) -> APIRouter:
     decoder = AudioDecoder(settings.max_audio_s)
 
     async def answer(request: Request, task: str) -> Response:
+        """Transcribe the recording in a form, or translate it if `task` is "translate"."""
         data = bytearray()
         form = Form(request.headers.get("content-type", ""), sized(data.extend, settings, "max_audio_bytes"))
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)
@@ -120,6 +125,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _written(speech: _Speech, segments: Sequence[Segment], headers: dict[str, str]) -> Response:
+    """Return the response with a whole transcript."""
     if speech.asked.format not in AS_TEXT:
         return json_answer(speech.transcript(segments), headers=headers)
     media_type, write = AS_TEXT[speech.asked.format]

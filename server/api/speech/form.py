@@ -29,6 +29,8 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class SpeechForm:
+    """The fields of a form, checked."""
+
     model: str | None
     language: str | None
     prompt: str
@@ -84,12 +86,14 @@ def _name_of(field: str) -> str:
 
 
 def _format(text: str) -> Format:
+    """Return the format of the answer. Raise ApiError if it is unknown."""
     if text not in FORMATS:
         raise invalid("response_format", f"response_format is {text!r:.40}; expected one of {', '.join(FORMATS)}")
     return text
 
 
 def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
+    """Return the parts whose times are requested. Raise ApiError if one is unknown, or if the format does not show times of words."""
     times = frozenset(asked) or frozenset({"segment"})
     if unknown := times - {"segment", "word"}:
         raise invalid(GRANULARITIES, f"{GRANULARITIES} is {min(unknown)!r:.40}; expected segment or word")
@@ -99,6 +103,7 @@ def _times(asked: Sequence[str], format: Format) -> frozenset[str]:
 
 
 def _includes(asked: Sequence[str], format: Format) -> bool:
+    """Return whether log-probabilities are requested. Raise ApiError if anything else is, or if the format does not show them."""
     if unknown := set(asked) - {LOGPROBS}:
         raise invalid(INCLUDE, f"{INCLUDE} is {min(unknown)!r:.40}; expected {LOGPROBS}")
     if LOGPROBS in asked and format != "json":
@@ -107,6 +112,7 @@ def _includes(asked: Sequence[str], format: Format) -> bool:
 
 
 def _temperature(text: str) -> float:
+    """Return the temperature. Raise ApiError unless it is a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -117,12 +123,14 @@ def _temperature(text: str) -> float:
 
 
 def _flag(name: str, text: str) -> bool:
+    """Return the value of a field that is true or false. Raise ApiError for anything else."""
     if text.lower() not in FLAGS:
         raise invalid(name, f"{name} is {text!r:.40}; expected true or false")
     return FLAGS[text.lower()]
 
 
 def _seed(text: str) -> int:
+    """Return the seed. Raise ApiError unless it is an integer that is not negative."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise invalid("seed", f"seed is {text!r:.40}; expected an integer from 0 to 10^18")
     return int(text)

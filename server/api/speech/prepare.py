@@ -14,6 +14,8 @@ from server.speech.tokens import MOST_BEFORE, SpeechTokens
 
 
 async def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:
+    """Return the request. `task` is "transcribe" or "translate". Raise ApiError if the model does not know the language or the task, or if
+    the prompt has a special token."""
     language = None if asked.language is None else code_of(asked.language)
     if not tokens.languages:
         if task == "translate" or language not in (None, "en"):

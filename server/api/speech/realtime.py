@@ -62,6 +62,8 @@ EVENT = "conversation.item.input_audio_transcription."
 
 @dataclass(frozen=True, slots=True)
 class _Item:
+    """A committed buffer."""
+
     item_id: str
     samples: bytes
     session: Session  # as it was when the item was committed
@@ -86,6 +88,7 @@ class _Talk:
         self._voice = self._new_voice()
 
     async def serve(self) -> None:
+        """Handle events and transcribe items until the connection ends."""
         await self._send("session.created", session=self._session.described(self._id))
         tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._transcribe_items())]
         try:
@@ -99,6 +102,7 @@ class _Talk:
             self._share.hold(0)
 
     async def _read_events(self) -> None:
+        """Handle the events of the client until it leaves. If the server stops, wait for the items that were committed."""
         try:
             async with aclosing(self._connection.texts(self._hold_unread)) as texts:
                 async for text in texts:
@@ -112,9 +116,11 @@ class _Talk:
 
     @property
     def _num_bytes(self) -> int:
+        """The bytes that the connection holds."""
         return len(self._buffer) + self._num_waiting + self._num_unread
 
     def _hold_unread(self, num_bytes: int) -> None:
+        """Count the bytes of an incomplete message. Raise WebSocketError if the connection then holds too many."""
         self._num_unread = num_bytes
         try:
             self._share.hold(self._num_bytes)
@@ -122,9 +128,11 @@ class _Talk:
             raise WebSocketError(CloseCode.TRY_AGAIN, error.message) from None
 
     async def _send(self, kind: str, **fields: Any) -> None:
+        """Send an event."""
         await self._connection.send_text(msgspec.json.encode({"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **fields}))
 
     async def _handle(self, text: bytes) -> None:
+        """Handle an event. If it is not accepted, send an error."""
         event_id = None
         try:
             event = await _event_of(text)
@@ -134,6 +142,7 @@ class _Talk:
             await self._send("error", error={**_described(error), "event_id": event_id if isinstance(event_id, str) else None})
 
     async def _apply(self, event: Mapping[str, Any]) -> None:
+        """Do what an event asks for. Raise ApiError if it is not accepted."""
         match event["type"]:
             case "session.update":
                 session = updated(self._session, event)
@@ -167,6 +176,8 @@ class _Talk:
         return None if turns is None else VoiceDetector(turns, RATE, self._voice and self._voice.noise_db)
 
     async def _append(self, data: bytes) -> None:
+        """Add samples to the buffer, and tell where speech begins and ends in them. Where it ends, commit the buffer. Raise ApiError if the
+        buffer or the memory is full."""
         most = self._speech.most_bytes
         if len(self._buffer) + len(data) > most:
             text = f"audio would bring the buffer to more than {most // (RATE * SAMPLE_BYTES)} s; commit or clear the buffer"
@@ -191,13 +202,14 @@ class _Talk:
             self._drop(len(self._buffer) - _bytes(voice.kept_ms))
 
     def _drop(self, num_bytes: int) -> None:
+        """Remove the first bytes of the buffer."""
         num_bytes = max(0, min(num_bytes, len(self._buffer))) // SAMPLE_BYTES * SAMPLE_BYTES
         del self._buffer[:num_bytes]
         self._num_dropped += num_bytes
         self._share.hold(self._num_bytes)
 
     async def _commit(self, num_bytes: int) -> None:
-        """Make the first bytes of the buffer an item, as soon as fewer than MOST_ITEMS wait."""
+        """Make the first bytes of the buffer an item. If MOST_ITEMS items wait, wait until one of them is taken."""
         samples = bytes(self._buffer[: num_bytes // SAMPLE_BYTES * SAMPLE_BYTES])
         item_id, self._next_id, before = self._next_id, _new_id(), self._last_id
         self._last_id = item_id
@@ -213,6 +225,7 @@ class _Talk:
     # the items
 
     async def _transcribe_items(self) -> None:
+        """Transcribe the items one after the other, and send their texts."""
         while True:
             item = await self._items.get()
             names = {"item_id": item.item_id, "content_index": 0}
@@ -246,6 +259,7 @@ class Speech:
     """Transcribes the items of one connection."""
 
     def __init__(self, context: Context, request: Request, decoder: AudioDecoder) -> None:
+        """`request` is the one that opened the connection."""
         self._context, self._request, self._decoder = context, request, decoder
         settings = context.settings
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
@@ -256,6 +270,7 @@ class Speech:
         await request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
     def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
+        """Return the model, its loaded parts and its tokens for speech. Raise ApiError if it does not transcribe."""
         model, loaded = self._context.serve(self._request, name, has_begun=has_begun)
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
@@ -263,7 +278,8 @@ class Speech:
 
     async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
         """Yield the texts of an item's segments, and the log-probabilities of their tokens if the session asks for them. Each item counts
-        as a request for the rates of the key."""
+        as a request for the rates of the key. Raise ApiError if the key may send no more requests, or if the model cannot transcribe the
+        item."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
@@ -303,10 +319,12 @@ def router(context: Context) -> APIRouter:
 
 
 def _form(session: Session) -> SpeechForm:
+    """Return the settings of a session as a form."""
     return SpeechForm(session.model, session.language, session.prompt, "json", 0.0, True, 0, frozenset({"segment"}))
 
 
 async def _event_of(text: bytes) -> Mapping[str, Any]:
+    """Return the event in a message. Raise ApiError if it is no object with a type."""
     scan = JsonScan()
     for at in range(0, len(text), PIECE_BYTES):
         if at:
@@ -322,6 +340,7 @@ async def _event_of(text: bytes) -> Mapping[str, Any]:
 
 
 def _audio_of(event: Mapping[str, Any]) -> bytes:
+    """Return the samples in an event. Raise ApiError if there are none in base64."""
     try:
         data = b64decode(event.get("audio") or "?", validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -332,16 +351,20 @@ def _audio_of(event: Mapping[str, Any]) -> bytes:
 
 
 def _described(error: ApiError) -> dict[str, Any]:
+    """Return an error as an event has it."""
     return {"type": error.kind.type, "code": error.kind.code, "message": error.message, "param": error.param}
 
 
 def _new_id() -> str:
+    """Return an id for the next item."""
     return f"item_{secrets.token_hex(8)}"
 
 
 def _ms(num_bytes: int) -> int:
+    """Return the duration of samples."""
     return num_bytes * 1000 // (RATE * SAMPLE_BYTES)
 
 
 def _bytes(ms: int) -> int:
+    """Return the bytes of samples of this duration."""
     return ms * RATE // 1000 * SAMPLE_BYTES

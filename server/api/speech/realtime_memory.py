@@ -12,6 +12,8 @@ MOST_OF_OWNER_BYTES = MOST_BYTES // 4  # most bytes of the sessions of one key, 
 
 
 class SessionMemory:
+    """The bytes that all sessions hold, and their limits."""
+
     def __init__(self, most_bytes: int = MOST_BYTES, most_of_owner: int = MOST_OF_OWNER_BYTES) -> None:
         self.most_bytes, self.most_of_owner = most_bytes, most_of_owner
         self.num_bytes = 0

@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Session:
+    """The settings of a session."""
+
     model: str | None = None
     language: str | None = None
     prompt: str = ""
@@ -26,6 +28,7 @@ class Session:
     tells_logprobs: bool = False  # report the log-probability of each token
 
     def described(self, session_id: str) -> dict[str, Any]:
+        """Describe the session in OpenAI's shape."""
         turns = self.turns
         detection = None
         if turns is not None:
@@ -76,12 +79,14 @@ def updated(session: Session, event: Mapping[str, Any]) -> Session:
 
 
 def _includes(asked: object) -> bool:
+    """Return whether log-probabilities are requested. Raise ApiError if anything else is."""
     if asked not in (None, [], [LOGPROBS]):
         raise _unsupported("session.include", asked, f"[{LOGPROBS!r}], or null")
     return bool(asked)
 
 
 def _check_format(format: Mapping[str, Any], name: str) -> None:
+    """Raise ApiError unless the format is the one that this server reads."""
     if (kind := format.get("type", "audio/pcm")) != "audio/pcm":
         raise _unsupported(f"{name}.type", kind, "'audio/pcm'")
     if (rate := format.get("rate", RATE)) != RATE:
@@ -89,6 +94,8 @@ def _check_format(format: Mapping[str, Any], name: str) -> None:
 
 
 def _transcription(session: Session, wanted: Mapping[str, Any], prefix: str) -> Session:
+    """Return the session with the wanted model, language and prompt. Raise ApiError if a value is not accepted. `prefix` is the path of the
+    fields."""
     for name in ("delay", "keywords", "languages"):
         if wanted.get(name):
             raise _unsupported(prefix + name, wanted[name], "no such field; a prompt may name words")
@@ -102,6 +109,7 @@ def _transcription(session: Session, wanted: Mapping[str, Any], prefix: str) -> 
 
 
 def _turns(wanted: Mapping[str, Any] | None, prefix: str) -> TurnDetection | None:
+    """Return how the session detects turns; None: the client commits the buffer. Raise ApiError if a value is not accepted."""
     if wanted is None:
         return None
     if (kind := wanted.get("type", "server_vad")) != "server_vad":
@@ -120,6 +128,7 @@ def _fields(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None) -> T | None:
+    """Return the value under the last part of `name`, or `usual` if it is absent. Raise ApiError if it has another type than `kind`."""
     value = values.get(name.rpartition(".")[2], usual)
     if value is not None and not isinstance(value, kind):
         expected = "an object" if kind is dict else "a text"
@@ -128,6 +137,7 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None)
 
 
 def _number(values: Mapping[str, Any], name: str, usual: float, most: float) -> float:
+    """Return the number under the last part of `name`, or `usual` if it is absent. Raise ApiError unless it is from 0 to `most`."""
     value = values.get(name.rpartition(".")[2])
     if value is None:
         return usual
@@ -137,4 +147,5 @@ def _number(values: Mapping[str, Any], name: str, usual: float, most: float) -> 
 
 
 def _unsupported(name: str, value: object, expected: str) -> ApiError:
+    """Return the error for a value of the field `name` that is not supported."""
     return ApiError(UNSUPPORTED_FIELD, f"{name} is {value!r:.60}; this server supports {expected}", param=name)

@@ -16,23 +16,31 @@ from server.speech.words import Word
 
 
 class AudioUsage(TypedDict):
+    """How much audio was transcribed."""
+
     type: Literal["duration"]
     seconds: int
 
 
 class TranscriptLogprob(TypedDict):
+    """A token of a transcript and its log-probability."""
+
     token: str
     bytes: Sequence[int]
     logprob: float
 
 
 class Transcript(TypedDict):
+    """A transcript as its text."""
+
     text: str
     usage: AudioUsage
     logprobs: NotRequired[Sequence[TranscriptLogprob]]
 
 
 class TranscriptSegment(TypedDict):
+    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins."""
+
     id: int
     seek: int
     start: float
@@ -52,6 +60,8 @@ class TranscriptWord(TypedDict):
 
 
 class VerboseTranscript(TypedDict):
+    """A transcript with its segments or words."""
+
     task: str
     language: str
     duration: float
@@ -62,6 +72,8 @@ class VerboseTranscript(TypedDict):
 
 
 class TranscriptDelta(TypedDict):
+    """The next text of a stream."""
+
     type: Literal["transcript.text.delta"]
     delta: str
     logprobs: NotRequired[Sequence[TranscriptLogprob]]
@@ -77,10 +89,12 @@ class TranscriptDone(TypedDict):
 
 
 def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
+    """Return a transcript as its text."""
     return {"text": text_of(segments), "usage": _usage(duration_s)}
 
 
 def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
+    """Return a transcript with the `times` of its segments or words."""
     answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
@@ -96,10 +110,12 @@ def verbose(segments: Sequence[Segment], duration_s: float, task: str, language:
 
 
 def delta(text: str) -> TranscriptDelta:
+    """Return the event for a further text."""
     return {"type": "transcript.text.delta", "delta": text}
 
 
 def done(transcript: Transcript | VerboseTranscript) -> TranscriptDone:
+    """Return the event at the end of a stream."""
     return cast("TranscriptDone", {"type": "transcript.text.done", **transcript})
 
 
@@ -114,6 +130,7 @@ def _logprob(raw: bytes, logprob: float) -> TranscriptLogprob:
 
 
 def _segment(number: int, segment: Segment) -> TranscriptSegment:
+    """Return a segment in OpenAI's shape."""
     return {
         "id": number,
         "seek": segment.seek,

@@ -38,11 +38,13 @@ Align = Callable[[Embed], Awaitable[Embedding]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """What all windows of a recording have in common."""
+
     tokens: SpeechTokens
     submit: Submit  # what all windows have in common
     decode: Callable[[Sequence[int]], str]
     num_hops: int  # number of hops in a window
-    most_context: int
+    most_context: int  # most tokens of a sequence
     language: str | None
     task: str
     prompt_ids: tuple[int, ...]
@@ -52,28 +54,32 @@ class Request:
 
 @dataclass(slots=True)
 class _Attempt:
+    """A transcript of a window, drawn at one temperature."""
+
     token_ids: list[int]
     logprobs: list[float]  # of the tokens
     temperature: float
     mean_logprob: float
-    silence: float
+    silence: float  # probability that the window has no speech
     text: str
-    compression: float = field(init=False)
+    compression: float = field(init=False)  # a high ratio shows that the text repeats itself
 
     def __post_init__(self) -> None:
         self.compression = compression_of(self.text.strip())
 
     @property
     def is_silent(self) -> bool:
+        """Whether the window probably has no speech."""
         return self.silence > MOST_SILENCE and self.mean_logprob < LEAST_LOGPROB
 
     @property
     def is_good(self) -> bool:
+        """Whether no other temperature need be tried."""
         return self.is_silent or (self.compression <= MOST_COMPRESSION and self.mean_logprob >= LEAST_LOGPROB)
 
 
 async def segments_of(request: Request, recording: Recording, run: Run) -> AsyncGenerator[Segment, None]:
-    """Yield the segments in order."""
+    """Transcribe a recording, and yield its segments in order. `run` generates the answer to a job."""
     seek, spoken_s, earlier = 0, 0.0, list(request.prompt_ids)
     while seek < recording.num_hops:
         size, offset_s = min(request.num_hops, recording.num_hops - seek), seek * HOP / RATE
@@ -104,7 +110,7 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
 
 
 async def with_language(request: Request, recording: Recording, run: Run) -> Request:
-    """Return the request with the language that is most probable at the beginning of the recording."""
+    """Return the request with the language that is most probable at the beginning of the recording. `run` starts the job that finds it."""
     codes = {token_id: code for code, token_id in request.tokens.languages.items()}
     params = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=tuple(codes))
     audio = recording.piece(0, min(request.num_hops, recording.num_hops))
@@ -146,6 +152,7 @@ def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: fl
 
 
 async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: Run) -> _Attempt:
+    """Transcribe a window, at higher temperatures until the transcript is good. `earlier` has the tokens of the text before it."""
     tokens = request.tokens
     most_before = min(MOST_BEFORE, request.most_context // 2 - 1)
     prompt = tokens.prompt(request.language, request.task, earlier[-most_before:])
@@ -209,6 +216,7 @@ def _share(row: TokenLogprob | None, token_id: int) -> float:
 
 
 def _job(request: Request, prompt: Sequence[int], params: SamplingParams, audio: Audio) -> Job:
+    """Return the job for a prompt with the audio of a window."""
     own = {"request_id": secrets.token_hex(12), "prompt_ids": tuple(prompt), "params": params, "audio": audio}
     return Job(msgspec.structs.replace(request.submit, **own), StopRules())
 

@@ -24,6 +24,8 @@ encode = msgspec.json.encode
 
 
 class TokensChoice(TypedDict):
+    """The tokens of a choice, or a part of them."""
+
     index: int
     token_ids: Sequence[int]
     logprobs: ChatLogprobs | None
@@ -33,10 +35,14 @@ class TokensChoice(TypedDict):
 
 
 class TokensEnvelope(Envelope):
+    """The fields around the choices."""
+
     request_id: str
 
 
 class GeneratedTokens(TokensEnvelope):
+    """A whole answer."""
+
     choices: Sequence[TokensChoice]
     usage: UsageCounts
     prompt_logprobs: PromptLogprobs | None
@@ -44,12 +50,16 @@ class GeneratedTokens(TokensEnvelope):
 
 
 class TokensChunk(TokensEnvelope):
+    """A chunk of a stream."""
+
     choices: Sequence[TokensChoice]
     usage: NotRequired[UsageCounts | None]
 
 
 @dataclass(slots=True)
 class _Choice:
+    """The state of one choice while it is generated."""
+
     index: int
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[bytes] = field(default_factory=list[bytes])
@@ -58,6 +68,8 @@ class _Choice:
 
 
 class TokensAnswer:
+    """An answer of one or more choices, as chunks or as a whole."""
+
     def __init__(self, body: CompletionBody, generation: Generation, num_choices: int, model: Model, loaded: Loaded) -> None:
         """`body` is the request, converted to a completion."""
         self._body = body
@@ -68,6 +80,7 @@ class TokensAnswer:
         self._envelope: TokensEnvelope = {**named, "request_id": body.request_id or named["id"]}
 
     async def whole(self) -> list[bytes]:
+        """Generate the answer, and return it as pieces of JSON."""
         read: tuple[TokenLogprob | None, ...] = ()
         size = 0
         async with aclosing(self._generation.steps()) as steps:
@@ -81,6 +94,7 @@ class TokensAnswer:
         return await off_loop(size, lambda: self._pieces(read))
 
     def _pieces(self, read: Sequence[TokenLogprob | None]) -> list[bytes]:
+        """Return the whole answer as pieces of JSON. `read` has the log-probabilities of the prompt."""
         answer: GeneratedTokens = {
             **self._envelope,
             "choices": [],
@@ -92,6 +106,7 @@ class TokensAnswer:
         return in_pieces(answer, "choices", map(encode, described))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Generate the answer, and yield its chunks as JSON."""
         frame = ChunkFrame(self._envelope, self._body, lambda: self._generation.usage)
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
@@ -103,17 +118,20 @@ class TokensAnswer:
             yield chunk
 
     def _chunk(self, step: Step) -> bytes:
+        """Return the chunk of a step."""
         chunk = self._describe(step.choice, step.token_ids, self._written(step), step.finish, step.stop_reason)
         if step.prompt_logprobs:
             chunk["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
         return encode(chunk)
 
     def _written(self, step: Step) -> list[bytes]:
+        """Return the log-probabilities of a step as JSON, if they are requested."""
         return self._writer.chat_entries(step.entries) if self._body.logprobs is not None else []
 
     def _describe(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[bytes], finish: str | None, stop_reason: str | int | None
     ) -> TokensChoice:
+        """Return a choice, or a part of it."""
         choice: TokensChoice = {
             "index": index,
             "token_ids": token_ids,

@@ -24,10 +24,13 @@ class TokenSampling(SamplingBody):
 
     @property
     def unknown(self) -> Mapping[str, object]:
+        """The unknown fields, without those that have no effect here."""
         return {name: value for name, value in super().unknown.items() if name not in NO_EFFECT}
 
 
 class GenerateTokensBody(Options):
+    """The body of /inference/v1/generate."""
+
     token_ids: TokenIds = Field(min_length=1)
     sampling_params: TokenSampling = Field(default_factory=TokenSampling)
     model: Label | None = None

@@ -81,12 +81,14 @@ class ForkServer:
         return True
 
     def _kill(self, fd: int) -> None:
+        """Kill the child of a socket."""
         self._poll.unregister(fd)
         for pid, sock in self._children.items():
             if sock.fileno() == fd:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
+        """Report how children have ended, and forget them."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 pid, status = ended

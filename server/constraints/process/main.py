@@ -45,6 +45,7 @@ TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a t
 
 
 def main(settings_fd: str, parent_pid: str) -> None:
+    """Run the zygote until the worker closes its socket. `settings_fd` is the number of a file with the settings and tokenizer.json."""
     die_with(int(parent_pid))
     generated_code.keep()
     # When the zygote ends, the kernel hangs up its stopped descendants and lets them go on. Under nohup they would ignore the signal.
@@ -58,11 +59,13 @@ def main(settings_fd: str, parent_pid: str) -> None:
 
 
 def _read(file: Path) -> tuple[LLTokenizer | str, GrammarSettings]:
+    """Return the tokenizer, or why it cannot be used, and the settings."""
     settings, tokenizer_json = msgspec.msgpack.decode(file.read_bytes(), type=tuple[GrammarSettings, bytes])
     return tokenizer_of(tokenizer_json, settings), settings
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
+    """Compile the grammar of a socket, tell the result, and fork a process for each sequence."""
     source = msgspec.msgpack.decode(read_framed(sock), type=Source)
     timer = CpuTimer()
     timer.start(settings.compile_s)
@@ -131,9 +134,11 @@ class _Meter:
 
     @property
     def is_spent(self) -> bool:
+        """Whether the sequence has used more time than is allowed."""
         return self._left_s < 0.0
 
     def start(self, num_tokens: int) -> None:
+        """Allow the time of `num_tokens` tokens, and begin to count."""
         self._timer.start(max(self._left_s, 0.0) + num_tokens * self._settings.slow_s + TIMER_SLACK_S)
         self._began_s = time.process_time()
 

@@ -27,9 +27,10 @@ class ProcessSocket:
     """A socket to a process. The last reference closes it, which ends the process."""
 
     def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
+        """`parent` is the socket to the process that forks this one. `vocab_size` decides the size of masks."""
         self.answer = Answer.ENDED
-        self.number = 0
-        self.took_s = 0.0
+        self.number = 0  # the number in the last answer: see `Answer`
+        self.took_s = 0.0  # CPU time that the last answer took
         self.pid: int | None = None  # unknown until the process has started
         num_words = num_mask_words(vocab_size)
         sock.setblocking(False)
@@ -47,10 +48,12 @@ class ProcessSocket:
 
     @property
     def text(self) -> str:
+        """The payload of the last answer as a text."""
         return self._payload.decode(errors="replace")
 
     @property
     def token_ids(self) -> list[int]:
+        """The payload of the last answer as token ids."""
         return array("i", self._payload).tolist()
 
     @property
@@ -97,6 +100,7 @@ class ProcessSocket:
                 self.pid = self.number
 
     def error(self, settings: GrammarSettings) -> ConstraintError | None:
+        """Return the error that the last answer means, or None if it means none."""
         match self.answer:
             case Answer.ERROR:
                 return ConstraintError(self.text)
@@ -121,14 +125,17 @@ class ProcessSocket:
 
     @property
     def _payload(self) -> bytes:
+        """The payload of the last answer."""
         return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_payload])
 
     def _flush(self) -> None:
+        """Send what the socket accepts."""
         with suppress(OSError):  # the socket is full or closed; `receive` finds out which
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def _read(self) -> None:
+        """Read an answer. Raise BlockingIOError if it has not arrived whole, or another OSError if the process is gone."""
         self._fill(ANSWER.size)
         answer, self.number, self.took_s, self._num_payload = ANSWER.unpack_from(self._buffer)
         self._fill(ANSWER.size + self._num_payload)
@@ -136,6 +143,8 @@ class ProcessSocket:
         self.answer = BY_SIGNAL.get(signal.Signals(self.number), Answer.ENDED) if answer == Answer.ENDED and self.number else Answer(answer)
 
     def _fill(self, num_bytes: int) -> None:
+        """Read until the buffer has `num_bytes` bytes of the answer. Raise BlockingIOError if they have not arrived, or another OSError if
+        the process is gone."""
         while self._num_read < num_bytes:
             num_more = self._sock.recv_into(self._view[self._num_read : num_bytes])
             if not num_more:
@@ -150,11 +159,13 @@ class _Stall:
         self.begin()
 
     def begin(self) -> None:
+        """Begin anew: a question was sent."""
         self._looked_s = time.monotonic()
         self._num_idle = 0
         self._seen: tuple[int, str] | None = None
 
     def look(self, pid: int | None) -> bool:
+        """Check the process if the last check was LOOK_S ago. Return whether it is stalled."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s

@@ -58,12 +58,14 @@ def _without_ends(expression: str) -> str:
 
 
 def _schema(source: str) -> str:
+    """Return a JSON schema. Raise ValueError if it is no object."""
     if not isinstance(_parsed(source), dict):
         raise ValueError(f"the schema is {source[:80]}, expected a JSON object")
     return source
 
 
 def _choices(source: str) -> list[str]:
+    """Return the choices. Raise ValueError if they are no list of texts."""
     choices = _parsed(source)
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"the choices are {source[:80]}, expected a JSON list of non-empty strings")
@@ -71,6 +73,7 @@ def _choices(source: str) -> list[str]:
 
 
 def _parsed(source: str) -> object:
+    """Return the value of a JSON text. Raise ValueError if it is not valid."""
     try:
         return json.loads(source)
     except (ValueError, RecursionError) as error:

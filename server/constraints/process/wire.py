@@ -19,11 +19,15 @@ MAX_TEXT_BYTES = 4096  # largest payload of an answer that is not a mask
 
 
 class Question(IntEnum):
+    """What the worker asks: the state after the tokens, or the mask of the next token."""
+
     STATE = 1
     MASK = 2
 
 
 class Answer(IntEnum):
+    """The kinds of answers, and what their number and payload mean."""
+
     BORN = 1  # number: pid of the process
     COMPILED = 2  # number: KiB of memory that the process does not share
     COMPLETE = 3  # no token may follow; number: how many of the last tokens the grammar refuses
@@ -58,10 +62,12 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def num_mask_words(vocab_size: int) -> int:
+    """Return the number of words of a mask, which have 32 bits."""
     return -(-vocab_size // 32)
 
 
 def question(kind: Question, token_ids: list[int]) -> bytes:
+    """Return a question as bytes. `token_ids` are the tokens since the last question."""
     return QUESTION.pack(kind, len(token_ids)) + array("i", token_ids).tobytes()
 
 
@@ -84,10 +90,12 @@ def write_answer(sock: socket.socket, answer: Answer, payload: bytes = b"", *, n
 
 
 def framed(text: bytes) -> bytes:
+    """Return a text with its length before it."""
     return len(text).to_bytes(8, "little") + text
 
 
 def read_framed(sock: socket.socket) -> bytes:
+    """Read a text with its length before it. Raise ConnectionError if the other end was closed before that."""
     return _read(sock, int.from_bytes(_read(sock, 8), "little"))
 
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class Zygote:
+    """The zygote of one model, from which the processes of its grammars are forked."""
+
     def __init__(self, settings: GrammarSettings, read_tokenizer: Callable[[], bytes]) -> None:
         """`read_tokenizer` returns the content of tokenizer.json. Another thread calls it when the zygote is started first, and again only
         if it has failed."""
@@ -39,6 +41,7 @@ class Zygote:
         self._is_closed = False
 
     def start(self) -> None:
+        """Start the zygote on a thread, unless it runs."""
         if self._socket is not None and self._socket.has_ended:
             self.kill()
         if self._socket is None and not self._is_closed:
@@ -61,6 +64,7 @@ class Zygote:
             process.wait()
 
     def close(self) -> None:
+        """End the zygote for good."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -69,6 +73,7 @@ class Zygote:
         os.close(self._settings_fd)
 
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
+        """Start the process, with `far` as its standard input. This runs on a thread of its own."""
         arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
             try:
@@ -89,6 +94,7 @@ class Zygote:
             self._tokenizer_json = None
 
     def _write(self, tokenizer_json: bytes) -> None:
+        """Write the settings and the tokenizer into the file that processes read."""
         os.ftruncate(self._settings_fd, 0)
         with open(self._settings_fd, "wb", closefd=False) as file:
             file.seek(0)

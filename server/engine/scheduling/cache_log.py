@@ -16,6 +16,7 @@ HASH_BYTES = 8
 
 
 def hash_of(digest: bytes) -> int:
+    """Return the hash by which routers know the page with this digest."""
     return int.from_bytes(digest[-HASH_BYTES:], "big")
 
 
@@ -51,13 +52,16 @@ class CacheLog:
             self._changes.append(_Run(group, before, [page], list(token_ids)))
 
     def removed(self, group: int, digest: bytes) -> None:
+        """Write down that the page of a group with this digest can no longer be found."""
         self._changes.append(PagesRemoved((hash_of(digest),), self._index(group)))
 
     def take(self) -> tuple[CacheChange, ...]:
+        """Return the changes, and forget them."""
         changes, self._changes = self._changes, []
         return tuple(self._told(change) if isinstance(change, _Run) else change for change in changes)
 
     def _told(self, run: _Run) -> PagesStored:
+        """Return the message about a run of published pages."""
         group = self._groups[run.group]
         return PagesStored(
             tuple(run.hashes),
@@ -70,4 +74,5 @@ class CacheLog:
         )
 
     def _index(self, group: int) -> int | None:
+        """Return the number of a group as messages have it: None if the model has only one group."""
         return group if len(self._groups) > 1 else None

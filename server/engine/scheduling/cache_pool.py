@@ -38,12 +38,15 @@ class Held:
 
 @dataclass(slots=True)
 class CachePool:
+    """The page pools of all cache groups, which find, share and give back the pages of a sequence together."""
+
     pools: tuple[PagePool, ...]
     num_queried_tokens: int = 0
     num_found_tokens: int = 0
 
     @staticmethod
     def of(limits: StepLimits, log: CacheLog | None = None) -> CachePool:
+        """Return the pools of a model with these limits. Changes are written into `log`."""
         return CachePool(tuple(PagePool(group, limits.max_tokens, group=i, log=log) for i, group in enumerate(limits.groups)))
 
     @property
@@ -81,6 +84,7 @@ class CachePool:
         return found
 
     def count_reuse(self, num_queried: int, num_found: int) -> None:
+        """Count the tokens of a prompt that were looked up in the prefix cache, and those found."""
         self.num_queried_tokens += num_queried
         self.num_found_tokens += num_found
 
@@ -104,13 +108,14 @@ class CachePool:
         return num_tokens // step * step
 
     def _can_go_on(self, held: Held, start: int) -> bool:
+        """Return whether all groups still have the pages that a token at position `start` reads."""
         return all(pool.can_go_on(pages, start) for pool, pages in zip(self.pools, held.lists, strict=True))
 
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, prompts: Collection[tuple[Held, int, int]], num_spare: int) -> bool:
-        """Return whether there are enough pages to compute, of each of the prompts, positions start .. stop - 1, and `num_spare` more
-        pages."""
+        """Return whether every group has enough pages for all prompts and `num_spare` more. Each prompt is given as its pages, and the
+        start and stop of the positions to compute."""
         return all(
             sum(pool.num_to_admit(held.lists[group], start, stop) for held, start, stop in prompts) + num_spare <= pool.num_available
             for group, pool in enumerate(self.pools)
@@ -161,11 +166,13 @@ class CachePool:
         held.change()
 
     def release(self, held: Held) -> None:
+        """Give back all pages of a sequence."""
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.release(pages)
         held.change()
 
     def check_integrity(self, holders: Iterable[Held]) -> None:
+        """Raise IntegrityError if the records of a group differ from the pages that `holders` hold."""
         holders = list(holders)
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held.lists[group] for held in holders)

@@ -49,13 +49,15 @@ class Encoding:
 
 
 class EncodingQueue:
+    """The sequences that wait, and what is encoded for them next."""
+
     def __init__(self, limits: StepLimits, pace: Pace, is_encoded: Callable[[bytes], bool]) -> None:
         """`is_encoded` tells whether the rows with a key are there."""
         self._limits = limits
         self._pace = pace
         self._is_encoded = is_encoded
         self._waiting: dict[Sequence, Encoding] = {}
-        self._queue: FairQueue[Sequence] = FairQueue()  # those that are not chosen yet
+        self._queue: FairQueue[Sequence] = FairQueue()  # waiting sequences that are not chosen yet
         self._chosen: list[Encoding] = []  # in the order in which they are encoded
 
     def __len__(self) -> int:
@@ -127,6 +129,7 @@ class EncodingQueue:
     # --- the queue ---------------------------------------------------------------------------------------------------------
 
     def remove(self, seq: Sequence) -> None:
+        """Let a sequence no longer wait here."""
         encoding = self._waiting.pop(seq)
         if seq in self._queue:
             self._queue.remove(seq)
@@ -134,7 +137,7 @@ class EncodingQueue:
             self._chosen.remove(encoding)
 
     def take_done(self) -> list[Sequence]:
-        """Remove and return the sequences for which all is encoded. Several may have waited for the same excerpt."""
+        """Remove and return the sequences for which all is encoded. Several sequences may have waited for the same excerpt."""
         done = [encoding for encoding in self._waiting.values() if encoding.is_done or self._are_encoded(encoding.work)]
         for encoding in done:
             self.remove(encoding.seq)

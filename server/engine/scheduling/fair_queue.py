@@ -17,6 +17,8 @@ DEEPEST_DEBT = 4096  # largest debt of a key in tokens, which limits how long a 
 
 
 class Waiting(Protocol):
+    """An item of a queue."""
+
     @property
     def rank(self) -> tuple[int, int, int]:
         """(priority, arrival, choice): the order in which the items of one key are served. Lower is earlier."""
@@ -43,9 +45,11 @@ class Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
+    """The waiting items of all keys. The caller takes the head with `head` and `remove`, and charges its key with `charge`."""
+
     def __init__(self) -> None:
         self._levels: dict[int, OrderedDict[str, Line[T]]] = {}
-        self._deficits: dict[str, int] = {}
+        self._deficits: dict[str, int] = {}  # tokens that a key may still spend in its turn; below 0: a debt
         self._items: dict[T, None] = {}
 
     def __len__(self) -> int:

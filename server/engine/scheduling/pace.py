@@ -58,6 +58,7 @@ class StepCosts:
         return SLOWEST * max(self(num_tokens), self._as_measured(num_tokens))
 
     def observe(self, num_tokens: int, step_s: float) -> None:
+        """Learn from a step of `num_tokens` tokens that took `step_s` seconds."""
         self._num_steps += 1
         if not self._steps:
             self._steps = {num_tokens: step_s}
@@ -104,7 +105,10 @@ class StepCosts:
 
 
 class Pace:
+    """Decides how many tokens of prompts and of idle sequences a step takes, and for how long excerpts are encoded before it."""
+
     def __init__(self, max_tokens: int, measured: Measured, max_gap_s: float) -> None:
+        """A step has at most `max_tokens` tokens. `max_gap_s` is the operator's bound for a step with decoding sequences."""
         self._max_tokens = max_tokens
         self._max_gap_s = max_gap_s
         self._costs = StepCosts(measured.steps)
@@ -141,6 +145,7 @@ class Pace:
             self._alone_s += further_s
 
     def limit_s(self, num_tokens: int) -> float:
+        """Return how long a step may take before it counts as stalled."""
         return self._costs.limit_s(num_tokens)
 
     def prompt_s(self, num_tokens: int) -> float:

@@ -66,6 +66,7 @@ class PageList:
 
     @property
     def held(self) -> list[int]:
+        """The pages that were not given back."""
         return self.pages[self.num_returned :]
 
 
@@ -74,6 +75,8 @@ class IntegrityError(AssertionError):
 
 
 class PagePool:
+    """The pages of one cache group."""
+
     def __init__(self, limits: GroupLimits, max_tokens: int, *, group: int = 0, log: CacheLog | None = None) -> None:
         """A step runs at most `max_tokens` tokens of one sequence. Changes of the prefix cache are written into `log`."""
         self.num_pages = limits.num_pages  # page 0 is padding and never allocated
@@ -92,10 +95,12 @@ class PagePool:
 
     @property
     def num_available(self) -> int:
+        """The number of pages that can be taken: the free and the cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:
+        """The number of pages that sequences hold."""
         return self.num_pages - 1 - self.num_available
 
     # --- prefix cache --------------------------------------------------------------------------------------------------------
@@ -273,6 +278,7 @@ class PagePool:
         return chain.digest((index + 1) * self._digests_each - 1, token_ids)
 
     def _publish(self, page: int, chain: Chain, index: int, token_ids: Sequence[int]) -> None:
+        """Let a page be found under the digest of full page `index` of a chain."""
         digest = self.name(chain, index, token_ids)
         self._page_of[digest] = page
         self._digest_of[page] = digest
@@ -285,14 +291,17 @@ class PagePool:
         return 0 if self._window is None else max(0, start - self._window + 1) // self.page_size
 
     def _is_private(self, page: int) -> bool:
+        """Return whether only one sequence holds a page, and it is not published."""
         return self._holders[page] == 1 and page not in self._digest_of
 
     def _hold(self, page: int) -> None:
+        """Count one more sequence that holds a page."""
         if self._holders[page] == 0:
             del self._cached[page]
         self._holders[page] += 1
 
     def _take(self) -> int:
+        """Return a page for one sequence: a free one, or else the cached page that was used least recently, which is evicted."""
         if self._free:
             page = self._free.pop()
         else:
@@ -305,6 +314,7 @@ class PagePool:
         return page
 
     def _drop(self, page: int) -> None:
+        """Count one sequence less that holds a page. A page without holders is cached if it is published, otherwise free."""
         self._holders[page] -= 1
         if self._holders[page] > 0:
             return

@@ -52,18 +52,21 @@ class Item(Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class Plan:
+    """What a step runs, and what is copied and encoded before it."""
+
     items: dict[Sequence, Item] = field(default_factory=dict[Sequence, Item])
     copies: list[Copy] = field(default_factory=list[Copy])  # pages to copy before the step
     num_tokens: int = 0
     num_rows: int = 0
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
-    num_context: int = 0
+    num_context: int = 0  # sum over the items of prompts
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
     encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
     needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads
     num_changes: int = 0  # how often items were added, removed or changed
 
     def add(self, item: Item) -> None:
+        """Add an item, and count it."""
         self.items[item.seq] = item
         self.num_changes += 1
         self.num_tokens += item.count
@@ -85,6 +88,7 @@ class Plan:
 
     @property
     def num_decode(self) -> int:
+        """The number of tokens of decoding sequences."""
         return self.num_tokens - self.num_prefill
 
     @property
@@ -105,6 +109,8 @@ class Plan:
 
 
 class Scheduler:
+    """Plans the steps of an engine, and gives sequences their slots and pages."""
+
     def __init__(
         self,
         limits: StepLimits,
@@ -162,6 +168,7 @@ class Scheduler:
         seq.stage = Stage.PARKED
 
     def resume(self, seq: Sequence) -> None:
+        """Queue a parked sequence again."""
         assert seq.stage is Stage.PARKED, seq
         seq.stage = Stage.WAITING
         self.queue.push(seq)
@@ -174,6 +181,7 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
+        """Make the plan of the next step, and return it. It stays open until `settle`."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -229,9 +237,11 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
+        """Whether a prompt waits that belongs to no batch job."""
         return _is_live(self.queue.first_priority) or _is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
+        """Take all idle sequences out of the open plan, and queue their prompts again."""
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
             self._unplan(item.seq)
             if item.is_prefill and item.seq not in self.queue:
@@ -289,6 +299,7 @@ class Scheduler:
         return live if live or self._left_for_idle() < 1 else chosen
 
     def observe(self, plan: Plan, step_s: float) -> None:
+        """Learn from a step, which took `step_s` seconds."""
         self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
 
     def observe_encoding(self, plan: Plan, encoding_s: float) -> None:
@@ -307,6 +318,7 @@ class Scheduler:
         return self.pace.limit_s(max(1, plan.num_tokens + sum(encoding.cost for encoding in plan.encodings)))
 
     def check_integrity(self, holders: Iterable[Sequence]) -> None:
+        """Raise an error if the records contradict each other. `holders` are all sequences of unfinished requests."""
         alive = [seq for seq in holders if seq.stage is not Stage.FINISHED]
         self.pool.check_integrity(seq.held for seq in alive)
         slots = sorted([*self._slots, *(seq.slot for seq in self.running)])
@@ -319,6 +331,7 @@ class Scheduler:
     # --- the two parts of a plan -----------------------------------------------------------------------------------------
 
     def _plan_decodes(self) -> None:
+        """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced."""
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         encoding = self.encoding if len(self.encoding) else ()
@@ -336,7 +349,8 @@ class Scheduler:
                 queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
-        """Plan the next chunk of a prompt."""
+        """Plan the next chunk of a prompt, of at most `budget` tokens. If the chunk reads excerpts that are not encoded yet, let the
+        sequence wait instead. Plan nothing if the step has no room for the chunk."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
@@ -418,6 +432,8 @@ class Scheduler:
     # --- admission and preemption ----------------------------------------------------------------------------------------
 
     def _admit(self, seq: Sequence) -> bool:
+        """Give a waiting sequence a slot, and the pages of its beginning that are computed already. Preempt other sequences for it where
+        the rules allow that. Return False if it must wait."""
         if seq.num_awaited or seq in self._preempted:
             return False  # its rows may still be in flight: wait until they arrive
         while not self._slots:
@@ -505,6 +521,7 @@ class Scheduler:
         return others[-1] if len(others) > num_fresh and others[-1].rank[0] == worst.rank[0] else worst
 
     def _fresh_first(self, key: str) -> bool:
+        """Return whether the fresh sequences of a key are admitted before its others."""
         num_fresh, others = self._held(key)
         return len(others) > num_fresh
 
@@ -515,6 +532,7 @@ class Scheduler:
         return len(running) - len(others), others
 
     def _preempt(self, seq: Sequence) -> None:
+        """Take a running sequence out of the batch, and queue it to be computed again."""
         self._unplan(seq)
         self._vacate(seq)
         seq.stage = Stage.WAITING
@@ -524,6 +542,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def _dequeue(self, seq: Sequence) -> None:
+        """Remove a sequence from the queue in which it waits, if any."""
         if seq in self.queue:
             self.queue.remove(seq)
         elif seq in self.encoding:
@@ -541,9 +560,11 @@ class Scheduler:
         seq.has_heard = False
 
     def _publish(self, seq: Sequence) -> None:
+        """Publish the full pages of a sequence, so that other prompts find them."""
         self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
 
     def _unplan(self, seq: Sequence) -> None:
+        """Take a sequence out of the open plan, if it is there."""
         item = self._open.items.get(seq)
         if item is None:
             return

@@ -17,6 +17,8 @@ from server.text.parts import CallArguments, CallStart, Content, Part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat(Format):
+    """A format of answers with one think block, and then text with calls in the syntax `calls`."""
+
     calls: CallSyntax
 
     @property
@@ -38,6 +40,8 @@ class BlockFormat(Format):
 
 
 class BlockParser:
+    """Parses an answer with one think block, and then text with calls in it."""
+
     def __init__(self, calls: CallSyntax, rules: AnswerRules) -> None:
         thoughts = rules.thoughts if rules.splits else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts, inside=rules.inside)
@@ -73,8 +77,8 @@ class BlockParser:
         return self._numbered(parts)
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
-        """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond the allowed number and
-        everything after it."""
+        """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond `max_calls`, and all parts
+        after it."""
         found: list[Part] = []
         for part in parts:
             match part:
@@ -91,6 +95,7 @@ class BlockParser:
 
 
 def _read_by(reader: CallParser, parts: list[Part]) -> list[Part]:
+    """Return `parts`, in which a reader has replaced content by calls and other content."""
     found: list[Part] = []
     for part in parts:
         found += reader.push(part.text) if isinstance(part, Content) else (part,)

@@ -20,6 +20,8 @@ from server.text.infill import Infill
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
+    """How one model writes its answers."""
+
     format: Format
     thoughts: Thoughts | None  # None: the format has no block of thoughts
     thinks: bool  # answers may contain thoughts
@@ -109,7 +111,8 @@ class Dialect:
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
         """Return the dialect of a model. Settings that are not None win. Otherwise `detected` says the format, and the model thinks if the
-        format has no block of thoughts (harmony) or the vocabulary has tokens for one."""
+        format has no block of thoughts (harmony) or the vocabulary has tokens for one. Raise ValueError if the setting `tool_parser` names
+        no format."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         written, writes_calls = detected(tokenizer)

@@ -53,6 +53,8 @@ class AnswerParser(CallParser, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format(ABC):
+    """How a model writes whole answers."""
+
     name: str
     aliases: tuple[str, ...] = ()  # other names that the setting `tool_parser` takes, such as those of other engines' parsers
     thoughts: tuple[Thoughts, ...] = (THINK,)  # markers between which a model may write thoughts; the first are the usual ones
@@ -80,7 +82,9 @@ class Format(ABC):
         return tuple(ids_of(thoughts.opening)), ids_of(thoughts.closing)[0]
 
     @abstractmethod
-    def parser(self, rules: AnswerRules) -> AnswerParser: ...
+    def parser(self, rules: AnswerRules) -> AnswerParser:
+        """Return a parser for one answer. It follows `rules`."""
+        ...
 
     @abstractmethod
     def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:

@@ -24,6 +24,7 @@ def fault_of(tokenizer: Tokenizer) -> str:
 
 
 def _fault(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> str:
+    """Return the fault for an answer with `text` and a call, or "". If the template refuses such answers, it has no fault."""
     for ids in IDS:
         asked: Message = {"role": "user", "content": "probe"}
         called, results = _turn(text, ids)
@@ -64,6 +65,7 @@ def _end_of_calls(answer: str) -> int:
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message], *, answers: bool) -> str:
+    """Return the prompt of a conversation. `answers`: it ends with the beginning of an answer."""
     tools: list[dict[str, object]] = [
         {"type": "function", "function": {"name": tool.name, "description": tool.name, "parameters": tool.parameters}} for tool in TOOLS
     ]

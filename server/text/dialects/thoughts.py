@@ -24,6 +24,7 @@ class Thoughts:
 
     @property
     def begin(self) -> str:
+        """The opening marker and its label."""
         return self.opening + self.label
 
     def are_open(self, prompt: str) -> bool:
@@ -68,6 +69,7 @@ class ThoughtSplitter:
         self._after_marker = inside  # newlines are still dropped, because they follow a marker
 
     def push(self, text: str) -> list[Part]:
+        """Read more text. Return the parts that are certain."""
         begin, closing = self._thoughts.begin, self._thoughts.closing
         text = self._held + text
         self._held = ""
@@ -98,12 +100,14 @@ class ThoughtSplitter:
         return parts
 
     def finish(self) -> list[Part]:
+        """Return the text that was held back."""
         text, self._held = self._held, ""
         if not text:
             return []
         return [Reasoning(text) if self.inside else Content(text)]
 
     def _without_newlines(self, text: str) -> str:
+        """Return a text without newlines at its beginning, if it follows a marker."""
         if not self._after_marker:
             return text
         text = text.lstrip("\n")

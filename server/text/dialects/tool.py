@@ -14,6 +14,8 @@ COMPOSED = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternPr
 
 @dataclass(frozen=True, slots=True)
 class ToolSchema:
+    """A tool that a request offers: its name, and the JSON schema of its parameters."""
+
     name: str
     parameters: Mapping[str, object] | None = None  # None: any JSON object
 
@@ -39,6 +41,7 @@ def closed(schema: Mapping[str, object]) -> dict[str, object]:
 
 
 def _closed_within(schema: object) -> object:
+    """Return the schema of a property, in which objects that name properties are closed."""
     match schema:
         case {"properties": dict()}:
             return closed(cast("Mapping[str, object]", schema))

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 
 class TemplateError(ValueError):
+    """The template is broken, or rendering failed."""
+
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message if line is None else f"chat template, line {line}: {message}")
         self.message = message
         self.line = line
 
 
-class TemplateRejection(TemplateError):
+class TemplateRejection(TemplateError):  # the template refused the messages
     pass
 
 
-class TemplateLimitError(TemplateError):
+class TemplateLimitError(TemplateError):  # rendering exceeded its time or memory
     pass

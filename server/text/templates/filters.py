@@ -68,6 +68,7 @@ def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = 
 
 
 def _check_attributes(args: tuple[Any, ...]) -> None:
+    """Raise TemplateLimit if an argument is an attribute with too many parts."""
     for arg in args:
         if isinstance(arg, str) and arg.count(".") + arg.count(",") >= MAX_ATTRIBUTE_PARTS:
             raise TemplateLimit(f"the attribute {arg!r:.40} has more than {MAX_ATTRIBUTE_PARTS} parts")
@@ -97,11 +98,13 @@ def _method(name: str) -> Callable[..., Any]:
 
 @pass_context
 def _string(context: Context, value: Any, /) -> str:
+    """The filters `string` and `safe`: return the value as text."""
     return _text(meter_of(context), value)
 
 
 @pass_context
 def _escape(context: Context, value: Any, /) -> str:
+    """The filter `escape`: return the text with HTML's special characters escaped."""
     meter = meter_of(context)
     text = _text(meter, value)
     meter.charge(5 * len(text))  # the longest escape, &#39;, has 5 characters
@@ -110,6 +113,7 @@ def _escape(context: Context, value: Any, /) -> str:
 
 @pass_context
 def _title(context: Context, value: Any, /) -> str:
+    """The filter `title`: let each word begin with a capital letter."""
     meter = meter_of(context)
     text = _text(meter, value)
     meter.charge(50 * len(text))  # Jinja's filter makes a string of each word
@@ -118,12 +122,14 @@ def _title(context: Context, value: Any, /) -> str:
 
 @pass_context
 def _trim(context: Context, value: Any, /, chars: str | None = None) -> str:
+    """The filter `trim`: remove white space, or the characters in `chars`, at both ends."""
     meter = meter_of(context)
     return call_text(meter, "strip", _text(meter, value), () if chars is None else (chars,), {})
 
 
 @pass_context
 def _replace(context: Context, value: Any, /, old: Any, new: Any, count: int | None = None) -> str:
+    """The filter `replace`: replace `old` by `new`, at most `count` times."""
     meter = meter_of(context)
     args = (_text(meter, old), _text(meter, new), *(() if count is None else (count,)))
     return call_text(meter, "replace", _text(meter, value), args, {})
@@ -131,6 +137,7 @@ def _replace(context: Context, value: Any, /, old: Any, new: Any, count: int | N
 
 @pass_context
 def _truncate(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> str:
+    """The filter `truncate`: shorten the text."""
     meter = meter_of(context)
     text = _text(meter, value)
     meter.charge(2 * len(text))
@@ -139,6 +146,7 @@ def _truncate(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> str
 
 @pass_context
 def _indent(context: Context, value: Any, /, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """The filter `indent`: put `width` spaces, or the text `width`, before each line."""
     meter = meter_of(context)
     text = _text(meter, value)
     one = len(width) if isinstance(width, str) else int(width)
@@ -148,12 +156,14 @@ def _indent(context: Context, value: Any, /, width: int | str = 4, first: bool =
 
 @pass_context
 def _format(context: Context, value: Any, /, *args: Any, **kwargs: Any) -> str:
+    """The filter `format`: return `value % args`."""
     meter = meter_of(context)
     return format_percent(meter, _text(meter, value), kwargs or args)
 
 
 @pass_context
 def _join(context: Context, value: Any, /, d: Any = "", attribute: str | int | None = None) -> str:
+    """The filter `join`: return the items, or an attribute of each, with `d` between them."""
     meter = meter_of(context)
     if attribute is not None:
         value = context.environment.call_filter("map", value, kwargs={"attribute": attribute}, context=context)
@@ -171,8 +181,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML. Raise TemplateLimit if the indentation
-    or the separators are too long."""
+    """The filter `tojson`: return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML. Raise TemplateLimit
+    if the indentation or the separators are too long."""
     meter = meter_of(context)
     meter.charge(meter.measure(value))
     if indent is not None and not 0 <= indent <= 16:
@@ -199,11 +209,13 @@ def _tojson(
 
 @pass_context
 def _attr(context: Context, value: Any, /, name: str) -> Any:
+    """The filter `attr`: return an attribute, if the environment allows it."""
     return context.environment.attribute(value, name)  # type: ignore[attr-defined]  # defined by our environment
 
 
 @pass_context
 def _list(context: Context, value: Any, /) -> list[Any]:
+    """The filter `list`: return the items as a list."""
     meter = meter_of(context)
     items = items_of(meter, value)
     meter.charge_value(items)
@@ -212,6 +224,7 @@ def _list(context: Context, value: Any, /) -> list[Any]:
 
 @pass_context
 def _unique(context: Context, value: Any, /, case_sensitive: bool = False, attribute: str | int | None = None) -> list[Any]:
+    """The filter `unique`: return the items without repetitions, compared by an attribute if one is given."""
     meter = meter_of(context)
     items = items_of(meter, value)
     keys = items if attribute is None else context.environment.call_filter("map", items, kwargs={"attribute": attribute}, context=context)
@@ -224,6 +237,7 @@ def _unique(context: Context, value: Any, /, case_sensitive: bool = False, attri
 
 @pass_context
 def _sum(context: Context, value: Any, /, attribute: str | int | None = None, start: Any = 0) -> Any:
+    """The filter `sum`: add the items, or an attribute of each. Raise TemplateLimit if `start` is no number."""
     if not isinstance(start, int | float):
         raise TemplateLimit("sum adds numbers only")
     _check_attributes((attribute,))
@@ -235,6 +249,7 @@ def _sum(context: Context, value: Any, /, attribute: str | int | None = None, st
 
 @pass_context
 def _round(context: Context, value: float, /, precision: int = 0, method: Any = "common") -> float:
+    """The filter `round`. Raise TemplateLimit for more than 100 digits."""
     value = _number(value)
     if abs(precision) > 100:
         raise TemplateLimit(f"round() to {precision} digits; at most 100 are allowed")
@@ -242,6 +257,7 @@ def _round(context: Context, value: float, /, precision: int = 0, method: Any = 
 
 
 def metered_filters() -> dict[str, Callable[..., Any]]:
+    """Return all filters by name."""
     table = {name: _jinja(FILTERS[name]) for name in SCALAR_FILTERS}
     table |= {name: _jinja(FILTERS[name], by_item=True) for name in ITEM_FILTERS}
     table |= {name: _jinja(FILTERS[name], by_item=True, deep=True) for name in COMPARING_FILTERS}
@@ -260,6 +276,7 @@ def _number(value: Any) -> Any:
 
 
 def metered_tests() -> dict[str, Callable[..., Any]]:
+    """Return all tests by name."""
     table = {name: _jinja(TESTS[name]) for name in SHALLOW_TESTS}
     table |= {name: _jinja(TESTS[name], deep=True) for name in DEEP_TESTS}
     table |= {"even": lambda value: _number(value) % 2 == 0, "odd": lambda value: _number(value) % 2 == 1}

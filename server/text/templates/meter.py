@@ -51,10 +51,12 @@ class Meter:
             self._look()
 
     def _look(self) -> None:
+        """Raise TemplateLimit if the time is over."""
         if time.thread_time() > self._deadline:
             raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
+        """Count memory that is about to be used. Raise TemplateLimit if that is too much."""
         _check_count(num_bytes)
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:
@@ -62,14 +64,16 @@ class Meter:
         self.step(num_bytes)
 
     def charge_value(self, value: object) -> None:
-        """Count a value that was just made. Its parts were counted when they were made."""
+        """Count a value that was just made. Its parts were counted when they were made. Raise TemplateLimit if an integer is too large, or
+        if the memory is used up."""
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise TemplateLimit(f"an integer has {value.bit_length()} bits; at most {MAX_INT_BITS} are allowed")
         self.charge(sys.getsizeof(value) if isinstance(value, str | list | tuple | dict) else 16)
 
     def measure(self, value: object) -> int:
         """Return the approximate length of `str(value)`. Nested lists may share items, so their text can be exponentially longer than the
-        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text."""
+        lists. So this walk stops at the budget, and values are measured before they are compared or converted to text. Raise TemplateLimit
+        if the value is too large, or contains an object of another kind."""
         if type(value) is str:
             return len(value)
         size = steps = 0
@@ -99,14 +103,14 @@ class Meter:
 
 
 def _check_count(number: int) -> None:
-    """Refuse a number that would refund the meter, or that would compare as neither less nor more, such as NaN."""
+    """Raise TemplateLimit for a number that would refund the meter, or that compares as neither less nor more, such as NaN."""
     if type(number) is not int or number < 0:
         raise TemplateLimit(f"the meter is charged {number!r}; expected a count, 0 or more")
 
 
 def check_key(value: object) -> None:
-    """Refuse keys of other types than KEYS, such as tuples. Since -1 and -2 have the same hash, a template could make any number of tuples
-    with one hash, and each look-up would compare with all of them."""
+    """Raise TypeError for a key of another type than KEYS, such as a tuple. Since -1 and -2 have the same hash, a template could make any
+    number of tuples with one hash, and each look-up would compare with all of them."""
     if type(value) not in KEYS:
         raise TypeError(f"a {type(value).__name__} cannot be a key")
 
@@ -118,4 +122,5 @@ class MeteredContext(Context):
 
 
 def meter_of(context: Context) -> Meter:
+    """Return the meter of a rendering."""
     return cast(MeteredContext, context).meter

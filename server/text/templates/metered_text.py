@@ -24,7 +24,7 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def call_text(meter: Meter, name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `text.name(*args, **kwargs)`."""
+    """Return `text.name(*args, **kwargs)`, and charge for it. Raise TemplateLimit if the call would take too long or too much memory."""
     if name == "format":
         return format_braces(meter, text, args, kwargs)
     if name == "join":
@@ -67,6 +67,7 @@ def num_lines(text: str) -> int:
 
 
 def _parts_bytes(count: int) -> int:
+    """Return the bytes that `count` parts of a text take. Raise TemplateLimit if there are too many."""
     if count > MAX_ITEMS:
         raise TemplateLimit(f"a text splits into {count} parts; at most {MAX_ITEMS} are allowed")
     return ITEM_BYTES * (count + 1)
@@ -137,6 +138,7 @@ def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str
 
 
 def _formatted(meter: Meter, value: Any, spec: str, conversion: str | None) -> str:
+    """Return one field of `str.format`. Raise ValueError if its format is not supported."""
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise ValueError(f"str.format has the format {spec!r:.60}; expected a form such as :>8, :05d or :.2f")
@@ -148,6 +150,7 @@ def _formatted(meter: Meter, value: Any, spec: str, conversion: str | None) -> s
 
 
 def _padding(digits: str | None) -> int:
+    """Return a width or precision, 0 if it is absent. Raise TemplateLimit if it has too many digits."""
     if digits and len(digits) > len(str(MAX_PADDING)):
         raise TemplateLimit(f"a format pads to {digits:.20}; at most {MAX_PADDING} are allowed")
     return int(digits or 0)

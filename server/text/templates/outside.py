@@ -26,6 +26,7 @@ class _Recipe:
 
 
 def _compiled(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+    """Compile a template. This runs where a `_Recipe` is unpickled."""
     from server.text.templates.template import ChatTemplate  # imports Jinja, which this process does not need
 
     return ChatTemplate(source, special_tokens, tool_source=tool_source)
@@ -49,6 +50,7 @@ class OutsideTemplate:
         self._renderer.check()
 
     def renderer(self) -> Renderer:
+        """Return the object that renders the template."""
         return self._renderer
 
     def render(
@@ -61,6 +63,7 @@ class OutsideTemplate:
         variables: Mapping[str, Any] | None = None,
         limits: Limits = LIMITS,
     ) -> str:
-        """Return the prompt. This blocks, so only commands and threads without an event loop may call it."""
+        """Return the prompt. The arguments are those of `ChatTemplate.render`. Raise TemplateError if rendering fails. This blocks, so only
+        commands and threads without an event loop may call it."""
         options = {"variables": variables or {}, "limits": limits}
         return self._renderer.render_blocking((messages, tools, add_generation_prompt, continue_final_message), options)

@@ -34,7 +34,7 @@ class Renderer:
         continue_final_message: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Return the rendered prompt. Raise TemplateError if rendering fails."""
+        """Return the rendered prompt. The arguments are those of `ChatTemplate.render`. Raise TemplateError if rendering fails."""
         work = _work((messages, tools, add_generation_prompt, continue_final_message), {"variables": variables})
         try:
             return _text(await self._calls.call(work))
@@ -42,7 +42,8 @@ class Renderer:
             raise self._described(error) from None
 
     def render_blocking(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-        """Return the rendered prompt, or raise TemplateError. This blocks, so it is for threads without an event loop of the server."""
+        """Return the rendered prompt, or raise TemplateError. `args` and `options` are the positional and the named arguments of
+        `ChatTemplate.render`. This blocks, so it is for threads without an event loop of the server."""
         return self._wait(_work(args, options))
 
     def start(self) -> None:
@@ -54,12 +55,14 @@ class Renderer:
         self._wait(CHECK)
 
     def _wait(self, work: bytes) -> str:
+        """Return the text that the process answers. Raise TemplateError if the call fails. This blocks."""
         try:
             return _text(self._calls.call_blocking(work))
         except CallError as error:
             raise self._described(error) from None
 
     def _described(self, error: CallError) -> TemplateError:
+        """Return the error of a template for a call that failed."""
         most = f"{Rendering.call_bytes >> 20} MiB"
         match error.failure:
             case Failure.TOO_LARGE:
@@ -76,6 +79,7 @@ class Renderer:
 
 
 def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
+    """Return the arguments of a rendering as the process expects them. Raise TemplateError if the messages nest too deeply."""
     try:
         return pickle.dumps((args, options, created_s()))
     except RecursionError as error:
@@ -83,4 +87,5 @@ def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
 
 
 def _text(answer: bytearray) -> str:
+    """Return the text in an answer of the process, or raise the error in it."""
     return msgspec.msgpack.decode(answer, type=Outcome).result()

@@ -39,6 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
     line: int | None = None
 
     def result(self) -> str:
+        """Return the text, or raise the error."""
         if self.text is None:
             raise KINDS[self.kind](self.message, self.line)
         return self.text
@@ -59,6 +60,7 @@ class Rendering:
         self._warming: ChatTemplate | None = None
 
     def prepare(self) -> None:
+        """Compile the template, and load what the first rendering would load."""
         from server.text.templates.template import ChatTemplate  # only here: the process that makes this job does without Jinja
 
         self._warming = ChatTemplate(WARMING, {})
@@ -70,10 +72,12 @@ class Rendering:
         import_module("jinja2.debug")  # jinja2 imports it at its first error
 
     def warm(self) -> None:
+        """Render another template, so that the first rendering of this one is not slower than later ones."""
         assert self._warming is not None, "prepared before"
         self._warming.render([{"role": "user", "content": "warm"}] * 2)
 
     def run(self, work: bytes) -> bytes:
+        """Render the template. Return the Outcome as MessagePack."""
         try:
             args, options, now_s = pickle.loads(work)
             OPEN.set(OpenValues(b"", now_s))

@@ -96,6 +96,7 @@ class Method:
 
 
 def _range(_context: Context, *args: int) -> range:
+    """The template's `range`. Raise TemplateLimit if it is too long."""
     numbers = range(*args)
     if len(numbers) > MAX_RANGE:
         raise TemplateLimit(f"range() of {len(numbers)} numbers; at most {MAX_RANGE} are allowed")
@@ -103,6 +104,7 @@ def _range(_context: Context, *args: int) -> range:
 
 
 def _dict(_context: Context, base: object = None, **items: Any) -> dict[str, Any]:
+    """The template's `dict`. Raise TypeError if `base` is no mapping."""
     base = {} if base is None else base
     if not isinstance(base, dict):
         raise TypeError(f"dict() is given a {type(base).__name__}; expected a mapping, and named values")
@@ -110,23 +112,29 @@ def _dict(_context: Context, base: object = None, **items: Any) -> dict[str, Any
 
 
 def _namespace(context: Context, base: object = None, **items: Any) -> Namespace:
+    """The template's `namespace`: an object whose items the template may set."""
     return Namespace(_dict(context, base, **items))
 
 
 def _cycler(_context: Context, *items: Any) -> Cycler:
+    """The template's `cycler`, which gives its items in turn."""
     return Cycler(*items)
 
 
 def _joiner(_context: Context, sep: str = ", ") -> Joiner:
+    """The template's `joiner`, which gives `sep` at each call but the first."""
     return Joiner(sep)
 
 
 def _raise_exception(context: Context, message: object) -> NoReturn:
+    """The template's `raise_exception`: it refuses the messages."""
     meter_of(context).measure(message)
     raise TemplateRaise(str(message))
 
 
 def _strftime_now(_context: Context, format: str) -> str:
+    """The template's `strftime_now`: the time of the request, in a format. Raise TemplateLimit if the format is too long, or pads too
+    far."""
     if len(format) > 256 or re.search(rf"\d{{{len(str(MAX_PADDING)) + 1}}}", format):
         raise TemplateLimit(f"the format of strftime_now is longer than 256 characters or pads to more than {MAX_PADDING}")
     return datetime.fromtimestamp(created_s()).strftime(format)
@@ -151,11 +159,13 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 
 def _step(context: Context, num_chars: int) -> bool:
+    """Take a step, and charge for literal text. Return True, so that the condition of a loop goes on."""
     meter_of(context).charge(num_chars)
     return True
 
 
 def _compared(context: Context, value: object) -> object:
+    """Charge for a comparison with a value, and return the value."""
     meter = meter_of(context)
     meter.step(meter.measure(value))
     return value
@@ -167,16 +177,19 @@ def _searched(context: Context, value: object) -> object:
 
 
 def _made(context: Context, value: object) -> object:
+    """Charge for a value that was just made, and return it."""
     meter_of(context).charge_value(value)
     return value
 
 
 def _key(context: Context, value: object) -> object:
+    """Return a key of a dict. Raise TypeError if it may not be a key."""
     check_key(value)
     return value
 
 
 def _concat(context: Context, *values: object) -> str:
+    """Return the text of all values, one after the other (`~`)."""
     meter = meter_of(context)
     meter.charge(2 * sum(map(meter.measure, values)))
     return "".join(map(str, values))
@@ -192,6 +205,7 @@ class _Generator(CodeGenerator):
     """Writes calls of the meter's functions. `MeteredEnvironment.call` would refuse them."""
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        """Write a call. A call of one of the meter's functions gets the context, and bypasses `MeteredEnvironment.call`."""
         if not isinstance(node.node, nodes.EnvironmentAttribute):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return
@@ -214,6 +228,7 @@ class _MeterTree(NodeTransformer):
         return [step, *body]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
+        """Let each iteration take a step, and each item that the condition of the loop leaves out."""
         node = cast(nodes.For, self.generic_visit(node))
         node.body = self._with_step(node.body)
         if node.test is not None:
@@ -221,16 +236,19 @@ class _MeterTree(NodeTransformer):
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        """Let each call of the macro take a step."""
         node = cast(nodes.Macro, self.generic_visit(node))
         node.body = self._with_step(node.body)
         return node
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
+        """Let each call of the block take a step."""
         node = cast(nodes.CallBlock, self.generic_visit(node))
         node.body = self._with_step(node.body)
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        """Charge for all operands of a comparison."""
         node = cast(nodes.Compare, self.generic_visit(node))
         node.expr = _metered(_compared, node.expr)
         for operand in node.ops:
@@ -238,16 +256,19 @@ class _MeterTree(NodeTransformer):
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        """Replace `~` by a metered function."""
         first, *others = cast(nodes.Concat, self.generic_visit(node)).nodes
         return _metered(_concat, first, *others)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        """Charge for slices, which are new values."""
         node = cast(nodes.Getitem, self.generic_visit(node))
         if isinstance(node.arg, nodes.Slice):
             return _metered(_made, node)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        """Check the keys of a dict."""
         node = cast(nodes.Pair, self.generic_visit(node))
         node.key = _metered(_key, node.key)
         return node
@@ -268,6 +289,7 @@ class _Generation(Extension):
 
 @pass_context
 def _output(context: Context, value: object) -> str:
+    """Charge for a value that the template writes, and return its text."""
     meter = meter_of(context)
     meter.charge(meter.measure(value))
     return str(value)
@@ -298,6 +320,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         self.globals = dict(GLOBALS)
 
     def template(self, source: str) -> jinja2.Template:
+        """Compile a template. Raise TemplateLimit if it is too large, or TemplateSyntaxError if it has a statement that is not allowed."""
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateLimit(f"the template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed")
         tree = self.parse(source)
@@ -316,7 +339,8 @@ class MeteredEnvironment(SandboxedEnvironment):
             return self.from_string(_MeterTree().visit(tree))
 
     def rendered(self, template: jinja2.Template, names: Mapping[str, Any], meter: Meter) -> str:
-        """Return the text of `template`. The meter is no variable, so no name in the template or in `names` can stand for it."""
+        """Return the text of `template`, whose variables are `names`. The meter is no variable, so no name in the template or in `names`
+        can stand for it."""
         context = cast(MeteredContext, template.new_context(dict(names)))
         context.meter = meter
         try:
@@ -357,6 +381,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=argument)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method or function that templates may call, and charge for its result. Raise TypeError for anything else."""
         meter = meter_of(context)
         meter.step()
         kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # arguments that Jinja adds
@@ -377,7 +402,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a binary operation of numbers, of two sequences of one type, of a sequence and a number, or `text % values`."""
+        """Return the result of a binary operation of numbers, of two sequences of one type, of a sequence and a number, or `text % values`.
+        Raise TypeError for other operands, or TemplateLimit if the result would be too large."""
         meter = meter_of(context)
         meter.step()
         kinds = (type(left), type(right))
@@ -403,6 +429,7 @@ def _repeated(value: Any, times: Any) -> int:
 
 
 def _call_method(meter: Meter, owner: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method that METHODS lists, and charge for it."""
     if type(owner) is str:
         return call_text(meter, name, owner, args, kwargs)
     if name in COMPARING:

@@ -36,6 +36,8 @@ def reads_parts(source: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
+    """A compiled template, and how it reads messages."""
+
     environment: MeteredEnvironment
     template: jinja2.Template
     tests_none: bool  # whether it compares a content with none
@@ -43,6 +45,7 @@ class _Compiled:
 
     @staticmethod
     def of(source: str) -> _Compiled:
+        """Compile a template. Raise TemplateError if it is broken."""
         environment = MeteredEnvironment()
         return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None, reads_parts(source))
 
@@ -51,7 +54,8 @@ class ChatTemplate:
     """A template that is compiled once and can be rendered on any thread."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
-        """`special_tokens` are variables of the template (bos_token, ...). `tool_source` replaces `source` if tools are given."""
+        """`special_tokens` are variables of the template (bos_token, ...). `tool_source` replaces `source` if tools are given. Raise
+        TemplateError if a template is broken."""
         self.source = source
         self.tool_source = tool_source
         self.special_tokens = dict(special_tokens)
@@ -73,7 +77,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt. `variables` are further variables of the template, under any name that is not reserved. With
         `continue_final_message` the prompt ends inside the last message, so that the model continues it. Raise TemplateError if the
-        template refuses the messages or fails."""
+        template refuses the messages or fails, if a variable has a reserved name, or if the last message cannot be continued."""
         variables = variables or {}
         if taken := RESERVED & variables.keys():
             raise TemplateError(f"{min(taken)} is a reserved name of chat templates; choose another name")
@@ -91,6 +95,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
+        """Render with the template for these tools, after changing the messages as it expects. `variables` have no reserved names. Raise
+        TemplateError if the template refuses the messages or fails."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
@@ -124,7 +130,7 @@ class ChatTemplate:
     ) -> str:
         """Render a prompt that ends inside the last message. Templates add text after each message, and some trim the message. A marker and
         a space appended to the message show where the message ends in the prompt; if the space is missing there, the template trimmed the
-        message."""
+        message. Raise TemplateError if the last message is no text, or if the template does not write it."""
         if not messages or not isinstance(content := messages[-1].get("content"), str):
             raise TemplateError("continue_final_message needs a last message whose content is text")
         try:
@@ -161,6 +167,7 @@ def _with_written_arguments(messages: Sequence[Message]) -> Sequence[Message] | 
 
 
 def _with_written_calls(message: Message) -> Message:
+    """Return a message with the arguments of its calls as JSON text; the message itself if nothing changes."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -169,6 +176,7 @@ def _with_written_calls(message: Message) -> Message:
 
 
 def _with_text(call: Any) -> Any:
+    """Return a call with its arguments as JSON text; the call itself if they are no object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), Mapping):
         return call
@@ -176,6 +184,7 @@ def _with_text(call: Any) -> Any:
 
 
 def rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+    """Return the template that pickle has sent to this process."""
     return ChatTemplate(source, special_tokens, tool_source=tool_source)
 
 
@@ -187,6 +196,7 @@ def _marker_beside(values: object) -> str:
 
 
 def _compile(environment: MeteredEnvironment, source: str) -> jinja2.Template:
+    """Compile a template. Raise TemplateError if it is broken, too large, or has half a surrogate pair."""
     if (found := _lone_surrogate(source)) is not None:
         surrogate, position = found
         message = f"the template has {surrogate}, half of a surrogate pair, which is no character"
@@ -198,6 +208,7 @@ def _compile(environment: MeteredEnvironment, source: str) -> jinja2.Template:
 
 
 def _translate(error: Exception) -> TemplateError:
+    """Return the TemplateError for an error of Jinja, of the meter, or of the template's code."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return TemplateError(_printable(error.message or "syntax error"), error.lineno)
     kind = TemplateError

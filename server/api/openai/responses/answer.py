@@ -131,20 +131,24 @@ class ResponseAnswer(BlockAnswer):
         return [self.snapshot()]
 
     def fail(self, error: ApiError) -> None:
+        """End the response after an error."""
         code = "rate_limit_exceeded" if error.kind in (QUEUE_FULL, KEY_QUOTA) else "server_error"
         self._fault = {"code": code, "message": error.message}
         self.end_early("failed")
 
     def end_early(self, status: str) -> None:
+        """End the response before its answer is complete, with this status."""
         if self._growing is not None:
             self.blocks[-1].cut_off = True
         self._status = status
         self._keep(self, self.snapshot())
 
     def snapshot(self) -> bytes:
+        """Return the response in its present state as JSON."""
         return encode(self._describe())
 
     def item_of(self, block: Block, *, is_open: bool = False) -> OutputItem:
+        """Return the output item of a block. `is_open`: without its text, as at its beginning."""
         return _item(block, is_open=is_open)
 
     @property
@@ -153,10 +157,12 @@ class ResponseAnswer(BlockAnswer):
         return [(block.id, encode(self.item_of(block))) for block in self.blocks]
 
     def _complete(self) -> None:
+        """Note that the answer has ended."""
         self._status = "incomplete" if self.finish == "length" else "completed"
         self._completed_at = int(time.time()) if self._status == "completed" else None
 
     def _describe(self) -> ResponseObject:
+        """Return the response in its present state."""
         body = self._body
         text = body.text.model_dump(exclude_none=True, by_alias=True) if body.text is not None else {}
         choice = body.tool_choice
@@ -202,6 +208,7 @@ class ResponseAnswer(BlockAnswer):
         return described
 
     def _usage(self) -> ResponseUsage:
+        """Return the counts in the shape of a response."""
         usage = self.usage
         return {
             "input_tokens": usage.prompt_tokens,
@@ -214,12 +221,15 @@ class ResponseAnswer(BlockAnswer):
     # --- events -------------------------------------------------------------------------------------------------------
 
     def lifecycle(self, kind: str) -> bytes:
+        """Return an event that has the whole response."""
         return self.event(kind, response=self._describe())
 
     def _part_event(self, kind: str, block: Block, part: OutputText | ReasoningText) -> bytes:
+        """Return an event about the content of a block."""
         return self.event(kind, item_id=block.id, output_index=block.index, content_index=0, part=part)
 
     def event(self, kind: str, **fields: object) -> bytes:
+        """Return the next event, with its number."""
         event = encode({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return event
@@ -233,10 +243,12 @@ def _described(tool: ResponseTool | McpOffer) -> dict[str, object]:
 
 
 def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
+    """Return a list of encoded items as JSON."""
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
 
 def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
+    """Return the content of a block of text or thoughts."""
     text = "" if is_open else block.text
     if block.kind is Kind.THOUGHT:
         return {"type": "reasoning_text", "text": text}
@@ -245,6 +257,7 @@ def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
 
 
 def _item(block: Block, *, is_open: bool = False) -> OutputItem:
+    """Return the output item of a block."""
     status = "in_progress" if is_open else "incomplete" if block.cut_off else "completed"
     match block.kind:
         case Kind.THOUGHT:

@@ -31,6 +31,8 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 
 
 class ItemPart(ContentPart):
+    """A part of an item's content."""
+
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None  # how finely the model sees an image
@@ -85,6 +87,8 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 
 
 class ResponseTool(Options):
+    """A function that the client runs."""
+
     type: Literal["function"]
     name: FunctionName
     description: Text | None = None
@@ -96,14 +100,19 @@ Names = Annotated[list[Label], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ToolFilter(Options):
+    """A choice of tools of an MCP server: by name, by whether they only read, or by both."""
+
     tool_names: Names | None = None
     read_only: bool | None = None
 
     def matches(self, name: str, *, is_read_only: bool) -> bool:
+        """Return whether a tool is among the chosen ones."""
         return (self.tool_names is None or name in self.tool_names) and (self.read_only is None or self.read_only == is_read_only)
 
 
 class ApprovalRules(Options):
+    """Which calls the user must approve, and which not."""
+
     always: ToolFilter | None = None
     never: ToolFilter | None = None
 
@@ -123,6 +132,7 @@ class McpOffer(Options):
     defer_loading: bool | None = None  # no effect: all tools are offered from the start
 
     def allows(self, name: str, *, is_read_only: bool) -> bool:
+        """Return whether the model may call a tool."""
         match self.allowed_tools:
             case None:
                 return True
@@ -132,6 +142,7 @@ class McpOffer(Options):
                 return name in names
 
     def needs_approval(self, name: str, *, is_read_only: bool) -> bool:
+        """Return whether the user must approve calls of a tool."""
         rules = self.require_approval
         if not isinstance(rules, ApprovalRules):
             return rules != "never"
@@ -151,6 +162,8 @@ class ResponseStreamOptions(Options):
 
 
 class ToolName(Options):
+    """The choice of a function by its name."""
+
     type: Literal["function"]
     name: Label
 
@@ -170,12 +183,16 @@ AnyChosenTool = Annotated[
 
 
 class AllowedToolNames(Options):
+    """The choice among some tools. `mode` says whether the model must call one."""
+
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[AnyChosenTool] = Field(min_length=1, max_length=128, fail_fast=True)
 
 
 class TextFormat(JsonSchemaFormat):
+    """The format of the text: any text, any JSON object, or JSON of a schema."""
+
     type: Literal["text", "json_object", "json_schema"]
 
 
@@ -191,6 +208,8 @@ class ReasoningOptions(Options):
 
 
 class ResponseBody(SamplingBody):
+    """The body of /v1/responses."""
+
     input: Text | InputItems
     model: Label | None = None
     instructions: Text | None = None

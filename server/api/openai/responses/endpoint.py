@@ -66,7 +66,8 @@ def router(context: Context) -> APIRouter:
     async def plan_turn(
         chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
     ) -> tuple[ChatPlan, Generation]:
-        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn."""
+        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn. Raise ApiError if the
+        model cannot answer."""
         try:
             plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:
@@ -90,6 +91,7 @@ def router(context: Context) -> APIRouter:
         plan, generation = await plan_turn(chat, model, loaded, who)
 
         def keep(answer: ResponseAnswer, written: bytes) -> None:
+            """Store the response with this JSON, unless the request forbids it."""
             if body.store is not False:
                 store.put(Stored(answer.id, owner, written, items, answer.output))
 
@@ -100,6 +102,7 @@ def router(context: Context) -> APIRouter:
             planner = replace(who, receive=stays) if body.background else who
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
+                """Plan a turn of a response that uses tools of MCP servers."""
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
                 said = await off_loop(size, lambda: as_items([*items, *given.output]))
@@ -130,6 +133,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/responses/compact", include_in_schema=False)
     async def compact() -> Response:
+        """Refuse to compact a conversation."""
         message = "conversations are not compacted here; send a shorter one, or truncation: auto"
         raise ApiError(NOT_FOUND_PATH, message)
 
@@ -183,6 +187,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
     """Start a background response and store it. Return the response as JSON, in its state at the start."""
 
     async def run() -> None:
+        """Generate the response, and note how it ends."""
         try:
             await answer.whole()
         except ApiError as error:
@@ -226,6 +231,7 @@ async def _conversation(
 
 
 def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
+    """Raise ApiError if two fields contradict each other, or ask for what this server does not do."""
     for index, part in enumerate(body.include or ()):
         if part.partition(".")[0] not in KNOWN:
             raise invalid(f"include[{index}]", f"include[{index}] is {part!r:.80}; expected a part of {', '.join(KNOWN)}")
@@ -238,6 +244,7 @@ def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
 
 
 def _in_words_of_this_api(error: ApiError) -> ApiError:
+    """Return an error of a chat request with the name that its field has in this API."""
     head, dot, rest = (error.param or "").partition(".")
     name, bracket, index = head.partition("[")
     error.param = PARAMS[name] + bracket + index + dot + rest if name in PARAMS else error.param

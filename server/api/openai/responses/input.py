@@ -64,6 +64,7 @@ encode = msgspec.json.encode
 
 
 def new_id(prefix: str) -> str:
+    """Return a new id."""
     return f"{prefix}_{new_hex(prefix, 16)}"
 
 
@@ -109,12 +110,14 @@ def kept_form(items: Sequence[InputItem]) -> Items:
 
 
 def as_items(kept: Items) -> list[InputItem]:
+    """Return the items that the store keeps."""
     return [InputItem.model_validate(msgspec.json.decode(item)) for _, item in kept]
 
 
 def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction] = ()) -> ChatBody:
-    """Return the chat request. The first `num_earlier` of `items` are from earlier responses. All values have been validated. `mcp`: the
-    functions of MCP servers that are offered beside those of the request."""
+    """Return the chat request for a conversation. The first `num_earlier` of `items` are from earlier responses. `mcp`: the functions of
+    MCP servers that are offered beside those of the request. Raise ApiError if there are too many items or none, or if an item lacks a
+    field."""
     if len(items) > 2 * MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier, mcp)
@@ -181,7 +184,8 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
 
 
 def _content(content: str | Sequence[ItemPart], where: str) -> str | list[ContentPart]:
-    """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings."""
+    """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings. Raise ApiError if a part
+    lacks its file, or is of an unknown type."""
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
@@ -212,7 +216,7 @@ def _add_mcp(
 ) -> Message | None:
     """Add the messages of an item about an MCP server. Return the assistant's message to which calls may still be added, or None. A call is
     followed by its result at once. An approval adds nothing, because the item of the call follows it. A refusal adds the call, with the
-    refusal as its result."""
+    refusal as its result. Raise ApiError if the item lacks a field, or answers a request for approval that no item makes."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:
@@ -251,6 +255,7 @@ def _told(error: str | Mapping[str, Any]) -> str:
 
 
 def _said(message: Message) -> bool:
+    """Return whether a message has text or calls already."""
     return bool(message.content or message.tool_calls)
 
 
@@ -258,6 +263,7 @@ T = TypeVar("T")
 
 
 def _required(value: T | None, param: str) -> T:
+    """Return a value. Raise ApiError if it is absent."""
     if value is None:
         raise invalid(param, f"{param} is absent and required")
     return value
@@ -274,11 +280,13 @@ def ineffective(body: ResponseBody) -> list[str]:
 
 
 def _tool(tool: ResponseTool) -> Tool:
+    """Convert a function."""
     function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 
 def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, mcp: Sequence[McpFunction]) -> object:
+    """Convert the tool choice. Raise ApiError if it names a tool that no MCP server offers."""
     match choice:
         case ToolName():
             return _named(choice.name)
@@ -292,10 +300,12 @@ def _tool_choice(choice: str | ToolName | McpChoice | AllowedToolNames | None, m
 
 
 def _allowed(mode: Literal["auto", "required"], tools: list[NamedTool | Foreign]) -> AllowedTools:
+    """Return the choice among some tools."""
     return AllowedTools(type="allowed_tools", allowed_tools=ToolsAllowed.model_construct(mode=mode, tools=tools))
 
 
 def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], where: str) -> list[NamedTool | Foreign]:
+    """Return the functions of a tool that a choice names. Raise ApiError if no MCP server offers it."""
     match tool:
         case Foreign():
             return [tool]
@@ -310,10 +320,12 @@ def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], wh
 
 
 def _named(name: str) -> NamedTool:
+    """Return the choice of one function."""
     return NamedTool(type="function", function=NamedFunction(name=name))
 
 
 def _format(body: ResponseBody) -> ResponseFormat | None:
+    """Return the response format, or None if the answer is any text."""
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None

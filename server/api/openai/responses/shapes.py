@@ -23,6 +23,8 @@ class ReasoningText(TypedDict):
 
 
 class ReasoningItem(TypedDict):
+    """Thoughts of the model."""
+
     type: Literal["reasoning"]
     id: str
     summary: Sequence[Any]
@@ -31,6 +33,8 @@ class ReasoningItem(TypedDict):
 
 
 class MessageItem(TypedDict):
+    """A message of the model."""
+
     type: Literal["message"]
     id: str
     role: Literal["assistant"]
@@ -39,6 +43,8 @@ class MessageItem(TypedDict):
 
 
 class FunctionCallItem(TypedDict):
+    """A call of a function that the client runs."""
+
     type: Literal["function_call"]
     id: str
     call_id: str
@@ -55,6 +61,8 @@ class McpListedTool(TypedDict):
 
 
 class McpListItem(TypedDict):
+    """The tools that an MCP server offers."""
+
     type: Literal["mcp_list_tools"]
     id: str
     server_label: str
@@ -81,6 +89,8 @@ McpFault = McpToolFault | McpCallFault
 
 
 class McpCallItem(TypedDict):
+    """A call of a tool of an MCP server, which this server has made."""
+
     type: Literal["mcp_call"]
     id: str
     server_label: str
@@ -93,6 +103,8 @@ class McpCallItem(TypedDict):
 
 
 class McpApprovalItem(TypedDict):
+    """A call that the user must approve before it is made."""
+
     type: Literal["mcp_approval_request"]
     id: str
     server_label: str
@@ -113,6 +125,8 @@ class ReasoningOutput(TypedDict):
 
 
 class ResponseUsage(TypedDict):
+    """The counts of tokens in a response."""
+
     input_tokens: int
     input_tokens_details: CachedInput
     output_tokens: int
@@ -121,6 +135,8 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseFault(TypedDict):
+    """Why a response has failed."""
+
     code: str
     message: str
 
@@ -130,6 +146,8 @@ class Incomplete(TypedDict):
 
 
 class ResponseObject(TypedDict):
+    """A response."""
+
     id: str
     object: Literal["response"]
     created_at: int
@@ -192,6 +210,8 @@ class ResponseDeleted(TypedDict):
 
 
 class InputItemList(TypedDict):
+    """A page of the input items of a response."""
+
     object: Literal["list"]
     data: Sequence[Mapping[str, Any]]
     first_id: str

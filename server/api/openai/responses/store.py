@@ -16,6 +16,8 @@ Items = Sequence[tuple[str, bytes]]  # pairs of the id and the JSON of an item
 
 @dataclass(slots=True, eq=False)
 class Stored:
+    """A response and the items of its conversation."""
+
     id: str
     owner: str  # digest of the API key
     body: bytes  # JSON of the response
@@ -32,10 +34,13 @@ class Stored:
 
     @property
     def is_running(self) -> bool:
+        """Whether the response is still being generated."""
         return self.task is not None
 
 
 class ResponseStore:
+    """The responses that later requests may read or continue."""
+
     def __init__(self, max_bytes: int, max_age_s: float) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
@@ -46,6 +51,7 @@ class ResponseStore:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all stored responses."""
         return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:
@@ -63,6 +69,7 @@ class ResponseStore:
         self._forget_old()
 
     def get(self, response_id: str, owner: str, *, kind: ErrorKind = RESPONSE_NOT_FOUND, param: str | None = None) -> Stored:
+        """Return a response, which is then used last. Raise ApiError of this `kind` if the owner has no such response."""
         self._forget_old()
         found = self._kept.get(response_id) or self._running.get(response_id)
         if found is None or found.owner != owner:
@@ -74,6 +81,7 @@ class ResponseStore:
         return found
 
     def has_running(self, response_id: str) -> bool:
+        """Return whether a response is still being generated."""
         return response_id in self._running
 
     def item(self, item_id: str, owner: str) -> bytes | None:
@@ -84,6 +92,7 @@ class ResponseStore:
         return next((item for items in (stored.context, stored.output) for known, item in items if known == item_id), None)
 
     def delete(self, response_id: str, owner: str) -> None:
+        """Remove a response, and stop it if it is still being generated. Raise ApiError if the owner has none with this id."""
         found = self.get(response_id, owner)
         if found.task is not None:
             found.task.cancel()
@@ -92,6 +101,7 @@ class ResponseStore:
             self._remove(found)
 
     def _forget_old(self) -> None:
+        """Remove responses that are too old, and then others until the limit is kept."""
         oldest_s = time.monotonic() - self._max_age_s
         while self._kept and (first := next(iter(self._kept.values()))).used_s < oldest_s:
             self._remove(first)
@@ -100,11 +110,13 @@ class ResponseStore:
             self._remove(next(stored for stored in self._kept.values() if self._bytes_of[stored.owner] == most))
 
     def _count(self, owner: str, num_bytes: int) -> None:
+        """Count bytes of an owner."""
         self._bytes_of[owner] += num_bytes
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]
 
     def _remove(self, stored: Stored) -> None:
+        """Remove a stored response and its items."""
         del self._kept[stored.id]
         self._count(stored.owner, -stored.num_bytes)
         for item_id in [known for items in (stored.context, stored.output) for known, _ in items]:

@@ -14,6 +14,8 @@ Call = tuple[str, str]  # name, arguments as they were written
 
 
 class DemandedCallParser:
+    """Passes on the calls and thoughts that `inner` finds in an answer, but no content."""
+
     def __init__(self, inner: AnswerParser) -> None:
         self.num_calls = 0
         self._inner = inner
@@ -37,6 +39,7 @@ class DemandedCallParser:
         return self._kept(self._inner.finish())
 
     def _kept(self, parts: list[Part]) -> list[Part]:
+        """Return the calls and thoughts among `parts`. Note where the answer ends."""
         found: list[Part] = []
         for part in parts:
             if self._ended:
@@ -60,15 +63,17 @@ class DemandedCallParser:
         return found
 
     def _add(self, part: Part, found: list[Part]) -> None:
+        """Hold a part of the present call back, or add it to `found` if no earlier call begins with the same text."""
         self._held.append(part)
         if not any(self._is_begun_like(earlier) for earlier in self._earlier):
             self._release(found)
 
     def _is_begun_like(self, earlier: Call) -> bool:
+        """Return whether an earlier call begins with what was read of the present one."""
         return self._call is not None and earlier[0] == self._call[0] and earlier[1].startswith(self._call[1])
 
     def _complete(self, found: list[Part]) -> None:
-        """Keep the call that is complete now, or end the answer if it repeats an earlier one."""
+        """Add the call that is complete now to `found`, or end the answer if it repeats an earlier call."""
         if self._call is None or self._ended:
             return
         if self._call in self._earlier:
@@ -81,5 +86,6 @@ class DemandedCallParser:
         self.num_calls += 1
 
     def _release(self, found: list[Part]) -> None:
+        """Move the parts that were held back to `found`."""
         found += self._held
         self._held.clear()

@@ -24,6 +24,8 @@ BEFORE_NAME = "call:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(CallSyntax):
+    """The syntax of Gemma's calls."""
+
     quote: str  # marker before and after a string
     closing: str = ""
 
@@ -52,6 +54,8 @@ class GemmaCalls(CallSyntax):
 
 
 class GemmaCallParser(MarkedCallParser):
+    """Reads calls in Gemma's syntax."""
+
     def __init__(self, syntax: GemmaCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         super().__init__(syntax, tools, max_calls)
         self._style = syntax.style

@@ -13,6 +13,8 @@ from server.text.grammar import Specials, alternatives, marker_rule, spaced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls(CallSyntax):
+    """The syntax of calls that are JSON objects."""
+
     number_key: str = ""  # key of the call's number in the answer, which comes first; empty: calls have none
     name_key: str = "name"
     arguments_key: str = "arguments"
@@ -54,6 +56,7 @@ class JsonCalls(CallSyntax):
         return rules
 
     def _around_calls(self, specials: Specials, *, several: bool) -> str:
+        """Return the grammar rule of what follows the opening marker: the calls, and the text around them."""
         closing = f" {marker_rule(self.closing, specials)}" if self.closing and not self.bare else ""
         if self.listed:
             gap = f"/{spaced('', '')}/"

@@ -24,6 +24,8 @@ ARGUMENT_KEYS = ("arguments", "parameters")
 
 
 class _State(Enum):
+    """Where in an answer the parser is."""
+
     START = auto()  # only white space so far; a bare call may still begin
     TEXT = auto()
     BETWEEN = auto()  # after an opening marker, outside a call
@@ -32,6 +34,8 @@ class _State(Enum):
 
 
 class JsonCallParser:
+    """Finds calls in the syntax `form`. Without a marker, only a call of one of the tools in `names` is a call."""
+
     def __init__(self, form: JsonCalls, names: frozenset[str], max_calls: int | None = None) -> None:
         self.num_calls = 0
         self._form = form
@@ -91,6 +95,7 @@ class JsonCallParser:
                 return False
 
     def _at_start(self) -> bool:
+        """Find out whether the answer begins with a bare call. Return False if more text is needed, like the methods below."""
         stripped = self._held.lstrip()
         if not stripped:
             return False
@@ -98,6 +103,7 @@ class JsonCallParser:
         return True
 
     def _in_text(self, parts: list[Part]) -> bool:
+        """Pass on content up to an opening marker."""
         marker = self._form.opening
         text, found, rest = self._held.partition(marker) if marker else (self._held, "", "")
         if found:
@@ -115,6 +121,7 @@ class JsonCallParser:
         return bool(found)
 
     def _between(self, parts: list[Part]) -> bool:
+        """Read markers, separators and the beginning of a call. Any other text ends the calls."""
         form, held = self._form, self._held
         for marker in form.markers:
             if held.startswith(marker):
@@ -144,11 +151,13 @@ class JsonCallParser:
         return True
 
     def _begin(self, scanner: JsonCallScanner) -> None:
+        """Begin to read a call."""
         self._scanner = scanner
         self._started = False
         self._state = _State.CALL
 
     def _in_call(self, parts: list[Part]) -> bool:
+        """Read the call further, and pass on its name and arguments. Text that turns out to be no call becomes content."""
         scanner = self._scanner
         self._read(scanner.feed(self._held))
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
@@ -168,6 +177,7 @@ class JsonCallParser:
         return True
 
     def _read(self, length: int) -> None:
+        """Move text from `_held` to `_raw`."""
         self._raw += self._held[:length]
         self._held = self._held[length:]
 
@@ -180,7 +190,7 @@ class JsonCallParser:
 
 
 class JsonCallScanner:
-    """Reads one call's object character by character. If the name is known already, the whole object is the arguments."""
+    """Reads one call's object character by character. If `name` is given, the whole object is the arguments of a call with this name."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -219,6 +229,7 @@ class JsonCallScanner:
         return taken
 
     def _read(self, char: str) -> None:
+        """Read the next character of the object."""
         if self._in_string:
             self._keep(char)
             if self._escaped:
@@ -246,6 +257,7 @@ class JsonCallScanner:
             self._keep(char)
 
     def _close(self, char: str) -> None:
+        """Read a closing brace or bracket."""
         self._depth -= 1
         if self._depth or self._bare_arguments:
             self._keep(char)
@@ -254,18 +266,21 @@ class JsonCallScanner:
         self.done = not (self._depth or self.failed)
 
     def _keep(self, char: str) -> None:
+        """Add a character to the arguments, or to the key or value that is being read."""
         if self._bare_arguments or (self._key in ARGUMENT_KEYS and not self._at_key):
             self._arguments += char
         else:
             self._span += char
 
     def _end_key(self) -> None:
+        """Note the key that was just read. The object is no call if the key is no string."""
         key = self._parse_span()
         self._at_key = False
         self._key = key if isinstance(key, str) else ""
         self.failed = self.failed or not isinstance(key, str)
 
     def _end_value(self) -> None:
+        """Note the value that was just read, if it is the name of the tool. A key comes next."""
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
             if self._key in NAME_KEYS and self.name is None and isinstance(value, str):
@@ -274,6 +289,7 @@ class JsonCallScanner:
         self._key = self._span = ""
 
     def _parse_span(self) -> object:
+        """Return the key or value that was just read. If it is no JSON, the object is no call."""
         span, self._span = self._span, ""
         try:
             return json.loads(span)

@@ -27,6 +27,8 @@ class Malformed(Exception):
 
 
 def read_value(stream: Stream, style: LiteralStyle, depth: int = 0) -> Steps[object]:
+    """Read one value. Raise Malformed if the text is no value, or ends before the value does. `depth`: how many lists and objects contain
+    it."""
     yield from stream.skip(SPACE)
     if style.quote and (yield from stream.find(style.quote)):
         return (yield from _up_to(stream, style.quote))
@@ -45,8 +47,8 @@ def read_value(stream: Stream, style: LiteralStyle, depth: int = 0) -> Steps[obj
 
 
 def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth: int = 0) -> Steps[dict[str, object]]:
-    """Read keys and values up to `end`, each pair with `colon` in it. Raise Malformed if the text has another form, or ends before
-    `end`."""
+    """Read keys and values up to `end`, with `colon` between each key and its value. Raise Malformed if the text has another form, or ends
+    before `end`."""
     found: dict[str, object] = {}
     while not (yield from _at_end(stream, end)):
         first = yield from stream.peek()
@@ -62,7 +64,7 @@ def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth
 
 
 def _at_end(stream: Stream, end: str) -> Steps[bool]:
-    """Skip commas, and read `end` if it comes next."""
+    """Skip commas. Read `end` and return True if it comes next. Raise Malformed if the text ends here."""
     yield from stream.skip(SPACE + ",")
     if not (yield from stream.peek()):
         raise Malformed(cut=True)
@@ -70,6 +72,7 @@ def _at_end(stream: Stream, end: str) -> Steps[bool]:
 
 
 def _up_to(stream: Stream, marker: str) -> Steps[str]:
+    """Read up to and with a marker. Return the text before it. Raise Malformed if the text ends first."""
     text, found = yield from stream.up_to(marker)
     if not found:
         raise Malformed(cut=True)
@@ -77,11 +80,13 @@ def _up_to(stream: Stream, marker: str) -> Steps[str]:
 
 
 def _malformed(stream: Stream) -> Malformed:
+    """Return the error for text that cannot be read further, which was cut off if nothing more comes."""
     return Malformed(cut=stream.ended and not stream.held)
 
 
 def _read_text(stream: Stream, quote: str) -> Steps[str]:
-    """Read a string of Python or JSON with its escapes."""
+    """Read a string of Python or JSON with its escapes. `quote` is the character that opens it. Raise Malformed if the text ends before the
+    string does."""
     stream.take(1)
     quote *= 3 if (yield from stream.find(quote * 2)) else 1
     pieces: list[str] = []
@@ -96,6 +101,7 @@ def _read_text(stream: Stream, quote: str) -> Steps[str]:
 
 
 def _read_escape(stream: Stream) -> Steps[str]:
+    """Read the characters after a backslash. Return the text for which they stand."""
     char = stream.take(1)
     if char not in HEX_LENGTHS:
         return ESCAPES.get(char, char if char in "\\\"'/" else f"\\{char}")
@@ -115,6 +121,7 @@ def _joined_surrogates(text: str) -> str:
 
 
 def _read_scalar(stream: Stream) -> Steps[object]:
+    """Read a number, true, false or null. Raise Malformed if something else comes next, or if the text ends."""
     text = ""
     while (char := (yield from stream.peek())) and char not in ",]})" and len(text) < MAX_SCALAR:
         text += stream.take(1)

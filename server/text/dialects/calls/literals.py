@@ -17,6 +17,8 @@ ANY = ("string", "number", "boolean", "null", "array", "object")
 
 @dataclass(frozen=True, slots=True)
 class LiteralStyle:
+    """How a model writes values."""
+
     true: str
     false: str
     null: str
@@ -43,6 +45,7 @@ class LiteralStyle:
                 return json.dumps(value)
 
     def key(self, name: str) -> str:
+        """Return the key of an object as a model writes it."""
         return name if self.bare_keys else self.written(name)
 
 
@@ -50,7 +53,8 @@ PYTHON = LiteralStyle("True", "False", "None")
 
 
 class LiteralRules:
-    """Collects the grammar rules of values that match schemas."""
+    """Collects the grammar rules of values that match schemas. The names of the rules begin with `prefix`. References in schemas lead to
+    parts of `root`."""
 
     def __init__(self, style: LiteralStyle, specials: Specials, prefix: str, root: Schema) -> None:
         self.rules: list[str] = []
@@ -82,6 +86,7 @@ class LiteralRules:
         return f"({' | '.join(found)})" + ("" if set(required) & set(names) else "?")
 
     def _expression(self, schema: Schema) -> str:
+        """Return the expression for values that match a schema, which is no reference."""
         values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
         if values:
             return " | ".join(self._constant(value) for value in cast("list[object]", values))
@@ -91,12 +96,14 @@ class LiteralRules:
         return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed) if kind in KINDS.values())
 
     def _constant(self, value: object) -> str:
+        """Return the expression for one value."""
         if isinstance(value, str) and self._style.quote:
             quote = marker_rule(self._style.quote, self._specials)
             return " ".join(filter(None, [quote, literal(value), quote]))
         return literal(self._style.written(value))
 
     def _of_kind(self, kind: str, schema: Schema) -> str:
+        """Return the expression for the values of one JSON type that match a schema."""
         style = self._style
         match kind:
             case "string":
@@ -116,6 +123,7 @@ class LiteralRules:
                 return self._object(schema)
 
     def _text(self) -> str:
+        """Return the expression for any string."""
         if not self._style.quote:
             return r'/"([^"\\\n]|\\["\\\/bfnrtu])*"/'
         if "text" not in self._made:
@@ -124,6 +132,7 @@ class LiteralRules:
         return f"{marker_rule(self._style.quote, self._specials)} {self._made['text']}"
 
     def _object(self, schema: Schema) -> str:
+        """Return the expression for the objects that match a schema."""
         style = self._style
         named = {str(name): as_schema(inner) for name, inner in as_schema(schema.get("properties")).items()}
         required = cast("list[str]", schema.get("required") if isinstance(schema.get("required"), list) else [])

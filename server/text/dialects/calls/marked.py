@@ -15,6 +15,8 @@ MAX_BEGINNING = 256  # characters; a longer text behind a marker is no beginning
 
 
 class MarkedCallParser(ABC):
+    """Finds calls between the markers of a syntax. All other text is content."""
+
     separators = " \t\r\n,;"  # characters between calls
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
@@ -43,6 +45,7 @@ class MarkedCallParser(ABC):
         ...
 
     def start(self, name: str, call_id: str = "") -> None:
+        """Report that a call begins: its tool, and the id that the model wrote for it, if any."""
         self._parts.append(CallStart(self.num_calls, call_id or new_call_id(self._syntax.id_length), name))
         self.stream.forget()
 
@@ -52,11 +55,13 @@ class MarkedCallParser(ABC):
             self._parts.append(CallArguments(self.num_calls, text))
 
     def _advanced(self) -> list[Part]:
+        """Read the text that has arrived. Return the parts that were found."""
         next(self._steps, None)
         parts, self._parts = self._parts, []
         return parts
 
     def _read(self) -> Iterator[None]:
+        """Read the whole answer. Text after the last allowed call is dropped."""
         if self._syntax.bare:
             while not (self.stream.held.strip() or self.stream.ended):
                 yield

@@ -23,6 +23,8 @@ SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCalls(CallSyntax):
+    """The syntax of calls that are a name, a marker and JSON arguments."""
+
     call_opening: str  # marker before each call
     before_name: str = ""
     numbered: bool = False  # `:0`, `:1`, ... follow the name; prefix, name and number are the call's id
@@ -58,6 +60,8 @@ class NamedCalls(CallSyntax):
 
 
 class NamedCallParser(MarkedCallParser):
+    """Reads calls in the syntax of `NamedCalls`."""
+
     def __init__(self, syntax: NamedCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         super().__init__(syntax, tools, max_calls)
         self._form = syntax
@@ -81,6 +85,7 @@ class NamedCallParser(MarkedCallParser):
         return True
 
     def _read_arguments(self, scanner: JsonCallScanner) -> Steps[None]:
+        """Read the arguments as far as the scanner finds their end, and report them."""
         stream = self.stream
         while not scanner.done:
             self.argue(stream.take(scanner.feed(stream.held)))

@@ -45,6 +45,8 @@ KEYS = frozenset((*NAME_KEYS, *ARGUMENT_KEYS, *WRAPPER_KEYS))
 
 
 class PlainCallParser:
+    """Finds calls of the tools in `names` that are written as plain JSON. `id_length`: letters and digits of a new call's id."""
+
     def __init__(self, names: Collection[str], max_calls: int | None = None, id_length: int = 24) -> None:
         self.num_calls = 0
         self._names = names
@@ -68,11 +70,13 @@ class PlainCallParser:
         return self._advanced()
 
     def _advanced(self) -> list[Part]:
+        """Read the text that has arrived. Return the parts that were found."""
         next(self._steps, None)
         parts, self._parts = self._parts, []
         return parts
 
     def _read(self) -> Iterator[None]:
+        """Read the whole answer, line by line. Text after the last allowed call is dropped."""
         stream = self._stream
         while not (self.done or (stream.ended and not stream.held)):
             if not (yield from self._read_calls()):
@@ -198,9 +202,11 @@ class _Layout:
     key: str  # key of the arguments
 
     def head(self) -> str:
+        """Return the text before the tool's name."""
         return f'{{{self.first}"name":{self.colon}"'
 
     def tail(self) -> str:
+        """Return the text after the tool's name, up to the key of the arguments."""
         return f'",{self.comma}"{self.key}'
 
 
@@ -232,8 +238,9 @@ class PlainCalls:
         return tuple(dict.fromkeys(tokens for name in names for tokens in self._beginnings_of(name)))
 
     def _find(self, name: str) -> list[Tokens]:
-        """Return the beginnings of the calls of one name, in all layouts. Usually the same tokens spell the name in all layouts with the
-        same text before it, so only one of them is encoded."""
+        """Return the beginnings of the calls of tool `name`, in all layouts. Usually the tokens of the name and those around it do not
+        depend on each other. Then the name is encoded only once for all layouts with the same white space after a colon, and its tokens are
+        put between the tokens that the call of another tool has in each layout."""
         found: list[Tokens] = []
         for colon in dict.fromkeys(layout.colon for layout in LAYOUTS):
             layouts = [layout for layout in LAYOUTS if layout.colon == colon]
@@ -245,7 +252,7 @@ class PlainCalls:
         return found
 
     def _read(self, name: str, layout: _Layout) -> _Beginning | None:
-        """Return the tokens of a call's beginning, or None if the tokens do not spell the call."""
+        """Return the tokens of the beginning of a call of tool `name` in a layout, or None if the tokens do not spell the call."""
         head, tail = layout.head(), layout.tail()
         text = f'{head}{name}{tail}":{layout.colon}{{"a":{layout.colon}1}}}}'.encode()
         ids = self._tokenizer.encode(text.decode(), False)
@@ -262,6 +269,7 @@ class PlainCalls:
 
 
 def _around(beginning: _Beginning) -> tuple[Tokens, Tokens]:
+    """Return the tokens before and after the tool's name."""
     return beginning.before, beginning.after
 
 

@@ -23,6 +23,8 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCalls(CallSyntax):
+    """The syntax of calls that are written in Python, in a list."""
+
     list_opening: str = "["
     list_closing: str = "]"
     comma: str = ", "  # text between two calls
@@ -50,6 +52,7 @@ class PythonCalls(CallSyntax):
 
     @staticmethod
     def _arguments(root: Schema, values: LiteralRules) -> str:
+        """Return the expression for the arguments of a call, which match the schema `root`."""
         named, whole = properties(root), resolved(root, root)
         required = cast("list[str]", whole.get("required") if isinstance(whole.get("required"), list) else [])
         if named:
@@ -61,6 +64,8 @@ class PythonCalls(CallSyntax):
 
 
 class PythonCallParser(MarkedCallParser):
+    """Reads calls in Python. Without a marker, only a call of an offered tool is a call."""
+
     separators = " \t\r\n,;[]"
 
     def __init__(self, syntax: PythonCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:

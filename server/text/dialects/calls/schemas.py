@@ -51,7 +51,8 @@ def branches(schema: Schema) -> Sequence[Schema]:
 
 
 def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows; an empty set if it does not say."""
+    """Return the JSON types that a schema allows; an empty set if it does not say. `root` is the schema to which its references lead.
+    `depth` counts the schemas of `anyOf` or `oneOf` that contain it."""
     schema = resolved(schema, root)
     named = schema.get("type")
     if isinstance(named, str):

@@ -19,6 +19,8 @@ Steps = Generator[None, None, T]
 
 
 class Stream:
+    """The text of an answer, of which a part has arrived."""
+
     def __init__(self) -> None:
         self.held = ""  # text that arrived and was not read
         self.ended = False  # no more text arrives
@@ -30,16 +32,17 @@ class Stream:
         return "".join(self._taken)
 
     def forget(self) -> None:
-        """Forget the text read so far: it belongs to a call."""
+        """Forget the text read so far, so that `taken` begins anew."""
         self._taken.clear()
 
     def take(self, length: int) -> str:
+        """Read the next `length` characters, and return them."""
         text, self.held = self.held[:length], self.held[length:]
         self._taken.append(text)
         return text
 
     def find(self, *texts: str) -> Steps[str]:
-        """Read the first of `texts` that comes next, and return it. Return an empty text if none does."""
+        """Read one of `texts` if it comes next, and return it. Return an empty text if none does."""
         while True:
             for text in texts:
                 if text and self.held.startswith(text):
@@ -63,14 +66,15 @@ class Stream:
             yield
 
     def up_to(self, *markers: str) -> Steps[tuple[str, str]]:
-        """Read up to and with the first of `markers`. Return the text before it, and the marker, which is empty if the text ends first."""
+        """Read up to and with the marker that comes first. Return the text before it, and the marker, which is empty if the text ends
+        first."""
         pieces: list[str] = []
         marker = yield from self.pieces_up_to(markers, pieces.append)
         return "".join(pieces), marker
 
     def pieces_up_to(self, markers: tuple[str, ...], add: Callable[[str], object]) -> Steps[str]:
-        """Read up to and with the first of `markers`. Give the text before it to `add` as soon as it cannot be part of a marker. Return the
-        marker, or an empty text if the text ends first."""
+        """Read up to and with the marker that comes first. Give the text before it to `add` in pieces, as soon as they cannot be part of a
+        marker. Return the marker, or an empty text if the text ends first."""
         while True:
             found = [(at, -len(marker), marker) for marker in markers if (at := self.held.find(marker)) >= 0]
             at, marker = (min(found)[0], min(found)[2]) if found else (len(self.held), "")

@@ -21,14 +21,18 @@ class CallParser(Protocol):
     """Finds calls in text; all other text is content."""
 
     @property
-    def num_calls(self) -> int: ...
+    def num_calls(self) -> int:
+        """The number of calls that were found."""
+        ...
 
     @property
     def done(self) -> bool:
         """True once the allowed number of calls has been made."""
         ...
 
-    def push(self, text: str) -> list[Part]: ...
+    def push(self, text: str) -> list[Part]:
+        """Read more text. Return the parts that were found in it."""
+        ...
 
     def finish(self) -> list[Part]:
         """Return the text that was held back. A call that was cut off ends where the text ends."""
@@ -37,6 +41,8 @@ class CallParser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax(ABC):
+    """How calls are written in an answer. A subclass adds what stands between the markers."""
+
     opening: str = ""  # marker before a call, or before all calls of an answer
     closing: str = ""  # marker after a call, or after all calls of an answer
     bare: bool = False  # an answer may begin with a call without a marker
@@ -64,7 +70,9 @@ class CallSyntax(ABC):
         return self.markers
 
     @abstractmethod
-    def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> CallParser: ...
+    def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> CallParser:
+        """Return a parser for calls of `tools`, at most `max_calls` of them; None: any number."""
+        ...
 
     @abstractmethod
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -89,5 +97,6 @@ class CallSyntax(ABC):
 
 
 def new_call_id(length: int = 24) -> str:
+    """Return a random id for a call, with `length` letters and digits."""
     token = new_letters("call", length)
     return token if length == MISTRAL_ID_LENGTH else f"call_{token}"

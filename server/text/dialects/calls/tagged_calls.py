@@ -33,6 +33,8 @@ SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedCalls(CallSyntax):
+    """The syntax of calls whose parameters stand between tags."""
+
     before_name: str = ""
     after_name: str = ""
     before_key: str
@@ -67,6 +69,8 @@ class TaggedCalls(CallSyntax):
 
 
 class TaggedCallParser(MarkedCallParser):
+    """Reads calls in the syntax of `TaggedCalls`."""
+
     def __init__(self, syntax: TaggedCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         super().__init__(syntax, tools, max_calls)
         self._form = syntax
@@ -85,6 +89,8 @@ class TaggedCallParser(MarkedCallParser):
         return True
 
     def _read_parameters(self, name: str, mark: str) -> Steps[None]:
+        """Read the parameters of a call of tool `name`, and report them as JSON. `mark` is the text that was read last: the parameters have
+        ended unless it opens one."""
         form, stream = self._form, self.stream
         ends = tuple(filter(None, (form.after_call, form.closing)))
         root = self.tools[name].parameters or {} if name in self.tools else {}
@@ -106,6 +112,7 @@ class TaggedCallParser(MarkedCallParser):
         self.argue("}")
 
     def _read_value(self, schema: Schema, root: Schema, says_text: bool | None) -> Steps[None]:
+        """Read the value of a parameter, and report it as JSON. `says_text`: what the parameter's tag says about it, as in `after_key`."""
         form, stream = self._form, self.stream
         ends = (form.padding + form.after_value, form.after_value)
         yield from stream.find(form.padding)
@@ -122,7 +129,7 @@ class TaggedCallParser(MarkedCallParser):
 
 
 def json_of(text: str, schema: Schema, root: Schema) -> str:
-    """Return the JSON of a value that was written as text. Text that is no value of an allowed type stays text."""
+    """Return the JSON of a value that was written as text. Text that is no value of a type that `schema` allows becomes a JSON string."""
     allowed = kinds(schema, root)
     for value in _readings(text.strip()):
         kind = KINDS[type(value)]
@@ -147,10 +154,12 @@ def _readings(text: str) -> list[object]:
 
 
 def _as_json(text: str) -> object:
+    """Return the value of a JSON text. Raise ValueError if it is none."""
     return json.loads(text, parse_constant=_refuse)
 
 
 def _as_python(text: str) -> object:
+    """Return the value of a Python literal. Raise Malformed if the text is none."""
     stream = Stream()
     stream.held, stream.ended = text + ")", True  # the parenthesis ends the value
     steps = read_value(stream, PYTHON)
@@ -164,4 +173,5 @@ def _as_python(text: str) -> object:
 
 
 def _refuse(constant: str) -> NoReturn:
+    """Refuse `NaN` and infinities, which Python's JSON parser would read."""
     raise ValueError(f"{constant} is no JSON")

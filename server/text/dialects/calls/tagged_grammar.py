@@ -65,6 +65,7 @@ class _Parameters:
         ]
 
     def _text(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of a value that may be a string."""
         whole = resolved(schema, self._root)
         values = whole.get("enum", [whole.get("const")])
         if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
@@ -73,8 +74,10 @@ class _Parameters:
         return [up_to_marker(rule, self._form.padding + self._form.after_value, self._specials)]
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of a value in JSON."""
         shared = {word: self._root[word] for word in SHARED if word in self._root}
         return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {json_text({**shared, **schema})}"]
 
     def _end(self) -> str:
+        """Return the rule of the text after a value."""
         return fixed(self._form.padding + self._form.after_value, self._specials)

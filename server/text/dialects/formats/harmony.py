@@ -37,6 +37,8 @@ FUNCTIONS = "functions."
 
 
 class _Kind(Enum):
+    """What a body is."""
+
     CONTENT = auto()
     THOUGHT = auto()
     RAW_THOUGHT = auto()  # passed on as content, with its header and its end
@@ -45,6 +47,8 @@ class _Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harmony(Format):
+    """The format of gpt-oss."""
+
     @property
     def markers(self) -> tuple[str, ...]:
         return MARKERS
@@ -67,6 +71,9 @@ class Harmony(Format):
 
 
 class ChannelParser:
+    """Parses an answer that consists of messages in channels. `names`: the offered tools; empty: no calls are parsed. `splits`: thoughts
+    are parts of their own."""
+
     def __init__(self, names: frozenset[str], max_calls: int | None, *, splits: bool) -> None:
         self.num_calls = 0
         self.done = False  # a call has ended the answer, or the allowed number of calls has been made
@@ -106,6 +113,7 @@ class ChannelParser:
         return bool(self._held) and (self._in_header(parts) if self._kind is None else self._in_body(parts))
 
     def _in_header(self, parts: list[Part]) -> bool:
+        """Read a header, or find that a body without a header begins. Return False if more text is needed."""
         beginning = self._held.lstrip()
         at = self._held.find(MESSAGE)
         is_header = any(beginning.startswith(known) or known.startswith(beginning) for known in HEADER_BEGINNINGS)
@@ -119,6 +127,7 @@ class ChannelParser:
         return True
 
     def _read_header(self, header: str, parts: list[Part]) -> None:
+        """Begin the body after a header, and pass on the name of a call."""
         channel, recipient = re.search(rf"{re.escape(CHANNEL)}\s*(\w+)", header), re.search(r"\bto=([^\s<]+)", header)
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
@@ -133,10 +142,12 @@ class ChannelParser:
             parts.append(Content(header + MESSAGE))
 
     def _begin(self, kind: _Kind) -> None:
+        """Begin a body."""
         self._kind = kind
         self._is_first = True
 
     def _in_body(self, parts: list[Part]) -> bool:
+        """Pass on the text of a body, up to its end. Return False if more text is needed."""
         found = [(at, marker) for marker in ENDS if (at := self._held.find(marker)) >= 0]
         if not found:
             keep = len(self._held) - max(overlap(self._held, marker) for marker in ENDS)
@@ -154,6 +165,7 @@ class ChannelParser:
         return True
 
     def _add(self, text: str, parts: list[Part]) -> None:
+        """Add text of the present body to `parts`."""
         if not text:
             return
         match self._kind:
@@ -169,6 +181,7 @@ class ChannelParser:
         self._is_first = False
 
     def _end_call(self, parts: list[Part]) -> None:
+        """Count the call that has ended, if the body is one. A call without arguments gets an empty object."""
         if self._kind is not _Kind.CALL:
             return
         if self._is_first:

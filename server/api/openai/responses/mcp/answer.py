@@ -42,6 +42,8 @@ PlanRound = Callable[[Round], Awaitable[tuple[ChatPlan, Generation]]]
 
 
 class McpAnswer(ResponseAnswer):
+    """The answer of a response that uses tools of MCP servers."""
+
     def __init__(
         self,
         body: ResponseBody,
@@ -78,6 +80,7 @@ class McpAnswer(ResponseAnswer):
         return total
 
     async def whole(self) -> list[bytes]:
+        """Answer, and return the response as pieces of JSON."""
         try:
             async with aclosing(self._events()) as events:
                 async for _ in events:
@@ -92,6 +95,7 @@ class McpAnswer(ResponseAnswer):
         return pieces
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Answer, and yield the events."""
         for event in self.begin():
             yield event
         try:
@@ -106,6 +110,7 @@ class McpAnswer(ResponseAnswer):
             yield event
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
+        """List tools, make the calls that the user has approved, and let the model answer. Yield the events."""
         try:
             async with aclosing(self._listed()) as events:
                 async for event in events:
@@ -140,6 +145,7 @@ class McpAnswer(ResponseAnswer):
         self._functions = {function.name: function for function in self._calls.functions(listed)}
 
     async def _rounds(self) -> AsyncGenerator[bytes, None]:
+        """Let the model answer, and make its calls, until it calls nothing more or the client has something to do. Yield the events."""
         choice: Choice = self._request.tool_choice
         for number in range(MAX_ROUNDS + 1):
             most, first = self._request.max_output_tokens, len(self.blocks)
@@ -167,17 +173,20 @@ class McpAnswer(ResponseAnswer):
             choice = _relaxed(choice)
 
     def _begin_turn(self, plan: ChatPlan, generation: Generation) -> None:
+        """Begin a turn of the model."""
         self._generation = generation
         self._generations.append(generation)
         self._parser, self.finish = StepParser(generation, plan.rules), None
 
     @property
     def _may_call(self) -> bool:
+        """Whether `max_tool_calls` allows another call."""
         return self._request.max_tool_calls is None or self._num_calls < self._request.max_tool_calls
 
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     def _approved_call(self, request: InputItem) -> Block:
+        """Add the block of a call that the user has approved."""
         label, name = request.server_label or "", request.name or ""
         function = next((one for one in self._functions.values() if (one.label, one.tool.name) == (label, name)), None)
         block = self._add(McpCall(label, name, function, approval_id=request.id), "mcp")
@@ -245,19 +254,23 @@ class McpAnswer(ResponseAnswer):
         return super().item_of(block, is_open=is_open) if own is None else own.item(block, is_open=is_open)
 
     def _add(self, item: McpItem, prefix: str) -> Block:
+        """Add a block for an item about an MCP server."""
         block = Block(len(self.blocks), Kind.CALL, new_id(prefix))
         self.blocks.append(block)
         self._own[block.index] = item
         return block
 
     def _added(self, block: Block) -> bytes:
+        """Return the event for an item that was added."""
         is_open = not isinstance(self._own[block.index], ApprovalRequest)
         return self.event("response.output_item.added", output_index=block.index, item=self.item_of(block, is_open=is_open))
 
     def _told(self, kind: str, block: Block, **fields: object) -> bytes:
+        """Return an event about an item."""
         return self.event(kind, item_id=block.id, output_index=block.index, **fields)
 
     def _done(self, block: Block) -> bytes:
+        """Return the event for an item that is complete."""
         return self.event("response.output_item.done", output_index=block.index, item=self.item_of(block))
 
 

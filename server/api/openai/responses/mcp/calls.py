@@ -27,12 +27,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Used:
+    """An MCP server that a response uses: what the request says of it, what the operator's settings say, and the session."""
+
     offer: McpOffer
     entry: Entry
     session: Session
 
 
 class McpCalls:
+    """The MCP servers of one response, by their labels."""
+
     def __init__(self, body: ResponseBody, servers: McpServers) -> None:
         """Raise ApiError if the request names an MCP server that the operator does not allow, gives two servers the same label, names a
         connector, or has headers that cannot be sent."""
@@ -47,6 +51,7 @@ class McpCalls:
 
     @property
     def offers(self) -> list[McpOffer]:
+        """What the request says of each server."""
         return [used.offer for used in self._used.values()]
 
     def functions(self, listed: Mapping[str, Sequence[McpTool]]) -> list[McpFunction]:
@@ -75,10 +80,12 @@ class McpCalls:
         return tool_fault(result.text) if result.is_error else result.text
 
     def close(self) -> None:
+        """End the sessions."""
         for used in self._used.values():
             self._servers.close(used.session)
 
     def _use(self, offer: McpOffer, where: str) -> Used:
+        """Begin to use a server. Raise ApiError if it may not be called. `where` is its path in the request."""
         if offer.connector_id is not None:
             raise ApiError(UNSUPPORTED_FIELD, f"{where}.connector_id is not supported: only MCP servers are called", param=where)
         if not self._servers.names:
@@ -103,6 +110,7 @@ def listed_before(items: Sequence[InputItem]) -> dict[str, list[McpTool]]:
 
 
 def _headers(offer: McpOffer, where: str) -> dict[str, str]:
+    """Return the headers for requests to a server. Raise ApiError if one cannot be sent."""
     headers = dict(offer.headers or {})
     if offer.authorization is not None:
         headers["authorization"] = f"Bearer {offer.authorization}"
@@ -115,6 +123,7 @@ def _headers(offer: McpOffer, where: str) -> dict[str, str]:
 
 
 def _object_of(arguments: str) -> dict[str, Any] | None:
+    """Return the arguments of a call, or None if they are no JSON object."""
     try:
         read: object = msgspec.json.decode(arguments or "{}")
     except (msgspec.MsgspecError, RecursionError):

@@ -13,20 +13,25 @@ from server.mcp.tools import InvalidTool, McpTool, tool_of
 
 @dataclass(frozen=True, slots=True)
 class McpFunction:
+    """A tool of an MCP server, as the model calls it."""
+
     name: str  # name by which the model calls the tool
     offer: McpOffer
     tool: McpTool
 
     @property
     def label(self) -> str:
+        """The label of the server."""
         return self.offer.server_label
 
     @property
     def needs_approval(self) -> bool:
+        """Whether the user must approve a call."""
         return self.offer.needs_approval(self.tool.name, is_read_only=self.tool.is_read_only)
 
     @property
     def offered(self) -> Tool:
+        """The tool as a chat request offers it."""
         function = FunctionDefinition.model_construct(
             name=self.name, description=self.tool.description or None, parameters=dict(self.tool.schema), strict=True
         )

@@ -24,11 +24,14 @@ from server.mcp.tools import McpTool
 
 @dataclass(slots=True)
 class ToolList:
+    """The tools of a server, or the error for which they could not be listed."""
+
     label: str
     tools: Sequence[McpTool] = field(default_factory=list[McpTool])
     error: str | None = None
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
+        """Return the output item. `is_open`: as at its beginning, without the tools."""
         listed: McpListItem = {"type": "mcp_list_tools", "id": block.id, "server_label": self.label, "tools": []}
         if not is_open:
             listed["tools"] = [_listed(tool) for tool in self.tools]
@@ -39,6 +42,8 @@ class ToolList:
 
 @dataclass(slots=True)
 class McpCall:
+    """A call of a tool that this server makes."""
+
     label: str
     tool_name: str
     function: McpFunction | None  # None: the request does not offer the tool
@@ -55,6 +60,7 @@ class McpCall:
             self.status, self.error = "failed", outcome
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
+        """Return the output item. `is_open`: as at its beginning, without the arguments."""
         made: McpCallItem = {
             "type": "mcp_call",
             "id": block.id,
@@ -71,9 +77,12 @@ class McpCall:
 
 @dataclass(slots=True)
 class ApprovalRequest:
+    """A call that the user must approve before it is made."""
+
     function: McpFunction
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
+        """Return the output item."""
         asked: McpApprovalItem = {
             "type": "mcp_approval_request",
             "id": block.id,
@@ -88,10 +97,12 @@ McpItem = ToolList | McpCall | ApprovalRequest
 
 
 def _listed(tool: McpTool) -> McpListedTool:
+    """Return a tool as the item lists it."""
     return {"name": tool.name, "description": tool.description, "input_schema": tool.schema, "annotations": tool.annotations}
 
 
 def tool_fault(text: str) -> McpToolFault:
+    """Return the error of a call with this text."""
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
