@@ -16,6 +16,7 @@ import msgspec
 
 from deploy.cache import keep, recall
 from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.locate import CT2
 from runtime.split_files import parts_of
 
@@ -33,12 +34,18 @@ def _digest_of(known: Compiled) -> str:
     """Return the digest of the model's files, from the cache if the files are unchanged."""
     if known.cache is None:
         return content_digest(known.files.path)
-    place = known.cache.digest_of(known.files.weights.digest())
+    place = known.cache.digest_of(_state_of(known.files))
     if (known_before := recall(place)) is not None:
         return known_before.decode()
     found = content_digest(known.files.path)
     keep(place, found.encode(), "the digest of the model's files")
     return found
+
+
+def _state_of(files: ModelFiles) -> str:
+    """Return a text that changes when one of the model's files changes. Of the files, only samples of the weights are read."""
+    states = [(file.name, status.st_size, status.st_mtime_ns) for file in _files(files.path) for status in (file.stat(),)]
+    return f"{files.weights.digest()} {states}"
 
 
 def content_digest(path: Path) -> str:

@@ -63,6 +63,18 @@ def test_files_are_digested_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert fingerprint_of(known()) == found
 
 
+def test_a_file_beside_the_weights_that_changes_is_digested_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache must not return the digest of the former files if only a file beside the weights has changed."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    copy = tmp_path / "copy"
+    shutil.copytree(LOAD.source, copy)
+    found = [fingerprint_of(known(source=str(copy)))]
+    for text in ("{}", '{"temperature": 0.5}'):
+        (copy / "generation_config.json").write_text(text)
+        found.append(fingerprint_of(known(source=str(copy))))
+    assert len(set(found)) == 3
+
+
 def test_pieces_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(bytes(range(256)) * 1000)
     monkeypatch.setattr(fingerprint, "PIECE_BYTES", 1 << 12)
