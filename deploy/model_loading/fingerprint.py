@@ -49,11 +49,13 @@ def _state_of(files: ModelFiles) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers. Threads digest pieces
-    of the files; the result is the digest of the pieces' digests."""
-    pieces = [piece for file in _files(path) for piece in _pieces(file)]
+    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers, and of their names.
+    Threads digest pieces of the files; the result is the digest of the pieces' digests."""
+    files = _files(path)
+    names = [] if path.is_file() else [str(file.relative_to(path)) for file in files]
+    pieces = [piece for file in files for piece in _pieces(file)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return hashlib.sha256(b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
+        return hashlib.sha256("\0".join(names).encode(errors="surrogateescape") + b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:
