@@ -50,7 +50,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "qwen35": (QWEN35_WORDS,),
     "seed-coder": (SEED_WORDS,),
     "tekken": (TEKKEN_WORDS,),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (GPT4O_WORDS,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (GPT4O_WORDS,)),
     "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O_WORDS),
     "deepseek-llm": (r"[\r\n]", CASED_LETTERS, DEEPSEEK_SIGNS, r"\s+$", EAST_ASIAN, r"\p{N}+"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),

@@ -777,6 +777,7 @@ WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/"
         ("seed-coder", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!", "\n\n", "x"]),
         ("tekken", ["Hello", "World", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!\n\n", "x"]),
         ("gpt-4o", ["Hello", "World", " don't", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
+        ("minimax-m2", ["Hello", "World", " don't", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
         ("dbrx", ["HelloWorld", " don", "'t", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),  # Phi-4, Granite 4, OLMo 2
         ("smaug-bpe", ["HelloWorld", " don", "'t", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),  # SmolLM3
         ("deepseek-llm", ["HelloWorld", " don", "'", "t", " ", "1234", " ", "東京", "12", " a", "/", "b", "!", "\n", "\n", "x"]),
