@@ -302,7 +302,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
     by_default = vocabulary.model != "gpt2" or vocabulary.pre in BEGIN_BY_DEFAULT
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
-    before = bos if vocabulary.flag("add_bos_token", by_default) else None
+    begins = vocabulary.flag("add_bos_token", by_default) or vocabulary.model == "gemma4"  # the first converters stated false by mistake
+    before = bos if begins else None
     after = eos if vocabulary.flag("add_eos_token", False) else None
     begin, end = (None if id is None else (vocabulary.tokens[id], id) for id in (before, after))
     add_ends(tokenizer, begin, end)

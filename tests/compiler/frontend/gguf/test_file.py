@@ -762,6 +762,19 @@ def test_a_merge_is_a_text_where_a_text_says_the_same(tokens: list[str], merge: 
     assert json.loads(tokenizers.Tokenizer.from_buffer(content).to_str())["model"]["merges"] == [tokens[:2]]
 
 
+def test_texts_of_gemma_4_begin_with_the_begin_token_whatever_the_file_says() -> None:
+    """The first converters stated the opposite, and texts that no chat template renders then have poor continuations."""
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["<bos>", "a", "b", "ab"],
+        "tokenizer.ggml.token_type": np.array([TokenType.CONTROL] + [TokenType.NORMAL] * 3, np.int32),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    assert tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata)["tokenizer.json"]).encode("ab").ids == [0, 3]
+
+
 SPLIT = "HelloWorld don't 1234 東京12 a/b!\n\nx"
 WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/", "b", "!", "\n", "\n", "x"]
 
