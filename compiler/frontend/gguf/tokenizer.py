@@ -87,8 +87,10 @@ ROLES = {
 
 
 TEMPLATE = "tokenizer.chat_template"
-# Tokens with which chat templates end a turn. Many files state only the token that ends a text.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+# Many files state only one of the tokens that end an answer: the one that ends a text, or the one that ends a turn.
+TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
+CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
 SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -214,19 +216,19 @@ class _Vocabulary:
         return value
 
     def end_ids(self) -> tuple[int, ...]:
-        ends = [self.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-        return tuple(sorted({id for id in (*ends, self._turn_end()) if id is not None}))
+        ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
+        return tuple(sorted(ends | self._unstated_ends()))
 
-    def _turn_end(self) -> int | None:
-        """Return the id of the token with which the chat template ends a turn. Return None if the file states this token, or if the
-        template has none of TURN_ENDS."""
+    def _unstated_ends(self) -> set[int]:
+        """Return the ids of the tokens that end an answer by their texts: those that end a text, those with which the chat template ends a
+        call, and, unless the file states one, the token with which the chat template ends a turn."""
         template = self._metadata.get(TEMPLATE)
-        if self.get("eot_token_id") is not None or not isinstance(template, str):
-            return None
-        if not (ends := [text for text in TURN_ENDS if text in template]):
-            return None
-        found = _first_places(self._texts, {*ends, HARMONY_END})
-        return None if HARMONY_END in found else next((found[text] for text in ends if text in found), None)
+        in_template = template if isinstance(template, str) else ""
+        turns = [] if self.get("eot_token_id") is not None else [text for text in TURN_ENDS if text in in_template]
+        calls = [text for text in CALL_ENDS if text in in_template]
+        found = _first_places(self._texts, {*TEXT_ENDS, *turns, *calls, HARMONY_END})
+        turn = None if HARMONY_END in found else next((text for text in turns if text in found), None)
+        return {id for text, id in found.items() if text in TEXT_ENDS or text in calls or text == turn}
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])

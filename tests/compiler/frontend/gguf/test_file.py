@@ -28,7 +28,7 @@ from compiler.frontend.finite import Checked
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
-from compiler.frontend.gguf.tokenizer import tokenizer_files
+from compiler.frontend.gguf.tokenizer import end_ids, tokenizer_files
 from compiler.frontend.mixture import ClippedGate
 from compiler.frontend.quantized.held import HeldWeights, Offset, form_of_blocks, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
@@ -922,6 +922,27 @@ def test_ends_template_and_stops() -> None:
     config = json.loads(files["tokenizer_config.json"])
     assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
     assert json.loads(files["generation_config.json"])["eos_token_id"] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template", "stated", "ends"),
+    [
+        (["<|endoftext|>", "<|im_end|>"], "<|im_end|>", {"eos": "<|im_end|>"}, ["<|endoftext|>", "<|im_end|>"]),  # Qwen2.5 Coder
+        (["<|end_of_text|>", "<|eot_id|>"], "", {"eos": "<|eot_id|>"}, ["<|end_of_text|>", "<|eot_id|>"]),  # Llama 3
+        (["<|eot_id|>", "<|eom_id|>"], "<|eom_id|><|eot_id|>", {"eos": "<|eot_id|>"}, ["<|eot_id|>", "<|eom_id|>"]),  # Llama 3.1
+        (["<|eot_id|>", "<|eom_id|>"], "<|eot_id|>", {"eos": "<|eot_id|>"}, ["<|eot_id|>"]),
+        (["<eos>", "<end_of_turn>"], "<end_of_turn>", {"eos": "<end_of_turn>"}, ["<eos>", "<end_of_turn>"]),  # Gemma 3
+        (["<eos>", "<turn|>"], "<turn|>", {"eos": "<eos>"}, ["<eos>", "<turn|>"]),  # Gemma 4
+        (["<eos>", "<|tool_response>", "<turn|>"], "<turn|><|tool_response>", {"eos": "<eos>"}, ["<eos>", "<|tool_response>", "<turn|>"]),
+        (["<|return|>", "<|call|>", "<|end|>"], "<|end|><|call|>", {"eos": "<|return|>"}, ["<|return|>", "<|call|>"]),  # gpt-oss
+        (["</s>", "<|im_end|>", "<turn|>"], "<|im_end|><turn|>", {"eos": "</s>", "eot": "<turn|>"}, ["</s>", "<turn|>"]),
+    ],
+)
+def test_ends_that_a_file_does_not_state(tokens: list[str], template: str, stated: dict[str, str], ends: list[str]) -> None:
+    """Most files state one token that ends an answer, though their models write several: one ends a text, one a turn, and one a call."""
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", *tokens, "b"], "tokenizer.chat_template": template}
+    values |= {f"tokenizer.ggml.{role}_token_id": 1 + tokens.index(text) for role, text in stated.items()}
+    assert end_ids(values) == tuple(sorted(1 + tokens.index(text) for text in ends))
 
 
 def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:
