@@ -217,7 +217,17 @@ class _Vocabulary:
 
     def end_ids(self) -> tuple[int, ...]:
         ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
-        return tuple(sorted(ends | self._unstated_ends()))
+        return tuple(sorted(ends | self._listed_ends() | self._unstated_ends()))
+
+    def _listed_ends(self) -> set[int]:
+        """Return the ids in the list of end tokens, which only Ollama writes."""
+        listed = self.get("eos_token_ids")
+        if listed is None:
+            return set()
+        are_integers = isinstance(listed, np.ndarray) and listed.dtype.kind in "iu"
+        if not are_integers or not all(0 <= id < len(self._texts) for id in listed.tolist()):
+            raise DamagedFile(f"tokenizer.ggml.eos_token_ids is {listed!r:.80}, expected ids of the {len(self._texts)} tokens")
+        return set(listed.tolist())
 
     def _unstated_ends(self) -> set[int]:
         """Return the ids of the tokens that end an answer by their texts: those that end a text, those with which the chat template ends a

@@ -945,6 +945,15 @@ def test_ends_that_a_file_does_not_state(tokens: list[str], template: str, state
     assert end_ids(values) == tuple(sorted(1 + tokens.index(text) for text in ends))
 
 
+def test_ends_that_a_file_lists() -> None:
+    """Ollama writes all end tokens as a list, and no chat template of which the others could be read."""
+    values = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": ["<pad>", "<eos>", "a", "<turn|>"], "tokenizer.ggml.eos_token_id": 1}
+    assert end_ids(values | {"tokenizer.ggml.eos_token_ids": np.array([1, 3], np.int32)}) == (1, 3)
+    for ids in (np.array([4], np.int32), np.array([-1], np.int32), np.array([1.0], np.float32), 1, ["1"]):
+        with pytest.raises(DamagedFile, match=r"eos_token_ids is .*, expected ids of the 4 tokens"):
+            end_ids(values | {"tokenizer.ggml.eos_token_ids": ids})
+
+
 def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:
     original, values = byte_level(None)
     path = tmp_path / "m.gguf"
