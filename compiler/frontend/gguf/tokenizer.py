@@ -92,6 +92,8 @@ TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
 CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
+# Special tokens of Phi-3 after which spaces and line breaks count. All others take those that follow them. Files do not state this.
+PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -164,6 +166,9 @@ def _written(vocabulary: _Vocabulary) -> bytes:
     _add_ends(tokenizer, vocabulary)
     fields = json.loads(tokenizer.to_str())
     fields["added_tokens"] = tokens_in_texts(vocabulary.ids, vocabulary.types)
+    if vocabulary.model == "llama" and vocabulary.architecture == "phi3":
+        for token in fields["added_tokens"]:
+            token["rstrip"] = token["content"] not in PHI3_KEEPS
     fields["model"] |= {"vocab": vocabulary.ids, "merges": _as_texts(merges) or merges}
     return msgspec.json.encode(fields)
 
@@ -181,6 +186,7 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
+        self.architecture = metadata.get("general.architecture")
         self.model = self.get("model")
         self.pre = self.get("pre", "default")
         self._texts = self._strings("tokens")

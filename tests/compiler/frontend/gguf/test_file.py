@@ -894,6 +894,25 @@ def test_tokenizers_of_gemma_4_merge_in_the_order_of_the_file() -> None:
         assert restored.decode(encoded, skip_special_tokens=True) == sample
 
 
+def test_tokens_of_phi_3_take_the_spaces_that_follow_them() -> None:
+    """Its tokenizer drops the line break that its chat template writes after each marker. Files do not say so."""
+    values = sentencepiece(True)
+    markers = ["<|endoftext|>", "<|user|>", "<|end|>"]
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], *markers]
+    values["tokenizer.ggml.token_type"] = np.append(values["tokenizer.ggml.token_type"], [TokenType.CONTROL] * 3).astype(np.int32)
+    values["tokenizer.ggml.scores"] = np.append(values["tokenizer.ggml.scores"], [0.0] * 3).astype(np.float32)
+    for architecture, text, same in (
+        ("phi3", "<|user|>\n the<|end|>\n", "<|user|>the<|end|>"),
+        ("phi3", "</s> the", "</s>the"),
+        ("phi3", "<|endoftext|>\nthe", None),
+        ("phi3", "<s>\nthe", None),
+        ("llama", "<|user|>\nthe", None),
+    ):
+        made = tokenizers.Tokenizer.from_buffer(tokenizer_files(values | {"general.architecture": architecture})["tokenizer.json"])
+        ids = made.encode(text).ids
+        assert (ids == made.encode(same).ids) if same else (3 + ord("\n") in ids), text
+
+
 def user_defined(values: dict[str, Any]) -> dict[str, Any]:
     kinds = values["tokenizer.ggml.token_type"].copy()
     kinds[270:272] = TokenType.USER_DEFINED
@@ -947,7 +966,11 @@ def test_ends_that_a_file_does_not_state(tokens: list[str], template: str, state
 
 def test_ends_that_a_file_lists() -> None:
     """Ollama writes all end tokens as a list, and no chat template of which the others could be read."""
-    values = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.tokens": ["<pad>", "<eos>", "a", "<turn|>"], "tokenizer.ggml.eos_token_id": 1}
+    values = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["<pad>", "<eos>", "a", "<turn|>"],
+        "tokenizer.ggml.eos_token_id": 1,
+    }
     assert end_ids(values | {"tokenizer.ggml.eos_token_ids": np.array([1, 3], np.int32)}) == (1, 3)
     for ids in (np.array([4], np.int32), np.array([-1], np.int32), np.array([1.0], np.float32), 1, ["1"]):
         with pytest.raises(DamagedFile, match=r"eos_token_ids is .*, expected ids of the 4 tokens"):
