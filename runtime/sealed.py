@@ -2,6 +2,7 @@
 
     store(path, code)          write the code and its seal
     code = load(path)          the code again; DamagedFile if the seal is wrong, OSError or UnsafeCache if the file cannot be used
+    code = recall(path)        the code again, or None
     seal, unseal               the same for bytes in memory
 
 Nothing of a file is parsed before its seal is verified. The key of a folder is in its file `.key`, which only its owner can read. Another
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import IO
 
 from runtime import flags
-from runtime.errors import DamagedFile, UnsafeCache
+from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.files import regular
 
 KEY_FILE = ".key"
@@ -66,6 +67,18 @@ def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
     if content is None:
         raise DamagedFile(path, "seal", "it was made with another key, or the file was changed afterwards")
     return content.toreadonly()
+
+
+def recall(path: Path) -> bytes | None:
+    """Return the content of a file that `store` wrote, and let the age of the file be the time since its last use. Return None if the file
+    is missing or damaged."""
+    try:
+        content = bytes(load(path))
+    except (OSError, RuntimeFault):
+        return None
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(path)
+    return content
 
 
 def seal(content: bytes | memoryview, name: str, key: bytes) -> bytes:
