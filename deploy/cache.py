@@ -323,14 +323,6 @@ class Kept:
                         yield Item(Part.LEFTOVER, (path,), "", _num_bytes(path), status.st_mtime)
 
 
-def recall(place: Path) -> bytes | None:
-    """Return the content of a sealed file of the cache, or None if there is none, or if it is damaged."""
-    try:
-        return bytes(sealed.load(place))
-    except (OSError, RuntimeFault):
-        return None
-
-
 def keep(place: Path, content: bytes, what: str) -> None:
     """Write a sealed file into the cache. If it cannot be written, log that `what` is not stored."""
     try:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.cache import keep, recall
+from deploy.cache import keep
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.locate import CT2
+from runtime.sealed import recall
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
