@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.model_loading import origins
+from runtime.files import at_home
 from runtime.split_files import parts_of, stem_of
 from server.defaults import FILE
 from server.interfaces import LoadError
@@ -40,7 +41,7 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 
 def _here(source: str) -> Path | None:
-    path = Path(source).expanduser()
+    path = at_home(source)
     if source == demo.NAME or is_former_demo(path):
         return demo.MODEL
     try:

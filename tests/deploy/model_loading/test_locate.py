@@ -23,9 +23,10 @@ from deploy import demo, library
 from deploy.cli.commands import app
 from deploy.library import Downloads
 from deploy.model_loading import hub
-from deploy.model_loading.locate import files_of_model, identity_of, locate
+from deploy.model_loading.locate import files_of_model, identity_of, locate, weigh
 from server.interfaces import LoadError
 from server.models.library import Pulled
+from server.models.state import ModelSpec
 from tests.process_states import is_running
 
 COMMIT = "a" * 40
@@ -105,6 +106,14 @@ def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(LoadError, match="gone' does not exist") as caught:
         locate(str(tmp_path / "gone"))
     assert caught.value.code == "invalid_source"
+
+
+def test_a_path_in_the_home_of_nobody_is_gone() -> None:
+    source = "~no-such-user/model"
+    with pytest.raises(LoadError, match="'~no-such-user/model' does not exist") as caught:
+        locate(source)
+    assert caught.value.code == "invalid_source"
+    assert identity_of(source) == "" and weigh(ModelSpec("m", source)) == 0
 
 
 def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
