@@ -135,6 +135,14 @@ def test_one_file_of_many_is_downloaded_and_served(endpoint: str, file: str) -> 
     assert identity_of(f"org/name:{file}") == COMMIT
 
 
+def test_an_abbreviation_is_a_word_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many repositories have a file in F16 and one in BF16."""
+    for name in ("m-F16.gguf", "m-BF16.gguf", "Q8_0.gguf"):
+        monkeypatch.setitem(FILES, name, b"x")
+    assert [locate(f"org/name:{form}").name for form in ("F16", "f16", "bf16", "q8_0")] == ["m-F16.gguf"] * 2 + ["m-BF16.gguf", "Q8_0.gguf"]
+    assert hub.remove("org/name:F16") == 1 and {held.source for held in hub.held()} == {"org/name:m-BF16.gguf", "org/name:Q8_0.gguf"}
+
+
 @pytest.mark.parametrize("file", ["large", "LARGE", "model-large-00001-of-00002.gguf", "model-large-00002-of-00002.gguf"])
 def test_a_split_file_is_downloaded_and_removed_as_a_whole(endpoint: str, file: str) -> None:
     path = locate(f"org/name:{file}")
