@@ -116,6 +116,12 @@ def test_a_path_in_the_home_of_nobody_is_gone() -> None:
     assert identity_of(source) == "" and weigh(ModelSpec("m", source)) == 0
 
 
+def test_weights_weigh_as_many_bits_as_the_form_says(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1600))
+    forms = {"auto": 1600, "auto-fast": 1600, "f32": 3200, "int8": 800, "int4-32": 400, "4bit": 500, "4.6": 460, "6.5": 650, "nan": 1600}
+    assert {form: weigh(ModelSpec("m", str(tmp_path), quantize=form)) for form in forms} == forms
+
+
 def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
     told: list[float] = []
     folder = locate("org/name", told.append)
