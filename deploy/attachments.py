@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from runtime.files import regular
+from runtime.files import at_home, regular
 from server.mcp.http import HttpTransport, Place
 from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
@@ -33,8 +33,8 @@ def sessions(texts: Sequence[str]) -> list[Session]:
     for text in texts:
         if re.match(r"https?://", text):
             found.append(_remote(_free(urlsplit(text).hostname or "server", found), text, {}))
-        elif text.endswith(".json") and Path(text).expanduser().exists():
-            found += [_described(_free(name, found), entry, text) for name, entry in _entries(Path(text).expanduser()).items()]
+        elif text.endswith(".json") and at_home(text).exists():
+            found += [_described(_free(name, found), entry, text) for name, entry in _entries(at_home(text)).items()]
         else:
             words = _words(text)
             found.append(_local(_free(Path(words[0]).name, found), words, {}))

@@ -25,8 +25,9 @@
     cards/KEY/                          files from which Dynamo's frontends make prompts (deploy/dynamo/card.py), and
     batches/PORT/                       uploaded files and batches (server/batches/store.py), which no command of the cache removes
 
-A file is written under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a leftover. A
-file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again.
+A file is written under a temporary name and renamed when it is complete. If a load is killed, the temporary file remains as a leftover; the
+next load that writes the same large file removes it. A file may be removed while servers have it mapped: they keep what they have read, and
+the next start builds the file again.
 """
 
 from __future__ import annotations
@@ -320,14 +321,6 @@ class Kept:
                     status = path.stat()
                     if now - status.st_mtime > ABANDONED_S:
                         yield Item(Part.LEFTOVER, (path,), "", _num_bytes(path), status.st_mtime)
-
-
-def recall(place: Path) -> bytes | None:
-    """Return the content of a sealed file of the cache, or None if there is none, or if it is damaged."""
-    try:
-        return bytes(sealed.load(place))
-    except (OSError, RuntimeFault):
-        return None
 
 
 def keep(place: Path, content: bytes, what: str) -> None:

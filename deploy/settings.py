@@ -19,7 +19,7 @@ import msgspec
 import yaml
 
 from deploy import catalogue, demo
-from runtime.files import regular
+from runtime.files import at_home, regular
 from runtime.flags import SWITCHES
 from server.defaults import DefaultsError, read_values
 from server.models.sources import GGUF, is_hub_id, names_of, settled, without_host
@@ -199,7 +199,7 @@ def parse(name: str, text: str, where: str) -> Any:
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
         return read(text)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, RuntimeError):  # the last one: a path in the home of a user that does not exist
         raise SettingsError(f"{where} is {_shown(text)}; expected {expected}") from None
 
 
@@ -403,14 +403,14 @@ def model_spec(text: str) -> ModelSpec:
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
     if not exists:
         source = downloadable(source, "does not exist; expected a folder, a .gguf file, ")
-    found = str(settled(Path(source).expanduser())) if exists else source
+    found = str(settled(at_home(source))) if exists else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
 
 
 def _exists(source: str) -> bool:
     try:
-        return Path(source).expanduser().exists()
+        return at_home(source).exists()
     except OSError as error:  # a name that is too long, or a folder that this user may not read
         raise SettingsError(f"model {source!r:.200} cannot be read: {error.strerror}") from error
 

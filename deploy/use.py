@@ -9,14 +9,13 @@ import atexit
 import fcntl
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import DamagedFile, UnsafeCache
-from runtime.sealed import key_of
+from runtime.sealed import key_of, locked_file
 from runtime.sections import SectionFile
 
 log = logging.getLogger(__name__)
@@ -30,12 +29,12 @@ class Use:
     remains if a process is killed or a machine loses power."""
 
     def __init__(self, path: Path) -> None:
-        """Create the marker. Raise OSError if the folder is not writable."""
+        """Create the marker. Raise OSError if the folder is not writable, or its file system has no locks."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = locked_file(path)  # locked before another process can mistake it for an abandoned marker
         self._path = path
         self._file = os.fdopen(descriptor)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lock it before another process can mistake it for an abandoned marker
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the file system has no locks
         self._marker = path.with_name(path.name + INFIX + name.rpartition(".")[2])
         os.rename(name, self._marker)
         atexit.register(self.end)

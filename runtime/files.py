@@ -28,6 +28,15 @@ def regular(path: Path) -> Path:
     return path
 
 
+def at_home(text: str) -> Path:
+    """Return the path that a text names, with the home of a user in place of `~` or `~NAME` at its beginning. If no such user has a home,
+    the text itself is the path, as in a shell."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
+
+
 STAND_IN_BYTES = 1024  # bytes at the beginning of a file that show what it is
 AGAIN = "download the file again"
 _STAND_INS = (

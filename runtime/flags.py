@@ -94,7 +94,7 @@ def parse(environment: Mapping[str, str]) -> Flags:
             continue
         try:
             values[switch.field] = switch.parse(text)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, RuntimeError):  # the last one: a path in the home of a user that does not exist
             raise InvalidFlag(switch.variable, text, switch.expected) from None
     return Flags(**values)
 

@@ -37,8 +37,8 @@ def remembered(name: str, depends: bytes, make: Callable[[], bytes]) -> bytes:
         return make()
     key = hashlib.sha256(b"\0".join([name.encode(), version("llvmlite").encode(), cpu, depends])).hexdigest()[:32]
     path = _folder / f"{key}{SUFFIX}"
-    with suppress(OSError, RuntimeFault):  # a missing or damaged file is made again
-        return bytes(sealed.load(path))
+    if (known := sealed.recall(path)) is not None:
+        return known
     content = make()
     with suppress(OSError, RuntimeFault):  # a full or read-only disk, or a folder that others can write to; codegen/kept.py logs that
         sealed.require_private(_folder)

@@ -2,6 +2,7 @@
 
     store(path, code)          write the code and its seal
     code = load(path)          the code again; DamagedFile if the seal is wrong, OSError or UnsafeCache if the file cannot be used
+    code = recall(path)        the code again, or None
     seal, unseal               the same for bytes in memory
 
 Nothing of a file is parsed before its seal is verified. The key of a folder is in its file `.key`, which only its owner can read. Another
@@ -24,13 +25,14 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
+from glob import escape
 from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
 from typing import IO
 
 from runtime import flags
-from runtime.errors import DamagedFile, UnsafeCache
+from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.files import regular
 
 KEY_FILE = ".key"
@@ -67,6 +69,18 @@ def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
     return content.toreadonly()
 
 
+def recall(path: Path) -> bytes | None:
+    """Return the content of a file that `store` wrote, and let the age of the file be the time since its last use. Return None if the file
+    is missing or damaged."""
+    try:
+        content = bytes(load(path))
+    except (OSError, RuntimeFault):
+        return None
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(path)
+    return content
+
+
 def seal(content: bytes | memoryview, name: str, key: bytes) -> bytes:
     """Return the content with its seal behind it. The name is sealed too, so a file cannot take the place of another."""
     return b"".join((content, seal_of(content, name, key)))
@@ -91,19 +105,40 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
     """Write a file anew, in a private folder. Readers see either the old file or the complete new file. If it is `synced`, that holds after
     a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
     make_private(path.parent)
-    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, fresh = locked_file(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             if synced:
                 os.fsync(file.fileno())
-        os.replace(fresh, path)
+            os.replace(fresh, path)  # before the lock ends: without it, the file would count as abandoned
     except BaseException:
-        os.unlink(fresh)
+        Path(fresh).unlink(missing_ok=True)
         raise
     if synced:
         _sync_directory(path.parent)
+
+
+def locked_file(path: Path) -> tuple[int, str]:
+    """Create an empty file with a temporary name beside `path`. Return its descriptor and its name. The file is locked until the descriptor
+    is closed, at the latest when this process ends, if the file system has locks."""
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
+    large file would leave one."""
+    for left in path.parent.glob(f".{escape(path.name)}.*"):
+        with suppress(OSError), left.open("rb") as file:  # a lock shows that its process lives
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def _sync_directory(directory: Path) -> None:

@@ -71,7 +71,7 @@ class KeptCode:
     def emit(self, text: str, target: Target) -> bytes:
         """Return the machine code of LLVM IR. If the folder does not have it, `emitted` compiles it, and it is kept."""
         key = key_of(text, target)
-        code = self._load(key)
+        code = sealed.recall(self._path(key))
         if code is not None:
             self.num_reused += 1
             return code
@@ -81,21 +81,13 @@ class KeptCode:
         return code
 
     def recall(self, key: str) -> KeptKernel | None:
-        if key not in self._found and (content := self._load(key)) is not None:
+        if key not in self._found and (content := sealed.recall(self._path(key))) is not None:
             with suppress(msgspec.MsgspecError):  # the key covers the compiler's version, so only a damaged entry fails to decode
                 self._found[key] = msgspec.msgpack.decode(content, type=KeptKernel)
         return self._found.get(key)
 
     def keep(self, key: str, kernel: KeptKernel) -> None:
         self._store(key, msgspec.msgpack.encode(kernel))
-
-    def _load(self, key: str) -> bytes | None:
-        path = self._path(key)
-        with suppress(OSError, RuntimeFault):  # a missing or damaged entry is compiled again
-            code = bytes(sealed.load(path))
-            path.touch()
-            return code
-        return None
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"

@@ -20,16 +20,18 @@ def default_heads(num_layers: int, num_heads: int) -> Heads:
 
 
 def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
-    """Return the heads that a file of the folder names, or else those of `default_heads`."""
+    """Return the heads that a file of the folder names. If no file names any, or a file names layers that the model does not have, return
+    those of `default_heads`."""
     for name in FILES:
         found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
         if found is None:
             continue
         heads = {pair for pair in map(_pair, found) if pair is not None} if isinstance(found, list) else set[tuple[int, int]]()
-        if len(heads) < 1 or len(heads) != len(found) or any(layer >= num_layers or head >= num_heads for layer, head in heads):
-            text = f"{folder / name}: {FIELD} is {found!r:.80}; expected pairs of a layer below {num_layers} and a head below {num_heads}"
+        if len(heads) < 1 or len(heads) != len(found) or any(head >= num_heads for _, head in heads):
+            text = f"{folder / name}: {FIELD} is {found!r:.80}; expected pairs of a layer and a head below {num_heads}"
             raise ConfigError(text)
-        return tuple(sorted(heads))
+        # Some models have only a few layers of another model's decoder, and the list of the other model.
+        return tuple(sorted(heads)) if all(layer < num_layers for layer, _ in heads) else default_heads(num_layers, num_heads)
     return default_heads(num_layers, num_heads)
 
 

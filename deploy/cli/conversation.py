@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from deploy.client import Client
+from runtime.files import at_home
 
 
 class CommandError(Exception):
@@ -78,7 +78,7 @@ def _save(conversation: Conversation, name: str) -> str:
     """Write the conversation to a file, as the body of a request that can be sent to a server."""
     if not name:
         raise CommandError("/save needs the name of a file")
-    path = Path(name).expanduser()
+    path = at_home(name)
     body = {"model": conversation.model, "messages": conversation.messages}
     try:
         with path.open("x") as file:

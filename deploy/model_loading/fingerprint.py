@@ -14,9 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.cache import keep, recall
+from deploy.cache import keep
 from deploy.model_loading.compiled import Compiled
+from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.locate import CT2
+from runtime.sealed import recall
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
@@ -33,7 +35,7 @@ def _digest_of(known: Compiled) -> str:
     """Return the digest of the model's files, from the cache if the files are unchanged."""
     if known.cache is None:
         return content_digest(known.files.path)
-    place = known.cache.digest_of(known.files.weights.digest())
+    place = known.cache.digest_of(_state_of(known.files))
     if (known_before := recall(place)) is not None:
         return known_before.decode()
     found = content_digest(known.files.path)
@@ -41,12 +43,20 @@ def _digest_of(known: Compiled) -> str:
     return found
 
 
+def _state_of(files: ModelFiles) -> str:
+    """Return a text that changes when one of the model's files changes. Of the files, only samples of the weights are read."""
+    states = [(file.name, status.st_size, status.st_mtime_ns) for file in _files(files.path) for status in (file.stat(),)]
+    return f"{files.weights.digest()} {states}"
+
+
 def content_digest(path: Path) -> str:
-    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers. Threads digest pieces
-    of the files; the result is the digest of the pieces' digests."""
-    pieces = [piece for file in _files(path) for piece in _pieces(file)]
+    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers, and of their names.
+    Threads digest pieces of the files; the result is the digest of the pieces' digests."""
+    files = _files(path)
+    names = [] if path.is_file() else [str(file.relative_to(path)) for file in files]
+    pieces = [piece for file in files for piece in _pieces(file)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return hashlib.sha256(b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
+        return hashlib.sha256("\0".join(names).encode(errors="surrogateescape") + b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

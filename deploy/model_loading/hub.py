@@ -111,7 +111,8 @@ def _parted(source: str) -> tuple[str, list[str]]:
     if file.endswith(".gguf"):
         return repo, [pattern_of(file), f"*/{pattern_of(file)}"]
     spellings = sorted({file, file.lower(), file.upper()})
-    return repo, [f"*{spelled}{part}.gguf" for spelled in spellings for part in ("", "-?????-of-?????")]
+    ends = [f"{spelled}{part}.gguf" for spelled in spellings for part in ("", "-?????-of-?????")]
+    return repo, [*ends, *(f"*[!0-9A-Za-z]{end}" for end in ends)]  # a word of its own: F16 does not stand for BF16
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

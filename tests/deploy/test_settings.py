@@ -94,6 +94,11 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
 
 
+def test_a_path_in_the_home_of_nobody_is_refused() -> None:
+    with pytest.raises(SettingsError, match="RELAXSERVE_API_KEY_FILE is '~no-such-user/keys'; expected a path"):
+        gather({}, {"RELAXSERVE_API_KEY_FILE": "~no-such-user/keys"})
+
+
 @pytest.mark.parametrize(
     ("file", "name"),
     [
@@ -114,7 +119,7 @@ def test_a_gguf_file_is_called_without_its_suffix(tmp_path: Path, file: str, nam
     assert (entry.name, entry.aliases) == ("y", ())
 
 
-@pytest.mark.parametrize("source", ["smollm2.gguf", "qwen", "models/smollm2.gguf", "~/nosuch", "a/b/c", "C:\\models\\x.gguf"])
+@pytest.mark.parametrize("source", ["smollm2.gguf", "qwen", "models/smollm2.gguf", "~/nosuch", "~nosuch/m", "a/b/c", "C:\\models\\x.gguf"])
 def test_what_does_not_exist_is_not_sought_on_the_hub(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"does not exist; expected a folder, a \.gguf file, a hub id"):

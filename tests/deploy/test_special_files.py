@@ -16,6 +16,7 @@ from deploy import demo
 from deploy.model_loading.files import open_files
 from deploy.model_loading.locate import locate
 from deploy.model_loading.tokenizer import load_tokenizer
+from deploy.quality.text import read_text
 from deploy.settings import read_config
 from server.http.auth import Guard
 from server.interfaces import LoadError
@@ -62,6 +63,13 @@ def test_in_place_of_the_server_s_own_files(make: Make, tmp_path: Path) -> None:
         read_config(path)
     with pytest.raises(SettingsError, match="key file"):
         Guard(ServerSettings(api_key_file=path))
+
+
+@KINDS
+def test_in_place_of_a_text_to_calibrate_on(make: Make, tmp_path: Path) -> None:
+    make(path := tmp_path / "it")
+    with pytest.raises(LoadError, match=r"the text .*it cannot be read"):
+        read_text(path)
 
 
 def test_a_configuration_may_come_from_what_the_shell_has_opened(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_markers_stay_if_none_can_be_added(path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(use.tempfile, "mkstemp", refuse)
+        patched.setattr(tempfile, "mkstemp", refuse)
         assert begin_use(path) == path and left_behind(path) == before != []
     assert begin_use(path) == path and left_behind(path) == []
 
@@ -189,7 +190,7 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(30, "Read-only file system")
 
-    monkeypatch.setattr(use.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     assert begin_use(path) == path and markers_of(path) == []
 
 

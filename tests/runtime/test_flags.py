@@ -27,6 +27,7 @@ def test_values() -> None:
         ("RELAXSERVE_VERIFY", "yes", "0 or 1"),
         ("RELAXSERVE_THREADS", "0", "a number of at least 1"),
         ("RELAXSERVE_DUMP", "", "a directory"),
+        ("RELAXSERVE_CACHE", "~no-such-user/cache", "a directory"),
         ("RELAXSERVE_TARGET", "", "a target of compiler/machine/target.py"),
     ],
 )

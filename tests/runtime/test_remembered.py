@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,14 @@ def test_what_was_made_is_found_again(folder: Path) -> None:
     assert remembered("other", b"text", lambda: next(made)) == b"second"
     assert remembered("name", b"other", lambda: next(made)) == b"third"
     assert len(list(folder.glob("*.code"))) == 3
+
+
+def test_what_is_found_counts_as_used(folder: Path) -> None:
+    """The files that were used least recently go first if there are too many."""
+    remembered("name", b"", lambda: b"content")
+    (file,) = folder.glob("*.code")
+    os.utime(file, (0, 0))
+    assert remembered("name", b"", lambda: b"other") == b"content" and file.stat().st_mtime > 0
 
 
 def test_another_machine_makes_it_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

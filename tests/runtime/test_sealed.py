@@ -184,3 +184,21 @@ def test_a_poor_key_file_is_refused(content: bytes, mode: int, problem: str, tmp
     path.chmod(mode)
     with flags.scope(cache_key_file=path), pytest.raises(UnsafeCache, match=f"RELAXSERVE_CACHE_KEY_FILE .*{problem}"):
         sealed.key_of(tmp_path)
+
+
+def test_the_time_of_the_last_use_is_recorded_if_the_folder_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cache prune` removes the files that were not used for long."""
+    place = tmp_path / "code"
+    assert sealed.recall(place) is None
+    sealed.store(place, CODE)
+    os.utime(place, (0, 0))
+    assert sealed.recall(place) == CODE and place.stat().st_mtime > 0
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "utime", refuse)
+        assert sealed.recall(place) == CODE
+    place.write_bytes(CODE)
+    assert sealed.recall(place) is None

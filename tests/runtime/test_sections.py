@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from runtime import sections
 from runtime.errors import DamagedFile
 from runtime.sections import SectionFile
 
+ROOT = Path(__file__).parents[2]
 CONTENT = {"one": b"first", "empty": b"", "große": bytes(range(256)) * 9}
 
 
@@ -168,3 +171,31 @@ def test_a_section_that_never_came_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="two"), sections.writing(tmp_path / "parts", {"one": 1, "two": 1}) as put:
         put("one", memoryview(b"1"))
     assert not list(tmp_path.iterdir())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from runtime.sections import writing
+with writing(Path(sys.argv[1]), {"a": 1 << 20}) as put:
+    put("a", memoryview(bytes(1 << 20)))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_goes_when_the_file_is_written_again(path: Path) -> None:
+    """A process that is killed whenever it packs weights, such as for lack of memory, must not fill the disk with its attempts."""
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", KILLED, path], cwd=ROOT, check=False)
+        (left,) = [file for file in path.parent.iterdir() if file != path]
+        assert left.stat().st_size >= 1 << 20
+    write(path, CONTENT)
+    assert [*path.parent.iterdir()] == [path]
+
+
+def test_what_is_being_written_stays(path: Path) -> None:
+    with sections.writing(path, {"slow": 1}) as put:
+        write(path, {"fast": b"f"})
+        assert SectionFile(path).names == ("fast",)
+        put("slow", memoryview(b"s"))
+    assert SectionFile(path).names == ("slow",) and [*path.parent.iterdir()] == [path]

@@ -13,6 +13,7 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the routing method, noaux_tc
         raise fields.error("scoring_func", "sigmoid")
+    fields.require(topk_method="noaux_tc", moe_layer_freq=1)
     fields.fill(first_k_dense_replace=0)
     config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
     first = fields.integer("max_window_layers", 62, minimum=0)

@@ -50,7 +50,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "qwen35": (QWEN35_WORDS,),
     "seed-coder": (SEED_WORDS,),
     "tekken": (TEKKEN_WORDS,),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (GPT4O_WORDS,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (GPT4O_WORDS,)),
     "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O_WORDS),
     "deepseek-llm": (r"[\r\n]", CASED_LETTERS, DEEPSEEK_SIGNS, r"\s+$", EAST_ASIAN, r"\p{N}+"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
@@ -87,9 +87,13 @@ ROLES = {
 
 
 TEMPLATE = "tokenizer.chat_template"
-# Tokens with which chat templates end a turn. Many files state only the token that ends a text.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+# Many files state only one of the tokens that end an answer: the one that ends a text, or the one that ends a turn.
+TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
+CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
+# Special tokens of Phi-3 after which spaces and line breaks count. All others take those that follow them. Files do not state this.
+PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 SAMPLING = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_k": "top_k",
@@ -162,6 +166,9 @@ def _written(vocabulary: _Vocabulary) -> bytes:
     _add_ends(tokenizer, vocabulary)
     fields = json.loads(tokenizer.to_str())
     fields["added_tokens"] = tokens_in_texts(vocabulary.ids, vocabulary.types)
+    if vocabulary.model == "llama" and vocabulary.architecture == "phi3":
+        for token in fields["added_tokens"]:
+            token["rstrip"] = token["content"] not in PHI3_KEEPS
     fields["model"] |= {"vocab": vocabulary.ids, "merges": _as_texts(merges) or merges}
     return msgspec.json.encode(fields)
 
@@ -179,6 +186,7 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
+        self.architecture = metadata.get("general.architecture")
         self.model = self.get("model")
         self.pre = self.get("pre", "default")
         self._texts = self._strings("tokens")
@@ -214,19 +222,29 @@ class _Vocabulary:
         return value
 
     def end_ids(self) -> tuple[int, ...]:
-        ends = [self.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-        return tuple(sorted({id for id in (*ends, self._turn_end()) if id is not None}))
+        ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
+        return tuple(sorted(ends | self._listed_ends() | self._unstated_ends()))
 
-    def _turn_end(self) -> int | None:
-        """Return the id of the token with which the chat template ends a turn. Return None if the file states this token, or if the
-        template has none of TURN_ENDS."""
+    def _listed_ends(self) -> set[int]:
+        """Return the ids in the list of end tokens, which only Ollama writes."""
+        listed = self.get("eos_token_ids")
+        if listed is None:
+            return set()
+        are_integers = isinstance(listed, np.ndarray) and listed.dtype.kind in "iu"
+        if not are_integers or not all(0 <= id < len(self._texts) for id in listed.tolist()):
+            raise DamagedFile(f"tokenizer.ggml.eos_token_ids is {listed!r:.80}, expected ids of the {len(self._texts)} tokens")
+        return set(listed.tolist())
+
+    def _unstated_ends(self) -> set[int]:
+        """Return the ids of the tokens that end an answer by their texts: those that end a text, those with which the chat template ends a
+        call, and, unless the file states one, the token with which the chat template ends a turn."""
         template = self._metadata.get(TEMPLATE)
-        if self.get("eot_token_id") is not None or not isinstance(template, str):
-            return None
-        if not (ends := [text for text in TURN_ENDS if text in template]):
-            return None
-        found = _first_places(self._texts, {*ends, HARMONY_END})
-        return None if HARMONY_END in found else next((found[text] for text in ends if text in found), None)
+        in_template = template if isinstance(template, str) else ""
+        turns = [] if self.get("eot_token_id") is not None else [text for text in TURN_ENDS if text in in_template]
+        calls = [text for text in CALL_ENDS if text in in_template]
+        found = _first_places(self._texts, {*TEXT_ENDS, *turns, *calls, HARMONY_END})
+        turn = None if HARMONY_END in found else next((text for text in turns if text in found), None)
+        return {id for text, id in found.items() if text in TEXT_ENDS or text in calls or text == turn}
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])
@@ -302,7 +320,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
     by_default = vocabulary.model != "gpt2" or vocabulary.pre in BEGIN_BY_DEFAULT
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
-    before = bos if vocabulary.flag("add_bos_token", by_default) else None
+    begins = vocabulary.flag("add_bos_token", by_default) or vocabulary.model == "gemma4"  # the first converters stated false by mistake
+    before = bos if begins else None
     after = eos if vocabulary.flag("add_eos_token", False) else None
     begin, end = (None if id is None else (vocabulary.tokens[id], id) for id in (before, after))
     add_ends(tokenizer, begin, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,19 @@ def test_other_limits_compile_only_what_changed(tmp_path: Path) -> None:
 def test_kept_code_is_the_code_of_the_compiler(tmp_path: Path) -> None:
     compiled(KeptCode(tmp_path))
     assert compiled(KeptCode(tmp_path)).object_code == compiled(None).object_code
+
+
+def test_code_of_a_folder_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of use cannot be recorded there."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    compiled(KeptCode(tmp_path))
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
+    compiled(second := KeptCode(tmp_path))
+    assert second.num_reused > 0 and second.num_emitted == 0
 
 
 def test_kept_kernels_are_not_scheduled(tmp_path: Path) -> None:

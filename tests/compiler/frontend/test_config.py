@@ -257,6 +257,8 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
         ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size of config.json is 8, expected 0"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list of config.json is \[1, 0\], expected a list of ones"),
         ("dots1", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected sigmoid"),
+        ("dots1", {"topk_method": "greedy"}, "topk_method of config.json is 'greedy', expected noaux_tc"),
+        ("dots1", {"moe_layer_freq": 2}, "moe_layer_freq of config.json is 2, expected 1"),
         ("apertus", {"qk_norm": False}, "qk_norm of config.json is False, expected true"),
         ("apertus", {"post_norm": True}, "post_norm of config.json is True, expected false"),
     ],
@@ -288,6 +290,12 @@ def test_dots1_has_windows_behind_its_last_full_layer() -> None:
     assert parse_config({**dots1, "max_window_layers": 3}).windows == (None, None, None, 4096)
     assert parse_config({**dots1, "max_window_layers": 3, "sliding_window": None}).windows == (None,) * 4
     assert parse_config(dots1).windows == (None,) * 4
+
+
+def test_dots1_may_state_how_experts_are_chosen() -> None:
+    """Published files have fields that transformers does not read: vLLM has no defaults for them."""
+    dots1 = small("dots1", num_hidden_layers=4, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+    assert parse_config({**dots1, "topk_method": "noaux_tc", "moe_layer_freq": 1}) == parse_config(dots1)
 
 
 def test_apertus_has_the_defaults_of_transformers() -> None:

@@ -174,10 +174,19 @@ def test_compiled_code_aligns_text_as_ctranslate2_does(files: ModelFiles, sessio
 def test_files_name_the_heads_that_follow_the_speech(tmp_path: Path) -> None:
     assert read_heads(GOLDEN, 2, 2) == ((0, 0),)
     assert read_heads(tmp_path, 4, 2) == ((2, 0), (2, 1), (3, 0), (3, 1))
-    for heads in ([], [[0]], [[0, 2]], [[4, 0]], [[0, -1]], [[0, True]], [[0, 0], [0, 0]], "all", [3]):
+    for heads in ([], [[0]], [[0, 2]], [[4, 2]], [[0, -1]], [[0, True]], [[0, 0], [0, 0]], "all", [3]):
         (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
-        with pytest.raises(ConfigError, match=r"alignment_heads is .*; expected pairs of a layer below 4 and a head below 2"):
+        with pytest.raises(ConfigError, match=r"alignment_heads is .*; expected pairs of a layer and a head below 2"):
             read_heads(tmp_path, 4, 2)
+
+
+def test_heads_of_layers_that_were_distilled_away_do_not_count(tmp_path: Path) -> None:
+    """kotoba-whisper-bilingual has 2 of the 32 layers of the decoder of Whisper large-v3, and the list of heads of large-v3."""
+    heads = [[7, 0], [10, 17], [12, 18], [13, 12], [16, 1], [17, 14], [19, 11], [21, 4], [24, 1], [25, 6]]
+    for stated in (heads, [[1, 3], *heads]):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": stated}))
+        assert read_heads(tmp_path, 2, 20) == tuple((1, head) for head in range(20))
+        assert read_heads(tmp_path, 32, 20) == tuple(sorted(map(tuple, stated)))
 
 
 def test_the_interpreter_computes_what_ctranslate2_computes(files: ModelFiles) -> None:

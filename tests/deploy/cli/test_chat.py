@@ -70,6 +70,8 @@ def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path
         talk.obey(f"/save {tmp_path / 'talk.json'}")
     with pytest.raises(CommandError, match="cannot be written"):
         talk.obey(f"/save {tmp_path / 'no' / 'talk.json'}")
+    with pytest.raises(CommandError, match="cannot be written"):
+        talk.obey("/save ~no-such-user/talk.json")
     with pytest.raises(CommandError, match="needs the name of a file"):
         talk.obey("/save")
 

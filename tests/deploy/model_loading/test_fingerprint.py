@@ -63,6 +63,30 @@ def test_files_are_digested_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert fingerprint_of(known()) == found
 
 
+def test_a_file_beside_the_weights_that_changes_is_digested_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache must not return the digest of the former files if only a file beside the weights has changed."""
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
+    copy = tmp_path / "copy"
+    shutil.copytree(LOAD.source, copy)
+    found = [fingerprint_of(known(source=str(copy)))]
+    for text in ("{}", '{"temperature": 0.5}'):
+        (copy / "generation_config.json").write_text(text)
+        found.append(fingerprint_of(known(source=str(copy))))
+    assert len(set(found)) == 3
+
+
+def test_the_name_of_a_file_matters_only_in_a_folder(tmp_path: Path) -> None:
+    """A file in a folder has its meaning by its name. A GGUF file has all that it says within it."""
+    for name in ("generation_config.json", "generation_config.old.json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / name).write_text('{"temperature": 0.5}')
+    assert content_digest(tmp_path / "generation_config.json") != content_digest(tmp_path / "generation_config.old.json")
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(bytes(1000))
+    assert content_digest(tmp_path / "a.gguf") == content_digest(tmp_path / "b.gguf")
+
+
 def test_pieces_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(bytes(range(256)) * 1000)
     monkeypatch.setattr(fingerprint, "PIECE_BYTES", 1 << 12)

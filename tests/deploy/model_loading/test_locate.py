@@ -23,9 +23,10 @@ from deploy import demo, library
 from deploy.cli.commands import app
 from deploy.library import Downloads
 from deploy.model_loading import hub
-from deploy.model_loading.locate import files_of_model, identity_of, locate
+from deploy.model_loading.locate import files_of_model, identity_of, locate, weigh
 from server.interfaces import LoadError
 from server.models.library import Pulled
+from server.models.state import ModelSpec
 from tests.process_states import is_running
 
 COMMIT = "a" * 40
@@ -107,6 +108,20 @@ def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert caught.value.code == "invalid_source"
 
 
+def test_a_path_in_the_home_of_nobody_is_gone() -> None:
+    source = "~no-such-user/model"
+    with pytest.raises(LoadError, match="'~no-such-user/model' does not exist") as caught:
+        locate(source)
+    assert caught.value.code == "invalid_source"
+    assert identity_of(source) == "" and weigh(ModelSpec("m", source)) == 0
+
+
+def test_weights_weigh_as_many_bits_as_the_form_says(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1600))
+    forms = {"auto": 1600, "auto-fast": 1600, "f32": 3200, "int8": 800, "int4-32": 400, "4bit": 500, "4.6": 460, "6.5": 650, "nan": 1600}
+    assert {form: weigh(ModelSpec("m", str(tmp_path), quantize=form)) for form in forms} == forms
+
+
 def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> None:
     told: list[float] = []
     folder = locate("org/name", told.append)
@@ -124,6 +139,14 @@ def test_one_file_of_many_is_downloaded_and_served(endpoint: str, file: str) -> 
     assert path.name == "model-q4.gguf" and path.read_bytes() == b"xx" and told == [1.0]
     assert [found.name for found in path.parent.iterdir()] == ["model-q4.gguf"]
     assert identity_of(f"org/name:{file}") == COMMIT
+
+
+def test_an_abbreviation_is_a_word_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many repositories have a file in F16 and one in BF16."""
+    for name in ("m-F16.gguf", "m-BF16.gguf", "Q8_0.gguf"):
+        monkeypatch.setitem(FILES, name, b"x")
+    assert [locate(f"org/name:{form}").name for form in ("F16", "f16", "bf16", "q8_0")] == ["m-F16.gguf"] * 2 + ["m-BF16.gguf", "Q8_0.gguf"]
+    assert hub.remove("org/name:F16") == 1 and {held.source for held in hub.held()} == {"org/name:m-BF16.gguf", "org/name:Q8_0.gguf"}
 
 
 @pytest.mark.parametrize("file", ["large", "LARGE", "model-large-00001-of-00002.gguf", "model-large-00002-of-00002.gguf"])

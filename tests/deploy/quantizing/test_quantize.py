@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +39,8 @@ pytestmark = pytest.mark.xdist_group("quantising")  # the tests of this file sha
 BUDGET = "4.75"
 
 
-def formed(budget: str = BUDGET, calibrate: str = "") -> ModelFiles:
-    return advance(begin(Load("m", str(demo.MODEL), budget, calibrate=calibrate)), Formed).files
+def formed(budget: str = BUDGET, calibrate: str = "", source: Path = demo.MODEL) -> ModelFiles:
+    return advance(begin(Load("m", str(source), budget, calibrate=calibrate)), Formed).files
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,20 @@ def test_the_result_depends_on_budget_and_text(cache: None, tmp_path: Path, monk
     text.write_text("Some other words. " * 100)
     for budget, calibrate in (("4bit", ""), (BUDGET, ""), ("5bit", ""), ("4bit", str(text))):
         formed(budget, calibrate)
+    assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def test_the_result_depends_on_the_files_beside_the_weights(cache: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The configuration and the tokenizer decide what the matrices read on the text, so other ones give other numbers."""
+    seen: list[Path] = []
+    monkeypatch.setattr(kept_module, "read_kept", lambda place, _: seen.append(place))
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: kept_module.Result({}, {}))
+    monkeypatch.setattr(kept_module, "_keep", lambda *_: None)
+    shutil.copytree(demo.MODEL, copy := tmp_path / "copy")
+    formed(source=copy)
+    for name in ("generation_config.json", "config.json", "tokenizer.json"):  # the first one changes only how tokens are sampled
+        (copy / name).write_text((copy / name).read_text() + "\n" if (copy / name).exists() else "{}")
+        formed(source=copy)
     assert seen[0] == seen[1] and len(set(seen)) == 3
 
 

@@ -28,7 +28,7 @@ from compiler.frontend.finite import Checked
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
-from compiler.frontend.gguf.tokenizer import tokenizer_files
+from compiler.frontend.gguf.tokenizer import end_ids, tokenizer_files
 from compiler.frontend.mixture import ClippedGate
 from compiler.frontend.quantized.held import HeldWeights, Offset, form_of_blocks, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
@@ -762,6 +762,19 @@ def test_a_merge_is_a_text_where_a_text_says_the_same(tokens: list[str], merge: 
     assert json.loads(tokenizers.Tokenizer.from_buffer(content).to_str())["model"]["merges"] == [tokens[:2]]
 
 
+def test_texts_of_gemma_4_begin_with_the_begin_token_whatever_the_file_says() -> None:
+    """The first converters stated the opposite, and texts that no chat template renders then have poor continuations."""
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["<bos>", "a", "b", "ab"],
+        "tokenizer.ggml.token_type": np.array([TokenType.CONTROL] + [TokenType.NORMAL] * 3, np.int32),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    assert tokenizers.Tokenizer.from_buffer(tokenizer_files(metadata)["tokenizer.json"]).encode("ab").ids == [0, 3]
+
+
 SPLIT = "HelloWorld don't 1234 東京12 a/b!\n\nx"
 WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/", "b", "!", "\n", "\n", "x"]
 
@@ -777,6 +790,7 @@ WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/"
         ("seed-coder", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!", "\n\n", "x"]),
         ("tekken", ["Hello", "World", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!\n\n", "x"]),
         ("gpt-4o", ["Hello", "World", " don't", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
+        ("minimax-m2", ["Hello", "World", " don't", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
         ("dbrx", ["HelloWorld", " don", "'t", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),  # Phi-4, Granite 4, OLMo 2
         ("smaug-bpe", ["HelloWorld", " don", "'t", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),  # SmolLM3
         ("deepseek-llm", ["HelloWorld", " don", "'", "t", " ", "1234", " ", "東京", "12", " a", "/", "b", "!", "\n", "\n", "x"]),
@@ -880,6 +894,25 @@ def test_tokenizers_of_gemma_4_merge_in_the_order_of_the_file() -> None:
         assert restored.decode(encoded, skip_special_tokens=True) == sample
 
 
+def test_tokens_of_phi_3_take_the_spaces_that_follow_them() -> None:
+    """Its tokenizer drops the line break that its chat template writes after each marker. Files do not say so."""
+    values = sentencepiece(True)
+    markers = ["<|endoftext|>", "<|user|>", "<|end|>"]
+    values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], *markers]
+    values["tokenizer.ggml.token_type"] = np.append(values["tokenizer.ggml.token_type"], [TokenType.CONTROL] * 3).astype(np.int32)
+    values["tokenizer.ggml.scores"] = np.append(values["tokenizer.ggml.scores"], [0.0] * 3).astype(np.float32)
+    for architecture, text, same in (
+        ("phi3", "<|user|>\n the<|end|>\n", "<|user|>the<|end|>"),
+        ("phi3", "</s> the", "</s>the"),
+        ("phi3", "<|endoftext|>\nthe", None),
+        ("phi3", "<s>\nthe", None),
+        ("llama", "<|user|>\nthe", None),
+    ):
+        made = tokenizers.Tokenizer.from_buffer(tokenizer_files(values | {"general.architecture": architecture})["tokenizer.json"])
+        ids = made.encode(text).ids
+        assert (ids == made.encode(same).ids) if same else (3 + ord("\n") in ids), text
+
+
 def user_defined(values: dict[str, Any]) -> dict[str, Any]:
     kinds = values["tokenizer.ggml.token_type"].copy()
     kinds[270:272] = TokenType.USER_DEFINED
@@ -908,6 +941,40 @@ def test_ends_template_and_stops() -> None:
     config = json.loads(files["tokenizer_config.json"])
     assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
     assert json.loads(files["generation_config.json"])["eos_token_id"] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "template", "stated", "ends"),
+    [
+        (["<|endoftext|>", "<|im_end|>"], "<|im_end|>", {"eos": "<|im_end|>"}, ["<|endoftext|>", "<|im_end|>"]),  # Qwen2.5 Coder
+        (["<|end_of_text|>", "<|eot_id|>"], "", {"eos": "<|eot_id|>"}, ["<|end_of_text|>", "<|eot_id|>"]),  # Llama 3
+        (["<|eot_id|>", "<|eom_id|>"], "<|eom_id|><|eot_id|>", {"eos": "<|eot_id|>"}, ["<|eot_id|>", "<|eom_id|>"]),  # Llama 3.1
+        (["<|eot_id|>", "<|eom_id|>"], "<|eot_id|>", {"eos": "<|eot_id|>"}, ["<|eot_id|>"]),
+        (["<eos>", "<end_of_turn>"], "<end_of_turn>", {"eos": "<end_of_turn>"}, ["<eos>", "<end_of_turn>"]),  # Gemma 3
+        (["<eos>", "<turn|>"], "<turn|>", {"eos": "<eos>"}, ["<eos>", "<turn|>"]),  # Gemma 4
+        (["<eos>", "<|tool_response>", "<turn|>"], "<turn|><|tool_response>", {"eos": "<eos>"}, ["<eos>", "<|tool_response>", "<turn|>"]),
+        (["<|return|>", "<|call|>", "<|end|>"], "<|end|><|call|>", {"eos": "<|return|>"}, ["<|return|>", "<|call|>"]),  # gpt-oss
+        (["</s>", "<|im_end|>", "<turn|>"], "<|im_end|><turn|>", {"eos": "</s>", "eot": "<turn|>"}, ["</s>", "<turn|>"]),
+    ],
+)
+def test_ends_that_a_file_does_not_state(tokens: list[str], template: str, stated: dict[str, str], ends: list[str]) -> None:
+    """Most files state one token that ends an answer, though their models write several: one ends a text, one a turn, and one a call."""
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", *tokens, "b"], "tokenizer.chat_template": template}
+    values |= {f"tokenizer.ggml.{role}_token_id": 1 + tokens.index(text) for role, text in stated.items()}
+    assert end_ids(values) == tuple(sorted(1 + tokens.index(text) for text in ends))
+
+
+def test_ends_that_a_file_lists() -> None:
+    """Ollama writes all end tokens as a list, and no chat template of which the others could be read."""
+    values = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": ["<pad>", "<eos>", "a", "<turn|>"],
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    assert end_ids(values | {"tokenizer.ggml.eos_token_ids": np.array([1, 3], np.int32)}) == (1, 3)
+    for ids in (np.array([4], np.int32), np.array([-1], np.int32), np.array([1.0], np.float32), 1, ["1"]):
+        with pytest.raises(DamagedFile, match=r"eos_token_ids is .*, expected ids of the 4 tokens"):
+            end_ids(values | {"tokenizer.ggml.eos_token_ids": ids})
 
 
 def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:
