@@ -38,6 +38,10 @@ class FileRecord(msgspec.Struct):
     created_at: int
     expires_at: int | None = None
 
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= now()
+
 
 class Fault(msgspec.Struct):
     """An error in an input file."""
@@ -74,6 +78,11 @@ class BatchRecord(msgspec.Struct):
     @property
     def has_ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def file_ids(self) -> tuple[str, str, str]:
+        """The ids of the files that the batch reads and writes."""
+        return self.input_file_id, self.output_file_id, self.error_file_id
 
     @property
     def num_done(self) -> int:

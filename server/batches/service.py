@@ -84,11 +84,11 @@ class Batches:
 
     def files_of(self, owner: str) -> list[FileRecord]:
         """Return the files of a tenant, the newest first."""
-        return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS)
+        return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired)
 
     def delete_file(self, file: FileRecord) -> None:
         for batch in self.store.all_batches():
-            if not batch.has_ended and file.id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+            if not batch.has_ended and file.id in batch.file_ids:
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
         self.store.delete_file(file.id)
 
@@ -153,7 +153,7 @@ class Batches:
         """Forget a batch that has ended, with its files. Raise ApiError if it has not ended."""
         if not record.has_ended:
             raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status}; cancel it first", param="batch_id")
-        for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
+        for file_id in record.file_ids:
             self.store.delete_file(file_id)
         self.store.delete_batch(record)
 

@@ -45,9 +45,9 @@ class Store:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     def file(self, file_id: str, owner: str) -> FileRecord:
-        """Return a file of this owner, or raise FILE_NOT_FOUND."""
+        """Return a file of this owner that has not expired, or raise FILE_NOT_FOUND."""
         record = self.files.get(file_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or record.has_expired:
             raise ApiError(FILE_NOT_FOUND, f"no file of yours has the id {file_id!r:.80}", param="file_id")
         return record
 
@@ -147,9 +147,12 @@ class Store:
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
 
     def sweep(self, keep_s: int) -> None:
-        """Remove expired files, and batches that ended at least `keep_s` seconds and at least a day ago."""
-        for file in [record for record in self.all_files() if record.expires_at is not None and record.expires_at <= now()]:
-            self.delete_file(file.id)
+        """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago."""
+        expired = [record for record in self.all_files() if record.has_expired]
+        used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
+        for file in expired:
+            if file.id not in used:
+                self.delete_file(file.id)
         for batch in [record for record in self.all_batches() if record.has_ended]:
             if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
                 self.delete_batch(batch)

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from server.batches.lines import MAX_LINES
-from server.batches.records import BatchRecord, FileRecord, Status
+from server.batches.records import BatchRecord, FileRecord, Status, new_id
 from server.batches.store import Store
 from server.errors import ApiError
 from tests.doubles.worker import NullScript
@@ -370,3 +370,25 @@ def test_an_end_is_written_before_it_is_seen(tmp_path, monkeypatch) -> None:
     assert seen == [False]
     assert record.has_ended
     assert Store(tmp_path, 1000).batches[record.id].status is Status.COMPLETED
+
+
+def record_of(input_id: str, **fields: Any) -> BatchRecord:
+    ids = (new_id("batch_"), "", "", "/v1/chat/completions", input_id, new_id("file-"), new_id("file-"))
+    return BatchRecord(*ids, 0, 1 << 40, **fields)
+
+
+def test_a_file_that_a_batch_uses_does_not_expire(tmp_path) -> None:
+    """A batch reads its input again after a restart, and at its end for the requests that have no answer."""
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.write(b"{}\n")
+    file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
+    batch = record_of(file.id)
+    store.save(batch)
+    store.sweep(0)
+    assert list(store.lines(file.id)) == [b"{}\n"]
+    with pytest.raises(ApiError, match="no file of yours"):
+        store.file(file.id, "")  # no further batch begins with it
+    store.end(batch, Status.COMPLETED)
+    store.sweep(0)
+    assert not store.files and not list(store.lines(file.id))
