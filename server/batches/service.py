@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 from starlette.types import ASGIApp
 
-from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
+from server.batches.records import DAY_S, INPUT, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Runner
 from server.batches.store import Store, StoreError, Upload
 from server.errors import BATCH_NOT_FOUND, BATCHES_OFF, CONFLICTING_BATCH, INVALID_VALUE, STORE_FULL, ApiError
@@ -24,7 +24,6 @@ WINDOW_S = DAY_S  # a batch expires after the only completion window of OpenAI's
 MAX_RUNNING = 64  # maximum number of batches of a tenant that have not ended
 SWEEP_S = 60.0
 R = TypeVar("R", FileRecord, BatchRecord)
-INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch
 OF_OPENAI, OF_ANTHROPIC = "batch_", "msgbatch_"  # how ids of batches begin
 
 

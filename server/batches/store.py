@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
+from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
 MAX_FILES = 10_000
@@ -147,7 +147,8 @@ class Store:
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
 
     def sweep(self, keep_s: int) -> None:
-        """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago."""
+        """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago. The
+        requests of an Anthropic batch go with it."""
         expired = [record for record in self.all_files() if record.has_expired]
         used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
         for file in expired:
@@ -156,6 +157,8 @@ class Store:
         for batch in [record for record in self.all_batches() if record.has_ended]:
             if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
                 self.delete_batch(batch)
+                if (file := self.files.get(batch.input_file_id)) is not None and file.purpose == REQUESTS:
+                    self.delete_file(file.id)
 
     # --- disk ------------------------------------------------------------------------------------------------------------
 
@@ -174,12 +177,16 @@ class Store:
             temporary.replace(path)
 
     def _remove_unknown_data(self) -> None:
-        """Remove the data of uploads that a killed server has not finished. Keep the files that running batches write, which have no record
-        yet."""
+        """Remove the data of uploads that a killed server has not finished, and requests of Anthropic batches that do not exist. Keep the
+        files that running batches write, which have no record yet."""
+        named = {batch.input_file_id for batch in self.batches.values()}
+        for file in [file for file in self.files.values() if file.purpose == REQUESTS and file.id not in named]:
+            del self.files[file.id]
+            (self._folder / "files" / f"{file.id}.json").unlink()
         known = set(self.files)
         for batch in self.batches.values():
             if not batch.has_ended:
-                known |= {batch.output_file_id, batch.error_file_id}
+                known |= {*batch.file_ids}
         for path in (self._folder / "files").glob("*.data"):
             if path.stem not in known:
                 path.unlink()

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from server.batches.lines import MAX_LINES
-from server.batches.records import BatchRecord, FileRecord, Status, new_id
+from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
 from server.batches.store import Store
 from server.errors import ApiError
 from tests.doubles.worker import NullScript
@@ -392,3 +392,32 @@ def test_a_file_that_a_batch_uses_does_not_expire(tmp_path) -> None:
     store.end(batch, Status.COMPLETED)
     store.sweep(0)
     assert not store.files and not list(store.lines(file.id))
+
+
+def test_the_requests_of_an_anthropic_batch_go_with_it(tmp_path) -> None:
+    """No list shows the file with these requests, so no client can delete it."""
+    store = Store(tmp_path, 1000)
+
+    def stored(**fields: Any) -> BatchRecord:
+        upload = store.new_upload()
+        upload.write(b"{}\n")
+        file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "requests.jsonl", "requests", size, 0))
+        return record_of(file.id, status=Status.COMPLETED, **fields)
+
+    store.save(stored(times={Status.COMPLETED: 1}))
+    kept, lost = stored(times={Status.COMPLETED: now()}), stored()
+    store.save(kept)
+    store.sweep(0)
+    assert store.batches.keys() == {kept.id}
+    assert store.files.keys() == {kept.input_file_id, lost.input_file_id}
+    again = Store(tmp_path, 1000)
+    assert again.files.keys() == {kept.input_file_id}, "a server was killed before it made the batch"
+    assert again.num_bytes == 3
+
+
+def test_a_refused_anthropic_batch_leaves_nothing(serve, folder, monkeypatch) -> None:
+    monkeypatch.setattr("server.batches.service.MAX_RUNNING", 0)
+    body = {"requests": [{"custom_id": "a", "params": chat_line(0)["body"]}]}
+    answer = serve(batch_dir=folder).http().post("/v1/messages/batches", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "store_full")
+    assert not list((folder / "files").iterdir())

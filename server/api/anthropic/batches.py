@@ -21,8 +21,8 @@ from server.api.request.schema import Label
 from server.api.routes import gives, new_router
 from server.batches import lines
 from server.batches.lines import MAX_ID_CHARS, Written
-from server.batches.records import BatchRecord, FileRecord, Status, now
-from server.batches.service import OF_ANTHROPIC, REQUESTS, Batches
+from server.batches.records import REQUESTS, BatchRecord, FileRecord, Status, now
+from server.batches.service import OF_ANTHROPIC, Batches
 from server.models.model import rfc3339
 
 ENDPOINT = "/v1/messages"
@@ -83,7 +83,11 @@ def router(context: Context) -> APIRouter:
         ignored, who = check_unknown(body, strict=strict), caller(request)
         _check_ids(body.requests)
         file = _stored(batches, body, who)
-        record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
+        try:
+            record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
+        except BaseException:
+            batches.store.delete_file(file.id)
+            raise
         return json_answer(describe(record, request), headers=ignored_header(ignored))
 
     @routes.get("/v1/messages/batches", responses=gives(MessageBatchList))
