@@ -434,3 +434,26 @@ def test_the_client_s_fields_are_known(server):
     that names it."""
     fields = inspect.signature(Responses.create).parameters.keys() - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert fields <= ResponseBody.model_fields.keys() | UNSUPPORTED.keys(), fields - ResponseBody.model_fields.keys()
+
+
+# --- items that several responses have ------------------------------------------------------------------------------------
+
+
+def test_an_item_is_kept_as_long_as_a_response_has_it(server):
+    client = server.openai()
+    first = client.responses.create(model="null", input="hi")
+    second = client.responses.create(model="null", input="more", previous_response_id=first.id)
+    client.responses.delete(second.id)
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    client.responses.create(model="null", input=[reference, {"role": "user", "content": "b"}])
+    assert prompt_of(server).startswith(f"<|assistant|>{SAID}")
+
+
+def test_keys_may_use_the_same_ids(serve):
+    """Clients choose the ids of the items that they send."""
+    server = serve(api_keys=["key-of-the-one", "key-of-the-other"])
+    one, other = server.openai(api_key="key-of-the-one"), server.openai(api_key="key-of-the-other")
+    for client, text in ((one, "of the one"), (other, "of the other")):
+        client.responses.create(model="null", input=[{"type": "message", "id": "msg_1", "role": "user", "content": text}])
+    one.responses.create(model="null", input=[{"type": "item_reference", "id": "msg_1"}])
+    assert prompt_of(server).startswith("<|user|>of the one")
