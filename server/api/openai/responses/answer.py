@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -149,8 +150,8 @@ class ResponseAnswer(BlockAnswer):
 
     @property
     def output(self) -> list[tuple[str, bytes]]:
-        """The output items with their ids, as the store keeps them."""
-        return [(block.id, encode(self.item_of(block))) for block in self.blocks]
+        """The output items with their ids, as the store keeps them: without log-probabilities, which no later request needs."""
+        return [(block.id, encode(self.item_of(replace(block, logprobs=[])))) for block in self.blocks]
 
     def _complete(self) -> None:
         self._status = "incomplete" if self.finish == "length" else "completed"

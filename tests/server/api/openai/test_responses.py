@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from dataclasses import replace
 
 import openai
 import pytest
@@ -457,3 +458,16 @@ def test_keys_may_use_the_same_ids(serve):
         client.responses.create(model="null", input=[{"type": "message", "id": "msg_1", "role": "user", "content": text}])
     one.responses.create(model="null", input=[{"type": "item_reference", "id": "msg_1"}])
     assert prompt_of(server).startswith("<|user|>of the one")
+
+
+def test_a_long_answer_with_log_probabilities_is_continued(serve, answering):
+    server = serve(script=replace(answering("x" * 5000, step=500), max_context=1 << 15))
+    http = server.http()
+    body = {"input": "hi", "include": ["message.output_text.logprobs"]}
+    made = http.post("/v1/responses", json=body).json()
+    assert len(made["output"][0]["content"][0]["logprobs"]) == 5000
+    more = http.post("/v1/responses", json={"input": "more", "previous_response_id": made["id"]})
+    assert more.status_code == 200, more.text
+    assert http.get(f"/v1/responses/{made['id']}").json() == made
+    items = http.get(f"/v1/responses/{more.json()['id']}/input_items?order=asc").json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant", "user"] and items[1]["content"][0]["text"] == "x" * 5000
