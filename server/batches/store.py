@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,14 +74,15 @@ class Store:
         self._write("files", record)
         self.files[record.id] = record
 
-    def delete_file(self, file_id: str) -> None:
-        """Remove a file. Its record is removed first: the next start of the server removes data without a record."""
+    def delete_file(self, file_id: str, num_reserved: int | None = None) -> None:
+        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: the bytes
+        that were reserved for a file that is not finished, of which the disk may have fewer."""
         self.files.pop(file_id, None)
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         size = path.stat().st_size if path.exists() else 0
         path.unlink(missing_ok=True)
-        self._count(-size)
+        self._count(-(size if num_reserved is None else num_reserved))
 
     def reserve(self, num_bytes: int) -> None:
         """Count bytes that are about to be written. Raise STORE_FULL if there is no room for them."""
@@ -213,8 +215,9 @@ class Upload:
         return record
 
     def abandon(self) -> None:
-        self._file.close()
-        self._store.delete_file(self.id)
+        with suppress(OSError):  # a full disk refuses what is left to write
+            self._file.close()
+        self._store.delete_file(self.id, self.num_bytes)
 
 
 def _decoded(path: Path, kind: type[R]) -> R:

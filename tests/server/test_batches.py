@@ -21,3 +21,453 @@ from server.errors import ApiError
 from tests.doubles.worker import NullScript
 
 Body = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "batches"
+
+
+def chat_line(number: int, **fields: object) -> Body:
+    body = {"model": "null", "messages": [{"role": "user", "content": f"question {number}"}], "max_tokens": 8, **fields}
+    return {"custom_id": f"line {number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def jsonl(lines: Sequence[object]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def begin(client: openai.OpenAI, lines: Sequence[object] | bytes, endpoint: Any = "/v1/chat/completions") -> openai.types.Batch:
+    data = lines if isinstance(lines, bytes) else jsonl(lines)
+    file = client.files.create(file=("questions.jsonl", data), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"for": "a test"})
+
+
+def ended(client: openai.OpenAI, batch: openai.types.Batch) -> openai.types.Batch:
+    return until(lambda: client.batches.retrieve(batch.id), lambda found: found.status in ("completed", "failed", "expired", "cancelled"))
+
+
+def until(look: Callable[[], Any], is_reached: Callable[[Any], object]) -> Any:
+    end_s = time.monotonic() + 60
+    while not is_reached(found := look()):
+        assert time.monotonic() < end_s, found
+        time.sleep(0.02)
+    return found
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> dict[str, Body]:
+    if file_id is None:
+        return {}
+    found = [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+    by_id = {line["custom_id"]: line for line in found}
+    assert len(by_id) == len(found), "a request was answered twice"
+    return by_id
+
+
+def test_a_batch_gives_the_answers_of_live_requests(serve, folder) -> None:
+    server = serve(batch_dir=folder)
+    client = server.openai()
+    asked = [chat_line(number, seed=1) for number in range(100)] + [chat_line(100, temperature=-1)]
+    batch = ended(client, begin(client, asked))
+    assert (batch.status, batch.endpoint, batch.metadata) == ("completed", "/v1/chat/completions", {"for": "a test"})
+    assert batch.request_counts is not None
+    assert batch.request_counts.model_dump() == {"total": 101, "completed": 100, "failed": 1}
+    answers, errors = lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
+    assert set(answers) == {f"line {number}" for number in range(100)}
+    live = client.chat.completions.create(**asked[7]["body"])
+    found = answers["line 7"]["response"]
+    assert found["status_code"] == 200
+    assert answers["line 7"]["error"] is None
+    assert found["body"]["choices"] == live.model_dump(mode="json", exclude_unset=True)["choices"]
+    assert errors["line 100"]["response"]["status_code"] == 400
+    assert "temperature" in errors["line 100"]["response"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+        ("/v1/embeddings", {"input": ["one", "two"]}),
+    ],
+)
+def test_each_endpoint_runs_in_a_batch(serve, folder, endpoint: str, body: Body) -> None:
+    script = NullScript(embedding_size=4) if endpoint.endswith("embeddings") else NullScript()
+    client = serve(batch_dir=folder, script=script).openai()
+    line = {"custom_id": "one", "method": "POST", "url": endpoint, "body": {"model": "null", **body}}
+    batch = ended(client, begin(client, [line], endpoint))
+    assert lines_of(client, batch.output_file_id)["one"]["response"]["body"]["object"], lines_of(client, batch.error_file_id)
+
+
+def test_messages_run_in_anthropics_shape(serve, folder) -> None:
+    server = serve(batch_dir=folder)
+    client = anthropic.Anthropic(
+        base_url=server.url, api_key="unused", max_retries=0, http_client=anthropic.DefaultHttpxClient(verify=False)
+    )
+    params: Any = {"model": "null", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+    bad: Any = {**params, "max_tokens": 0}
+    batch = client.messages.batches.create(requests=[{"custom_id": "good", "params": params}, {"custom_id": "bad", "params": bad}])
+    assert batch.id.startswith("msgbatch_")
+    batch = until(lambda: client.messages.batches.retrieve(batch.id), lambda found: found.processing_status == "ended")
+    assert batch.request_counts.model_dump() == {"processing": 0, "succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
+    results = {result.custom_id: result.result for result in client.messages.batches.results(batch.id)}
+    assert results["good"].type == "succeeded"
+    assert results["good"].message.content == client.messages.create(**params).content
+    assert results["bad"].type == "errored"
+    assert results["bad"].error.error.type == "invalid_request_error"
+    assert [found.id for found in client.messages.batches.list()] == [batch.id]
+    with pytest.raises(anthropic.BadRequestError, match="limit is 0"):
+        client.messages.batches.list(before_id=batch.id, limit=0)
+    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
+    assert not list(client.messages.batches.list())
+    client.close()
+
+
+def test_a_cancelled_batch_keeps_its_answers(serve, folder) -> None:
+    client = serve(batch_dir=folder, script=NullScript(interval_s=0.02)).openai()
+    batch = begin(client, [chat_line(number) for number in range(2000)])
+    until(lambda: client.batches.retrieve(batch.id), lambda found: found.request_counts.completed)
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    batch = ended(client, batch)
+    assert batch.status == "cancelled"
+    answers, errors = lines_of(client, batch.output_file_id), lines_of(client, batch.error_file_id)
+    assert answers
+    assert len(answers) + len(errors) == 2000
+    assert {line["error"]["code"] for line in errors.values()} == {"batch_cancelled"}
+    with pytest.raises(openai.ConflictError, match="cancelled already"):
+        client.batches.cancel(batch.id)
+
+
+def test_a_restarted_server_continues(serve, folder) -> None:
+    """A stop in the middle loses no line and repeats none. A torn last line, as a killed server leaves it, is computed again."""
+    first = serve(batch_dir=folder, script=NullScript(interval_s=0.01), drain_s=0.0)
+    batch = begin(first.openai(), [chat_line(number) for number in range(400)])
+    until(lambda: first.openai().batches.retrieve(batch.id), lambda found: found.request_counts.completed > 20)
+    first.stop()
+    record = json.loads((folder / "batches" / f"{batch.id}.json").read_text())
+    output = folder / "files" / f"{record['output_file_id']}.data"
+    whole = output.read_bytes()
+    output.write_bytes(whole[:-7])
+    client = serve(batch_dir=folder).openai()
+    batch = ended(client, client.batches.retrieve(batch.id))
+    assert batch.status == "completed"
+    assert len(lines_of(client, batch.output_file_id)) == 400
+    assert client.files.content(batch.output_file_id or "").content.startswith(whole[: whole[:-1].rindex(b"\n") + 1])
+
+
+def test_an_expired_batch_says_which_requests_did_not_run(serve, folder, monkeypatch) -> None:
+    monkeypatch.setattr("server.batches.service.WINDOW_S", 1)
+    client = serve(batch_dir=folder, script=NullScript(interval_s=0.5)).openai()
+    batch = ended(client, begin(client, [chat_line(number) for number in range(300)]))
+    assert batch.status == "expired"
+    errors = lines_of(client, batch.error_file_id)
+    assert {line["error"]["code"] for line in errors.values() if line["error"]} == {"batch_expired"}
+    assert len(errors) + len(lines_of(client, batch.output_file_id)) == 300
+
+
+GOOD = chat_line(0)
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "line"),
+    [
+        (b"", "empty_file", None),
+        (b"\n\n", "empty_file", None),
+        (b"not JSON\n", "invalid_json_line", 1),
+        (b"\xff\xfe\n", "invalid_json_line", 1),
+        (b"[" * 5000 + b"\n", "invalid_json_line", 1),
+        (jsonl([GOOD, {"custom_id": "x"}]), "invalid_json_line", 2),
+        (jsonl([{**GOOD, "body": 3}]), "invalid_json_line", 1),
+        (jsonl([GOOD, GOOD]), "duplicate_custom_id", 2),
+        (jsonl([{**GOOD, "custom_id": ""}]), "invalid_custom_id", 1),
+        (jsonl([{**GOOD, "method": "GET"}]), "invalid_method", 1),
+        (jsonl([{**GOOD, "url": "/admin/models"}]), "mismatched_url", 1),
+        (jsonl([chat_line(1, stream=True)]), "streaming_unsupported", 1),
+        (jsonl([chat_line(1, user="x" * 70_000)]), "line_too_long", 1),
+        (b'{"a":1}\n' * (MAX_LINES + 1), "invalid_json_line", 1),
+    ],
+    ids=count(),
+)
+def test_rubbish_fails_by_name(serve, folder, data: bytes, code: str, line: int | None) -> None:
+    client = serve(batch_dir=folder, max_body_bytes=1 << 16).openai()
+    batch = ended(client, begin(client, data))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data
+    fault = batch.errors.data[0]
+    assert (fault.code, fault.line) == (code, line)
+    assert batch.output_file_id is None
+
+
+def test_too_many_lines_are_refused(tmp_path) -> None:
+    from server.batches.lines import check
+
+    lines = (json.dumps(chat_line(number)).encode() for number in range(MAX_LINES + 1))
+    _, faults = check(lines, "/v1/chat/completions", 1 << 20)
+    assert [fault.code for fault in faults] == ["too_many_lines"]
+
+
+def test_files_are_stored_listed_and_deleted(serve, folder) -> None:
+    client = serve(batch_dir=folder, max_file_bytes=100_000).openai()
+    data = bytes(range(256)) * 200 + b"\r\n--boundary\r\n"
+    made = client.files.create(
+        file=('a "name" \u00e4.bin', data), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert (made.bytes, made.purpose, made.expires_at) == (len(data), "user_data", made.created_at + 3600)
+    assert client.files.content(made.id).content == data
+    second = client.files.create(file=("b.jsonl", b"{}\n"), purpose="batch")
+    assert [file.id for file in client.files.list(limit=1)] == [second.id, made.id] or {f.id for f in client.files.list()} == {
+        second.id,
+        made.id,
+    }
+    assert [file.id for file in client.files.list(purpose="batch")] == [second.id]
+    assert client.files.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError, match="no file of yours"):
+        client.files.retrieve(made.id)
+    with pytest.raises(openai.APIStatusError, match="larger than 100000 bytes"):
+        client.files.create(file=("big", b"x" * 200_000), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="purpose is 'nonsense'"):
+        client.files.create(file=("c", b"x"), purpose="nonsense")  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="seconds"):
+        client.files.create(file=("c", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 1})
+    assert {path.stem for path in (folder / "files").glob("*.data")} == {second.id}, "refused uploads leave nothing"
+
+
+def test_a_file_may_have_all_of_its_bytes(serve, folder) -> None:
+    """The limit counts the bytes of the file, without those of the other fields."""
+    client = serve(batch_dir=folder, max_file_bytes=1000).openai()
+    assert client.files.create(file=("whole", b"x" * 1000), purpose="batch").bytes == 1000
+    with pytest.raises(openai.APIStatusError, match="larger than 1000 bytes"):
+        client.files.create(file=("more", b"x" * 1001), purpose="batch")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "says"),
+    [
+        ("application/json", b"{}", "expected multipart/form-data with a boundary"),
+        ("multipart/form-data", b"--x--\r\n", "expected multipart/form-data with a boundary"),
+        ("multipart/form-data; boundary=x", b"--x\r\n", "ends before its last boundary"),
+        ("multipart/form-data; boundary=x", b"y" * 5000, "does not begin with its boundary"),
+        ("multipart/form-data; boundary=x", b"--x\r\nContent-Disposition: form-data\r\n\r\nv\r\n--x--", "a part has no name"),
+        ("multipart/form-data; boundary=x", b"--x\r\n" + b"h" * 5000, "headers of more than 4096 bytes"),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n' + b"v" * 70_000,
+            "more than 65536 bytes; expected at most as many",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n' * 40 + b"--x--",
+            "more than 32 fields",
+        ),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--x--',
+            "file is absent",
+        ),
+    ],
+    ids=count(),
+)
+def test_forms_that_cannot_be_read_are_refused(serve, folder, kind: str, body: bytes, says: str) -> None:
+    server = serve(batch_dir=folder)
+    answer = server.http().post("/v1/files", content=body, headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+    assert not list((folder / "files").iterdir())
+
+
+def test_an_interrupted_upload_leaves_nothing(serve, folder) -> None:
+    server = serve(batch_dir=folder)
+    head = b"POST /v1/files HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: 100000\r\n\r\n"
+    sock = server.connect()
+    sock.sendall(head + b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + b"z" * 5000)
+    until(lambda: list((folder / "files").iterdir()), bool)
+    sock.close()
+    until(lambda: list((folder / "files").iterdir()), lambda found: not found)
+
+
+def test_tenants_do_not_see_each_other(serve, folder) -> None:
+    server = serve(batch_dir=folder, api_keys=("first key", "second key"))
+    one, other = server.openai(api_key="first key"), server.openai(api_key="second key")
+    batch = ended(one, begin(one, [chat_line(1)]))
+    assert batch.output_file_id is not None
+    assert not other.files.list().data
+    assert not other.batches.list().data
+    for look in (
+        lambda: other.batches.retrieve(batch.id),
+        lambda: other.files.content(batch.output_file_id or ""),
+        lambda: other.files.delete(batch.input_file_id),
+        lambda: begin_with(other, batch.input_file_id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            look()
+    with pytest.raises(openai.AuthenticationError):
+        server.openai(api_key="no key").files.list()
+
+
+def begin_with(client: openai.OpenAI, file_id: str) -> openai.types.Batch:
+    return client.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+
+
+def test_a_file_in_use_is_kept(serve, folder) -> None:
+    client = serve(batch_dir=folder, script=NullScript(interval_s=0.5)).openai()
+    batch = begin(client, [chat_line(number) for number in range(500)])
+    with pytest.raises(openai.ConflictError, match="uses the file"):
+        client.files.delete(batch.input_file_id)
+    client.batches.cancel(batch.id)
+    ended(client, batch)
+    assert client.files.delete(batch.input_file_id).deleted
+
+
+def test_a_batch_takes_no_place_of_others(serve, folder) -> None:
+    """A batch fills the model, and a live request is neither refused nor kept waiting by the front."""
+    server = serve(batch_dir=folder, script=NullScript(interval_s=0.2), max_queued_requests=0)
+    client = server.openai()
+    batch = begin(client, [chat_line(number) for number in range(500)])
+    until(lambda: len(server.worker.submits), lambda found: found >= 4)
+    assert {submit.priority for submit in server.worker.submits} == {1 << 31}
+    assert server.chat(model="null", max_tokens=1).status_code == 200
+    client.batches.cancel(batch.id)
+
+
+def test_a_server_without_a_folder_says_so(serve, folder) -> None:
+    with pytest.raises(openai.InternalServerError, match="without a folder for files"):
+        serve().openai().files.list()
+    serve(batch_dir=folder)
+    with pytest.raises(openai.InternalServerError, match="another server uses it"):
+        serve(batch_dir=folder).openai().files.list()
+
+
+def test_the_store_has_a_limit(tmp_path) -> None:
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.write(b"x" * 900)
+    kept = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
+    another = store.new_upload()
+    with pytest.raises(ApiError, match="of 1000"):
+        another.write(b"x" * 200)
+    another.abandon()
+    assert store.num_bytes == 900
+    assert Store(tmp_path, 1000).files.keys() == {kept.id}
+    old = BatchRecord("batch_" + "0" * 24, "", "", "/v1/completions", kept.id, kept.id, kept.id, 0, 0)
+    old.reach(Status.FAILED)
+    old.times[Status.FAILED] = 1
+    store.save(old)
+    store.sweep(0)
+    assert not store.files
+    assert not store.batches
+    assert store.num_bytes == 0
+
+
+def test_an_end_is_written_before_it_is_seen(tmp_path, monkeypatch) -> None:
+    """A client that sees the end of a batch may delete it at once, and it must not be written again afterwards."""
+    store = Store(tmp_path, 1000)
+    record = BatchRecord("batch_" + "0" * 24, "", "", "/v1/completions", "file-a", "file-b", "file-c", 0, 0)
+    store.save(record)
+    seen: list[bool] = []
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda part, written: (seen.append(record.has_ended), write(part, written)))
+    store.end(record, Status.COMPLETED)
+    assert seen == [False]
+    assert record.has_ended
+    assert Store(tmp_path, 1000).batches[record.id].status is Status.COMPLETED
+
+
+def record_of(input_id: str, **fields: Any) -> BatchRecord:
+    ids = (new_id("batch_"), "", "", "/v1/chat/completions", input_id, new_id("file-"), new_id("file-"))
+    return BatchRecord(*ids, 0, 1 << 40, **fields)
+
+
+def test_a_file_that_a_batch_uses_does_not_expire(tmp_path) -> None:
+    """A batch reads its input again after a restart, and at its end for the requests that have no answer."""
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.write(b"{}\n")
+    file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
+    batch = record_of(file.id)
+    store.save(batch)
+    store.sweep(0)
+    assert list(store.lines(file.id)) == [b"{}\n"]
+    with pytest.raises(ApiError, match="no file of yours"):
+        store.file(file.id, "")  # no further batch begins with it
+    store.end(batch, Status.COMPLETED)
+    store.sweep(0)
+    assert not store.files and not list(store.lines(file.id))
+
+
+def test_the_requests_of_an_anthropic_batch_go_with_it(tmp_path) -> None:
+    """No list shows the file with these requests, so no client can delete it."""
+    store = Store(tmp_path, 1000)
+
+    def stored(**fields: Any) -> BatchRecord:
+        upload = store.new_upload()
+        upload.write(b"{}\n")
+        file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "requests.jsonl", "requests", size, 0))
+        return record_of(file.id, status=Status.COMPLETED, **fields)
+
+    store.save(stored(times={Status.COMPLETED: 1}))
+    kept, lost = stored(times={Status.COMPLETED: now()}), stored()
+    store.save(kept)
+    store.sweep(0)
+    assert store.batches.keys() == {kept.id}
+    assert store.files.keys() == {kept.input_file_id, lost.input_file_id}
+    again = Store(tmp_path, 1000)
+    assert again.files.keys() == {kept.input_file_id}, "a server was killed before it made the batch"
+    assert again.num_bytes == 3
+
+
+def test_a_refused_anthropic_batch_leaves_nothing(serve, folder, monkeypatch) -> None:
+    monkeypatch.setattr("server.batches.service.MAX_RUNNING", 0)
+    body = {"requests": [{"custom_id": "a", "params": chat_line(0)["body"]}]}
+    answer = serve(batch_dir=folder).http().post("/v1/messages/batches", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "store_full")
+    assert not list((folder / "files").iterdir())
+
+
+def test_a_batch_goes_on_after_an_error_of_the_disk(serve, folder, monkeypatch) -> None:
+    failures = iter(range(2))
+
+    def append(store: Store, file_id: str, line: bytes, whole: Any = Store.append) -> None:
+        if next(failures, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(store, file_id, line)
+
+    monkeypatch.setattr(Store, "append", append)
+    monkeypatch.setattr("server.batches.runner.AGAIN_S", 0.05, raising=False)
+    client = serve(batch_dir=folder).openai()
+    batch = ended(client, begin(client, [chat_line(number) for number in range(3)]))
+    assert (batch.status, len(lines_of(client, batch.output_file_id))) == ("completed", 3)
+
+
+def test_a_batch_that_waits_after_an_error_can_be_cancelled(serve, folder, monkeypatch) -> None:
+    def append(_store: Store, _file_id: str, _line: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "append", append)
+        server = serve(batch_dir=folder)
+        client = server.openai()
+        batch = begin(client, [chat_line(number) for number in range(3)])
+        until(lambda: len(server.worker.submits), lambda found: found and not server.worker.running)
+        time.sleep(0.2)  # on a slower machine, the batch is cancelled before its error, and the test checks less
+    client.batches.cancel(batch.id)
+    assert ended(client, batch).status == "cancelled"
+
+
+def test_an_upload_that_a_full_disk_refuses_leaves_nothing(tmp_path) -> None:
+    class Full:
+        def write(self, _data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            self.write(b"")
+
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload._file.close()
+    upload._file = Full()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space"):
+        upload.write(b"x" * 900)
+    upload.abandon()
+    assert store.num_bytes == 0
+    assert not list((tmp_path / "files").iterdir())
