@@ -83,7 +83,9 @@ class Batches:
 
     def files_of(self, owner: str) -> list[FileRecord]:
         """Return the files of a tenant, the newest first."""
-        return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired)
+        return _newest_first(
+            file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired
+        )
 
     def delete_file(self, file: FileRecord) -> None:
         for batch in self.store.all_batches():

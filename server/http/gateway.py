@@ -88,17 +88,18 @@ class Gateway:
         values = given(headers.get(HEADER, ""), self._settings.ingress_key)
         OPEN.set(values)
         GIVER.set(named(headers.get(GIVER_HEADER, ""), self._settings.ingress_key))
-        exchange = Exchange()
+        exchange = Exchange() if self._kept is not None and self._kept.of else None
         use: KeyUse | None = None  # what the key has used of its rates, if it has any
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
-            if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
+            if exchange is not None and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]
-                exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
+                if exchange is not None:
+                    exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
@@ -128,7 +129,8 @@ class Gateway:
                 is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
-                exchange.body = body
+                if exchange is not None:
+                    exchange.body = body
                 record.key = passed.key_name
                 scope["relaxserve.caller"] = Caller(
                     request_id,
@@ -177,7 +179,7 @@ class Gateway:
                 self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
                 self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
-            if self._kept is not None:
+            if self._kept is not None and exchange is not None:
                 self._kept.keep(record, exchange)
             for watcher in self._watchers:
                 watcher(record)

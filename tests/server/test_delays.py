@@ -162,7 +162,7 @@ def test_a_long_call_is_seen(shared_server):
 
 
 TYPE = "multipart/form-data; boundary=x"
-PART = b"--x\r\ncontent-disposition: form-data; name=a; \"" + b";" * 3900 + b"\r\n\r\n\r\n"
+PART = b'--x\r\ncontent-disposition: form-data; name=a; "' + b";" * 3900 + b"\r\n\r\n\r\n"
 
 
 @pytest.mark.parametrize(("kind", "body"), [(TYPE + ';"' + ";" * 30_000, b""), (TYPE, PART * MAX_FIELDS)], ids=["type", "parts"])
