@@ -16,6 +16,7 @@ from server.history import History
 from server.http.auth import Access
 from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
+from server.http.proxies import PREFIX
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
 from server.models.model import Loaded, Model
@@ -93,6 +94,11 @@ class Context:
 
 def caller(request: Request) -> Caller:
     return request.scope["relaxserve.caller"]
+
+
+def path_for(request: Request, path: str) -> str:
+    """Return a path of this server as the client reaches it, with the prefix that the request's path had."""
+    return request.scope[PREFIX] + path
 
 
 def answer_id(prefix: str, asked: str | None) -> str:

@@ -31,7 +31,7 @@ from server.http.content_encoding import decoder
 from server.http.json_scan import JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
 from server.http.keys import KeyLimits
-from server.http.proxies import Proxies
+from server.http.proxies import PREFIX, Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
@@ -77,13 +77,15 @@ class Gateway:
             return
         began_s, status = time.monotonic(), 0
         headers = Headers(scope=scope)
-        scope = {**scope, "path": self._proxies.path(scope["path"])}
+        peer, path = (scope.get("client") or ("",))[0], scope["path"]
+        scheme = self._proxies.scheme(peer, scope["scheme"], headers.get("x-forwarded-proto", ""))
+        scope = {**scope, "path": self._proxies.path(path), PREFIX: self._proxies.prefix(path), "scheme": scheme}
         asked = headers.get("x-request-id", "")
         request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
-        record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
+        record.client = self._proxies.client(peer, headers.get("x-forwarded-for", ""))
         expects = headers.get("if-match", "").strip().strip('"')
         values = given(headers.get(HEADER, ""), self._settings.ingress_key)
         OPEN.set(values)

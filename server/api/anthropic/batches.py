@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
-from server.api.context import Caller, Context, caller
+from server.api.context import Caller, Context, caller, path_for
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.paging import Ends, page_of
 from server.api.request.prepare import invalid
@@ -150,7 +150,7 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
         "ended_at": rfc3339(record.times[record.status]) if record.has_ended else None,
         "cancel_initiated_at": rfc3339(record.times[Status.CANCELLING]) if is_canceled else None,
         "archived_at": None,
-        "results_url": f"{request.base_url}v1/messages/batches/{record.id}/results" if record.has_ended else None,
+        "results_url": _results_url(record, request) if record.has_ended else None,
     }
 
 
@@ -173,6 +173,10 @@ def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord
     except BaseException:
         upload.abandon()
         raise
+
+
+def _results_url(record: BatchRecord, request: Request) -> str:
+    return str(request.base_url).rstrip("/") + path_for(request, f"/v1/messages/batches/{record.id}/results")
 
 
 def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
