@@ -15,8 +15,8 @@ from typing_extensions import TypedDict
 from server.api.answer.respond import json_answer
 from server.api.context import Caller, Context, caller, path_for
 from server.api.request.fields import Options, check_unknown, ignored_header
-from server.api.request.paging import Ends, page_of
-from server.api.request.prepare import invalid
+from server.api.request.paging import Ends, page_after, page_before
+from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import Label
 from server.api.routes import gives, new_router
 from server.batches import lines
@@ -96,9 +96,10 @@ def router(context: Context) -> APIRouter:
     ) -> Response:
         """List the caller's batches, the newest first."""
         records = batches.batches_of(caller(request).tenant, OF_ANTHROPIC)
-        if before_id is not None:
-            records = _before(records, before_id, limit)
-        page, ends = page_of(records, limit, after_id, MOST_LISTED, None)
+        if before_id is None:
+            page, ends = page_after(records, after_id, limit, MOST_LISTED, None, name="after_id")
+        else:
+            page, ends = page_before(records, before_id, limit, MOST_LISTED, None, name="before_id")
         listed: MessageBatchList = {"data": [describe(record, request) for record in page], **ends}
         return json_answer(listed)
 
@@ -177,16 +178,6 @@ def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord
 
 def _results_url(record: BatchRecord, request: Request) -> str:
     return str(request.base_url).rstrip("/") + path_for(request, f"/v1/messages/batches/{record.id}/results")
-
-
-def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
-    """Return up to `limit` records: those directly before the record with the id `before_id`. Raise ApiError if the list has no such
-    record."""
-    ids = [record.id for record in records]
-    if before_id not in ids:
-        raise invalid("before_id", f"before_id is {before_id!r:.80}; expected the id of an entry of the list")
-    place = ids.index(before_id)
-    return records[max(0, place - limit) : place]
 
 
 def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:

@@ -9,10 +9,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from server.errors import RESPONSE_NOT_FOUND, ApiError, ErrorKind
 
-Items = Sequence[tuple[str, bytes]]  # pairs of the id and the JSON of an item
+
+class Item(NamedTuple):
+    id: str
+    json: bytes
+
+
+Items = Sequence[Item]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +39,7 @@ class Stored:
         return len(self.body) + sum(len(item) for _, item in self.items)
 
     @property
-    def items(self) -> Iterator[tuple[str, bytes]]:
+    def items(self) -> Iterator[Item]:
         return chain(self.context, self.output)
 
     @property

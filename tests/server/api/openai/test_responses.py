@@ -471,3 +471,19 @@ def test_a_long_answer_with_log_probabilities_is_continued(serve, answering):
     assert http.get(f"/v1/responses/{made['id']}").json() == made
     items = http.get(f"/v1/responses/{more.json()['id']}/input_items?order=asc").json()["data"]
     assert [item["role"] for item in items] == ["user", "assistant", "user"] and items[1]["content"][0]["text"] == "x" * 5000
+
+
+def test_pages_of_input_items_end(server):
+    """A client may send an item again that its conversation has already."""
+    client = server.openai()
+    items = [{"type": "message", "id": f"msg_{name}", "role": "user", "content": name} for name in "abac"]
+    made = client.responses.create(model="null", input=items)
+    listed = client.responses.input_items.list(made.id, limit=1, order="asc")
+    found = [item for item, _ in zip(listed, range(10), strict=False)]
+    assert [item.content[0].text for item in found] == ["a", "b", "a", "c"]
+    more = client.responses.create(model="null", input=items[:1], previous_response_id=made.id)
+    found = [item for item, _ in zip(client.responses.input_items.list(more.id, limit=2), range(10), strict=False)]
+    assert len(found) == 6 and len({item.id for item in found}) == 6
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_items.list(made.id, after="msg_none")
+    assert caught.value.param == "after"
