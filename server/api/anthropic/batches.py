@@ -81,8 +81,8 @@ def router(context: Context) -> APIRouter:
     async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
         """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
-        _check_ids(body.requests)
-        file = _stored(batches, body, who)
+        written = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
+        file = _stored(batches, written, who)
         try:
             record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         except BaseException:
@@ -155,21 +155,27 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
     }
 
 
-def _check_ids(requests: Sequence[BatchedRequest]) -> None:
-    seen: set[str] = set()
-    for place, asked in enumerate(requests):
-        if asked.custom_id in seen:
-            raise invalid(f"requests[{place}].custom_id", f"custom_id {asked.custom_id!r:.80} is that of an earlier request")
-        seen.add(asked.custom_id)
+def _lines(requests: Sequence[BatchedRequest], most: int) -> list[bytes]:
+    """Return the requests as the lines of an input file. Raise ApiError if one cannot run: the answer about a batch has no place for the
+    faults of its file. A line may have `most` bytes."""
+    written = [
+        msgspec.json.encode({"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}) + b"\n"
+        for asked in requests
+    ]
+    _, faults = lines.check(written, ENDPOINT, most)
+    for fault in faults[:1]:
+        where = f"requests[{(fault.line or 1) - 1}]"
+        field = (fault.param or "").replace("body", "params", 1)
+        raise invalid(f"{where}.{field}" if field else where, f"{where}: {fault.message}")
+    return written
 
 
-def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord:
-    """Store the requests of a body as the input file of a batch."""
+def _stored(batches: Batches, written: Sequence[bytes], who: Caller) -> FileRecord:
+    """Store the lines of an input file."""
     upload = batches.store.new_upload()
     try:
-        for asked in body.requests:
-            line = {"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}
-            upload.write(msgspec.json.encode(line) + b"\n")
+        for line in written:
+            upload.write(line)
         return upload.finish(lambda file_id, size: FileRecord(file_id, who.tenant, "requests.jsonl", REQUESTS, size, now()))
     except BaseException:
         upload.abandon()
