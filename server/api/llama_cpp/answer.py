@@ -135,7 +135,7 @@ class LlamaAnswer:
             choice.stopping_word = step.stop_reason if isinstance(step.stop_reason, str) else ""
         elif self._limit_s > 0 and choice.has_new_line and now_s - choice.first_s > self._limit_s:
             choice.stop_type = "limit"
-            self._generations[step.choice // self._per_prompt].end(step.choice % self._per_prompt)
+            self._generations[step.choice // self._per_prompt].end(step.choice % self._per_prompt, "length")
         if self._is_silent:
             choice.num_tokens = 0
             return choice, "", (), []
