@@ -98,8 +98,15 @@ class LlamaAnswer:
         self._limit_s = (body.t_max_predict_ms or 0) / 1000
         self._began_s = time.monotonic()
 
-    async def whole(self) -> list[bytes]:
+    async def _steps(self) -> AsyncGenerator[Step, None]:
+        """Yield the steps of choices that run. Further ones may be on their way when `_take` ends a choice."""
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+            async for step in steps:
+                if self._choices[step.choice].stop_type is None:
+                    yield step
+
+    async def whole(self) -> list[bytes]:
+        async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
                 choice.text.append(text)
@@ -114,7 +121,7 @@ class LlamaAnswer:
         return [b"[", *(piece for index, one in enumerate(ended) for piece in ([b","] if index else []) + [one]), b"]"]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+        async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
                 if text or token_ids or probabilities:

@@ -246,3 +246,12 @@ def test_health_under_llama_cpp_s_name(serve, answering):
 def test_a_failure_in_a_stream_is_an_event(serve, answering):
     parts = stream(serve(script=answering("abcdef", fail_after=3)))
     assert parts[-1]["error"]["code"] == "generation_failed"
+
+
+def test_an_answer_to_several_prompts_ends_each_once_in_time(serve, answering):
+    """More steps of a prompt may be on their way when its time is over."""
+    server = serve(script=answering("a\n" + "b" * 500))
+    body = {"prompt": ["one", "two", "three"], "t_max_predict_ms": 1, "stream": True, "n_predict": 400}
+    answer = server.http().post("/completion", json=body).text
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
+    assert sorted(event["index"] for event in events if event["stop"]) == [0, 1, 2]
