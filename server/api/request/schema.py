@@ -22,6 +22,7 @@ Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
 MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
 MAX_INPUT_PARTS = 2048  # most texts and images in a request for embeddings
+MOST_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
@@ -96,7 +97,7 @@ class SamplingBody(Options):
     repetition_penalty: float | None = Field(
         default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
-    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=1024)
+    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=MOST_BIASES)
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Text | Choices | None = None
     stop_token_ids: FewTokenIds | None = None
