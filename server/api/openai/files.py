@@ -131,6 +131,6 @@ def _expiry(form: Form) -> int | None:
         return None
     if anchor != "created_at":
         raise invalid(ANCHOR, f"{ANCHOR} is {anchor!r:.40}; expected 'created_at'")
-    if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds[:12]) <= LONGEST_S:
+    if seconds is None or not seconds.isdecimal() or len(seconds) > 12 or not SHORTEST_S <= int(seconds) <= LONGEST_S:
         raise invalid(SECONDS, f"{SECONDS} is {seconds!r:.40}; expected {SHORTEST_S} to {LONGEST_S}")
     return now() + int(seconds)
