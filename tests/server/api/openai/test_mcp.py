@@ -276,6 +276,15 @@ def test_the_length_of_all_turns_is_limited(both: Start) -> None:
     assert cut["status"] == "incomplete" and cut["output"][1]["status"] == "incomplete" and cut["output"][1]["output"] is None
 
 
+def test_calls_of_a_turn_that_is_cut_short_are_not_made(both: Start) -> None:
+    first = call("add", a=2, b=3)
+    one = both(first + call("add", a=4, b=5), "Five.")
+    asked = {"max_output_tokens": len(first) + 30}
+    assert [item["status"] for item in one.ask(**asked)["output"][1:]] == ["incomplete", "incomplete"]
+    done = [event["item"] for event in one.stream(**asked) if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item.get("status")) for item in done[1:]] == [("mcp_call", "incomplete")] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "told"), [("rubbish", "expected JSON|not JSON"), ("ask", "asks for elicitation"), ("large", "more than 4 MiB")]
 )
