@@ -28,6 +28,7 @@ TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
 Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt to keep; -1: as many as fit
+Detail = Literal["auto", "low", "high", "original"]  # how finely the model sees an image; "low" alone has an effect
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
@@ -169,7 +170,7 @@ def text_unless(*kinds: type) -> Discriminator:
 
 class ImageUrl(Options):
     url: Text
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Detail | None = None
 
 
 class AudioUrl(Options):

@@ -12,6 +12,7 @@ from server.api.request.schema import (
     IN_PARTS,
     Alternatives,
     ContentPart,
+    Detail,
     Effort,
     FunctionName,
     Int,
@@ -33,7 +34,7 @@ MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are opt
 class ItemPart(ContentPart):
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
-    detail: Literal["auto", "low", "high", "original"] | None = None  # how finely the model sees an image
+    detail: Detail | None = None
     file_id: Label | None = None
 
 
