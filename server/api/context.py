@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.types import Message, Receive
@@ -55,6 +55,13 @@ class Caller:
     def quota_key(self) -> str:
         """Return the name under which quotas count the caller's key, or "" on a server without keys."""
         return self.key_digest if self.tenant else ""
+
+    def parts(self) -> Iterator[Caller]:
+        """Yield the caller of each part of the request, one generation: the first arrived with the request, and a later one arrives when it
+        is asked for."""
+        yield self
+        while True:
+            yield replace(self, arrived_s=time.monotonic())
 
     def salt(self, asked: str | None = None) -> str:
         """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant has a colon."""

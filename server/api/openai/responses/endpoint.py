@@ -98,9 +98,10 @@ def router(context: Context) -> APIRouter:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         else:
             # A background response goes on after its request was answered, which `receive` reports like a client that has left.
-            planner = replace(who, receive=stays) if body.background else who
+            turns = (replace(who, receive=stays) if body.background else who).parts()
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
+                planner = next(turns)
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
                 said = await off_loop(size, lambda: as_items([*items, *given.output]))

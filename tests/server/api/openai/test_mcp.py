@@ -18,6 +18,7 @@ import pytest
 from openai.types.responses import Response
 
 from runtime.fits import Tiles
+from server.api.answer.generate import Generation
 from server.messages import Submit, Vision
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
@@ -258,6 +259,21 @@ def test_a_choice_can_demand_a_tool_of_a_server(both: Start) -> None:
     assert later.params.constraint is None or later.params.constraint.trigger is not None
     failed = one.post(tool_choice={"type": "mcp", "server_label": "math", "name": "nothing"})
     assert failed.status_code == 400 and failed.json()["error"]["param"] == "tool_choice"
+
+
+def test_a_turn_arrives_when_it_begins(both: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times to the first token and in the queue leave out the turns and calls before."""
+    arrivals: list[float] = []
+
+    class Noted(Generation):
+        def __init__(self, loaded: Any, job: Any, metrics: Any, caller: Any) -> None:
+            super().__init__(loaded, job, metrics, caller)
+            arrivals.append(caller.arrived_s)
+
+    monkeypatch.setattr("server.api.openai.responses.endpoint.Generation", Noted)
+    both(call("add", a=2, b=3), call("add", a=2, b=3), "Five.").ask()
+    unused, first, second, third = arrivals
+    assert unused == first < second < third
 
 
 def test_calls_are_limited(both: Start) -> None:
