@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 from starlette.types import Message, Receive
@@ -16,6 +16,7 @@ from server.history import History
 from server.http.auth import Access
 from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
+from server.http.proxies import PREFIX
 from server.http.record import RequestRecord
 from server.metrics import Metrics, ModelSeries
 from server.models.model import Loaded, Model
@@ -54,6 +55,13 @@ class Caller:
     def quota_key(self) -> str:
         """Return the name under which quotas count the caller's key, or "" on a server without keys."""
         return self.key_digest if self.tenant else ""
+
+    def parts(self) -> Iterator[Caller]:
+        """Yield the caller of each part of the request, one generation: the first arrived with the request, and a later one arrives when it
+        is asked for."""
+        yield self
+        while True:
+            yield replace(self, arrived_s=time.monotonic())
 
     def salt(self, asked: str | None = None) -> str:
         """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant has a colon."""
@@ -97,6 +105,11 @@ class Context:
 def caller(request: Request) -> Caller:
     """Return the sender of a request."""
     return request.scope["relaxserve.caller"]
+
+
+def path_for(request: Request, path: str) -> str:
+    """Return a path of this server as the client reaches it, with the prefix that the request's path had."""
+    return request.scope[PREFIX] + path
 
 
 def answer_id(prefix: str, asked: str | None) -> str:

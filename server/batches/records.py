@@ -9,6 +9,7 @@ from enum import StrEnum
 import msgspec
 
 DAY_S = 86400
+INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch
 
 
 class Status(StrEnum):
@@ -37,6 +38,10 @@ class FileRecord(msgspec.Struct):
     num_bytes: int
     created_at: int
     expires_at: int | None = None
+
+    @property
+    def has_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= now()
 
 
 class Fault(msgspec.Struct):
@@ -75,6 +80,11 @@ class BatchRecord(msgspec.Struct):
     def has_ended(self) -> bool:
         """Whether the batch has ended, in any way."""
         return self.status in ENDED
+
+    @property
+    def file_ids(self) -> tuple[str, str, str]:
+        """The ids of the files that the batch reads and writes."""
+        return self.input_file_id, self.output_file_id, self.error_file_id
 
     @property
     def num_done(self) -> int:

@@ -2,7 +2,8 @@
 
 A batch runs a file's lines in order, as many at a time as the model's batch holds. Lines of several batches for one model take turns. A
 line that the server cannot take now, such as one for a model that is still loading, is tried again until the batch expires. Every line
-gets exactly one line in the output or the error file: a restarted server continues with the lines that have none.
+gets exactly one line in the output or the error file: a restarted server continues with the lines that have none, and so does a server that
+could not write to the disk.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16  # requests at a time for a model that is not loaded
 LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
+AGAIN_S = 60.0  # time after which a batch that an error has stopped goes on
 READ_AT_ONCE = 64  # lines read from the disk at a time
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 T = TypeVar("T")
@@ -57,7 +59,6 @@ class Runner:
         self._slots: dict[str, asyncio.Semaphore] = {}  # by model; "": all models that are not loaded
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the batch's id, like _runs
         self._runs: dict[str, Run] = {}
-        self._is_closing = False
 
     def start(self, record: BatchRecord) -> None:
         """Begin or continue a batch."""
@@ -70,13 +71,10 @@ class Runner:
         """Stop a batch. Lines that run are aborted."""
         record.reach(Status.CANCELLING)
         self._store.save(record)
-        if self._tasks[record.id].done():  # an error has stopped the batch's task
-            self.start(record)
         self._runs[record.id].stopped.set()
 
     async def close(self) -> None:
         """Leave all batches as they are. The next start continues them."""
-        self._is_closing = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -84,15 +82,23 @@ class Runner:
     # --- one batch -------------------------------------------------------------------------------------------------------
 
     async def _guarded(self, run: Run) -> None:
-        """Run a batch. If an error stops it, log the error, and leave the batch for the next start."""
-        try:
-            await self._whole(run)
-        except* OSError as errors:
-            log.error("batch %s has stopped: %s; it continues when the server is started again", run.record.id, errors.exceptions[0])
-        except* Exception:
-            log.exception("batch %s has stopped; it continues when the server is started again", run.record.id)
-        else:
-            del self._runs[run.record.id], self._tasks[run.record.id]
+        """Run a batch to its end. After an error, go on in AGAIN_S seconds, or as soon as the batch is to stop."""
+        while True:
+            was_stopped = run.stopped.is_set()
+            try:
+                await self._whole(run)
+            except* OSError as errors:
+                log.error("batch %s has stopped: %s; it goes on in %g s", run.record.id, errors.exceptions[0], AGAIN_S)
+            except* Exception:
+                log.exception("batch %s has stopped; it goes on in %g s", run.record.id, AGAIN_S)
+            else:
+                del self._runs[run.record.id], self._tasks[run.record.id]
+                return
+            if was_stopped:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            with suppress(TimeoutError):
+                await asyncio.wait_for(run.stopped.wait(), AGAIN_S)
 
     async def _whole(self, run: Run) -> None:
         """Run a batch to its end, from the stage that it has reached."""
@@ -186,7 +192,7 @@ class Runner:
         passed = Passed(Access.KEY, record.key_digest, record.owner, limits=KeyLimits(record.models))
         while not run.stopped.is_set():
             answer = await inward.call(self._app, line.url, bytes(line.body), passed, record.id, run.stopped)
-            if self._is_closing:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
                 # the gateway caught the cancellation of this task and answered that the server stops, so end the task here
                 raise asyncio.CancelledError
             if run.stopped.is_set() and answer.status != HTTPStatus.OK:

@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 from starlette.types import ASGIApp
 
-from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
+from server.batches.records import DAY_S, INPUT, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Runner
 from server.batches.store import Store, StoreError, Upload
 from server.errors import BATCH_NOT_FOUND, BATCHES_OFF, CONFLICTING_BATCH, INVALID_VALUE, STORE_FULL, ApiError
@@ -24,7 +24,6 @@ WINDOW_S = DAY_S  # a batch expires after the only completion window of OpenAI's
 MAX_RUNNING = 64  # maximum number of batches of a tenant that have not ended
 SWEEP_S = 60.0
 R = TypeVar("R", FileRecord, BatchRecord)
-INPUT, REQUESTS = "batch", "requests"  # purposes of input files; `requests` are those in the body of an Anthropic batch
 OF_OPENAI, OF_ANTHROPIC = "batch_", "msgbatch_"  # how ids of batches begin
 
 
@@ -88,12 +87,14 @@ class Batches:
 
     def files_of(self, owner: str) -> list[FileRecord]:
         """Return the files of a tenant, the newest first."""
-        return _newest_first(file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS)
+        return _newest_first(
+            file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired
+        )
 
     def delete_file(self, file: FileRecord) -> None:
         """Delete a file. Raise CONFLICTING_BATCH if a batch that has not ended uses it."""
         for batch in self.store.all_batches():
-            if not batch.has_ended and file.id in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+            if not batch.has_ended and file.id in batch.file_ids:
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
         self.store.delete_file(file.id)
 
@@ -160,7 +161,7 @@ class Batches:
         """Forget a batch that has ended, with its files. Raise ApiError if it has not ended."""
         if not record.has_ended:
             raise ApiError(CONFLICTING_BATCH, f"batch {record.id} is {record.status}; cancel it first", param="batch_id")
-        for file_id in (record.input_file_id, record.output_file_id, record.error_file_id):
+        for file_id in record.file_ids:
             self.store.delete_file(file_id)
         self.store.delete_batch(record)
 

@@ -14,12 +14,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from server.batches.records import DAY_S, BatchRecord, FileRecord, Status, new_id, now
+from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
 MAX_FILES = 10_000
@@ -48,9 +49,9 @@ class Store:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     def file(self, file_id: str, owner: str) -> FileRecord:
-        """Return a file of this owner, or raise FILE_NOT_FOUND."""
+        """Return a file of this owner that has not expired, or raise FILE_NOT_FOUND."""
         record = self.files.get(file_id)
-        if record is None or record.owner != owner:
+        if record is None or record.owner != owner or record.has_expired:
             raise ApiError(FILE_NOT_FOUND, f"no file of yours has the id {file_id!r:.80}", param="file_id")
         return record
 
@@ -80,14 +81,15 @@ class Store:
         self._write("files", record)
         self.files[record.id] = record
 
-    def delete_file(self, file_id: str) -> None:
-        """Remove a file. Its record is removed first: the next start of the server removes data without a record."""
+    def delete_file(self, file_id: str, num_reserved: int | None = None) -> None:
+        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: the bytes
+        that were reserved for a file that is not finished, of which the disk may have fewer."""
         self.files.pop(file_id, None)
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         size = path.stat().st_size if path.exists() else 0
         path.unlink(missing_ok=True)
-        self._count(-size)
+        self._count(-(size if num_reserved is None else num_reserved))
 
     def reserve(self, num_bytes: int) -> None:
         """Count bytes that are about to be written. Raise STORE_FULL if there is no room for them."""
@@ -156,12 +158,18 @@ class Store:
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
 
     def sweep(self, keep_s: int) -> None:
-        """Remove expired files, and batches that ended at least `keep_s` seconds and at least a day ago."""
-        for file in [record for record in self.all_files() if record.expires_at is not None and record.expires_at <= now()]:
-            self.delete_file(file.id)
+        """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago. The
+        requests of an Anthropic batch go with it."""
+        expired = [record for record in self.all_files() if record.has_expired]
+        used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
+        for file in expired:
+            if file.id not in used:
+                self.delete_file(file.id)
         for batch in [record for record in self.all_batches() if record.has_ended]:
             if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
                 self.delete_batch(batch)
+                if (file := self.files.get(batch.input_file_id)) is not None and file.purpose == REQUESTS:
+                    self.delete_file(file.id)
 
     # --- disk ------------------------------------------------------------------------------------------------------------
 
@@ -183,12 +191,16 @@ class Store:
             temporary.replace(path)
 
     def _remove_unknown_data(self) -> None:
-        """Remove the data of uploads that a killed server has not finished. Keep the files that running batches write, which have no record
-        yet."""
+        """Remove the data of uploads that a killed server has not finished, and requests of Anthropic batches that do not exist. Keep the
+        files that running batches write, which have no record yet."""
+        named = {batch.input_file_id for batch in self.batches.values()}
+        for file in [file for file in self.files.values() if file.purpose == REQUESTS and file.id not in named]:
+            del self.files[file.id]
+            (self._folder / "files" / f"{file.id}.json").unlink()
         known = set(self.files)
         for batch in self.batches.values():
             if not batch.has_ended:
-                known |= {batch.output_file_id, batch.error_file_id}
+                known |= {*batch.file_ids}
         for path in (self._folder / "files").glob("*.data"):
             if path.stem not in known:
                 path.unlink()
@@ -218,8 +230,9 @@ class Upload:
 
     def abandon(self) -> None:
         """Remove the file."""
-        self._file.close()
-        self._store.delete_file(self.id)
+        with suppress(OSError):  # a full disk refuses what is left to write
+            self._file.close()
+        self._store.delete_file(self.id, self.num_bytes)
 
 
 def _decoded(path: Path, kind: type[R]) -> R:

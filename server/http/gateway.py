@@ -31,7 +31,7 @@ from server.http.content_encoding import decoder
 from server.http.json_scan import JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
 from server.http.keys import KeyLimits
-from server.http.proxies import Proxies
+from server.http.proxies import PREFIX, Proxies
 from server.http.rates import KeyUse, Rates
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
 from server.metrics import Metrics
@@ -80,29 +80,32 @@ class Gateway:
             return
         began_s, status = time.monotonic(), 0
         headers = Headers(scope=scope)
-        scope = {**scope, "path": self._proxies.path(scope["path"])}
+        peer, path = (scope.get("client") or ("",))[0], scope["path"]
+        scheme = self._proxies.scheme(peer, scope["scheme"], headers.get("x-forwarded-proto", ""))
+        scope = {**scope, "path": self._proxies.path(path), PREFIX: self._proxies.prefix(path), "scheme": scheme}
         asked = headers.get("x-request-id", "")
         request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
-        record.client = self._proxies.client((scope.get("client") or ("",))[0], headers.get("x-forwarded-for", ""))
+        record.client = self._proxies.client(peer, headers.get("x-forwarded-for", ""))
         expects = headers.get("if-match", "").strip().strip('"')
         values = given(headers.get(HEADER, ""), self._settings.ingress_key)
         OPEN.set(values)
         GIVER.set(named(headers.get(GIVER_HEADER, ""), self._settings.ingress_key))
-        exchange = Exchange()
+        exchange = Exchange() if self._kept is not None and self._kept.of else None
         use: KeyUse | None = None  # what the key has used of its rates, if it has any
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
             """Send a part of the answer, with the gateway's headers, and keep it if requests are stored."""
             nonlocal status
-            if self._kept is not None and self._kept.of and message["type"] == "http.response.body":
+            if exchange is not None and message["type"] == "http.response.body":
                 exchange.add(message.get("body", b""), more=message.get("more_body", False))
             if message["type"] == "http.response.start":
                 status = message["status"]
-                exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
+                if exchange is not None:
+                    exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
@@ -132,7 +135,8 @@ class Gateway:
                 is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
-                exchange.body = body
+                if exchange is not None:
+                    exchange.body = body
                 record.key = passed.key_name
                 scope["relaxserve.caller"] = Caller(
                     request_id,
@@ -181,7 +185,7 @@ class Gateway:
                 self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
                 self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
-            if self._kept is not None:
+            if self._kept is not None and exchange is not None:
                 self._kept.keep(record, exchange)
             for watcher in self._watchers:
                 watcher(record)

@@ -99,6 +99,8 @@ class KeptRequests:
                     file.flush()
                 except OSError as error:
                     log.warning("a request could not be kept: %s", error.strerror or error)
+                except Exception:  # the thread writes further requests
+                    log.exception("request %s could not be kept", ended[0].request_id)
                 if lost:
                     log.warning("%d requests were not kept, because the disk was too slow", lost)
 

@@ -109,13 +109,14 @@ class KeyRing:
             status = self._file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
             if stamp == self._stamp:
+                self._fault = ""
                 return
             lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
                 raise SettingsError("the file has no key; expected one per line")
             self._read = [self._known(key, "a line") for key in keys]
-            self._stamp = stamp
+            self._stamp, self._fault = stamp, ""
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             if self._stamp is None:
                 reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)

@@ -247,6 +247,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         if not self._num_head_bytes:
             self.parser = httptools.HttpRequestParser(self)
+            if self._header_timer is not None:
+                self._header_timer.cancel()
+            self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
         most = self.limits.max_header_bytes - self._num_head_bytes
         window = self._head_tail + self._received[: most + 1]
         end = window.find(HEAD_END)
@@ -282,12 +285,6 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     # the parser's calls
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. Raise ApiError if there are too many."""

@@ -1,4 +1,4 @@
-"""Undo what proxies change about a request: its path, to which they may add a prefix, and the address that it comes from."""
+"""Undo what proxies change about a request: its path, to which they may add a prefix, its scheme, and the address that it comes from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
 MOST_HOPS = 32  # addresses of X-Forwarded-For that are read
+PREFIX = "relaxserve.prefix"  # key of a scope; the value is the prefix of the request's path, without which the path in the scope is
 
 
 class Proxies:
@@ -16,11 +17,17 @@ class Proxies:
         self._networks = [ip_network(each, strict=False) for each in networks]
         self._root_path = (root_path or "").rstrip("/")
 
+    def prefix(self, path: str) -> str:
+        """Return the prefix if a request's path has it, or an empty text."""
+        return self._root_path if path == self._root_path or path.startswith(f"{self._root_path}/") else ""
+
     def path(self, path: str) -> str:
         """Return a request's path without the prefix."""
-        if self._root_path and (path == self._root_path or path.startswith(f"{self._root_path}/")):
-            return path[len(self._root_path) :] or "/"
-        return path
+        return path[len(self.prefix(path)) :] or "/"
+
+    def scheme(self, peer: str, scheme: str, forwarded: str) -> str:
+        """Return the scheme of a request. If `peer` is a proxy, that is the value of its header X-Forwarded-Proto, if it has one."""
+        return forwarded if forwarded in ("http", "https") and self._is_proxy(peer) else scheme
 
     def client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client. If `peer` is a proxy, that is the last address of its header X-Forwarded-For that is no proxy's:

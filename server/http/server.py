@@ -54,6 +54,7 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(settings.drain_s),
                 server_header=False,
                 access_log=False,
+                proxy_headers=False,  # `server/http/proxies.py` reads them
                 log_config=None,
                 log_level="warning",
                 **options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -81,6 +82,21 @@ def test_a_silent_stream_notices_that_its_client_has_left(serve, answering):
         while b": still working" not in sock.recv(1 << 16):
             pass  # interim answers, and the headers
     end = time.monotonic() + 60
+    while not server.worker.aborted:
+        assert time.monotonic() < end, "the worker still writes for a client that is gone"
+        time.sleep(0.005)
+
+
+def test_a_silent_stream_of_lines_notices_that_its_client_has_left(serve, answering, monkeypatch):
+    """Lines of JSON have no comments, so nothing can be sent between the head of the answer and its first line. The head waits for it."""
+    monkeypatch.setattr("server.api.answer.sse.PATIENCE_S", 0.01)
+    server = serve(script=answering("x", prefill_s=600), heartbeat_s=600.0)
+    with server.connect() as sock:
+        sock.sendall(request("POST", "/api/generate", {"model": "null", "prompt": "x"}))
+        sock.settimeout(1.0)
+        with suppress(TimeoutError):
+            sock.recv(1 << 16)
+    end = time.monotonic() + 20
     while not server.worker.aborted:
         assert time.monotonic() < end, "the worker still writes for a client that is gone"
         time.sleep(0.005)

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.device.base import CardUsage
 from server.messages import PageCounts, Stats
 from server.metrics import Metrics, ModelReading
+from server.models.state import ModelSpec
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
 # examples/observability (November 2026): prometheus_grafana/grafana.json and dashboards/grafana/vllm_overview.json.
@@ -223,3 +224,14 @@ def test_failures_and_http_are_counted_by_pattern(serve, answering):
     assert value_of(found, "relaxserve:requests_failed_total", code="generation_failed") == 1
     handlers = {(labels["handler"], labels["status"]) for labels, _ in found["http_requests_total"]}
     assert handlers == {("/v1/chat/completions", "5xx"), ("/v1/models/{model:path}", "4xx"), ("none", "4xx")}
+
+
+def test_choices_that_end_with_a_call_are_counted(serve, answering):
+    """The parser ends such an answer, not the worker."""
+    said = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call> and more'
+    server = serve(script=answering(said), initial=(ModelSpec("null", "null", tool_parser="hermes"),))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"tools": [tool], "parallel_tool_calls": False, "max_tokens": 1000}
+    assert server.chat(**asked, n=2).json()["choices"][0]["finish_reason"] == "tool_calls"
+    found = [line for line in server.http().get("/metrics").text.splitlines() if line.startswith("vllm:request_success_total{")]
+    assert [line.rpartition(" ")[2] for line in found if 'finished_reason="stop"' in line] == ["2.0"]

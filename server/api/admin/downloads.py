@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
-from server.api.context import Context
+from server.api.context import Context, path_for
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.routes import ADMINISTRATION, gives, new_router
 from server.interfaces import LoadError
@@ -76,13 +76,12 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     @routes.post("/downloads", responses={**gives(OperationReport), **gives(OperationReport, status=202)})
-    async def download(body: DownloadBody) -> Response:
+    async def download(request: Request, body: DownloadBody) -> Response:
         """Begin to download a model, or continue an interrupted download. The answer is an operation to watch, or to cancel, under
         /admin/operations. If the model is being downloaded already, answer 200 with the running operation."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         operation, is_new = begin_download(body.source, registry)
-        return json_answer(
-            operation.describe(), 202 if is_new else 200, headers={**headers, "location": f"/admin/operations/{operation.id}"}
-        )
+        location = {"location": path_for(request, f"/admin/operations/{operation.id}")}
+        return json_answer(operation.describe(), 202 if is_new else 200, headers={**headers, **location})
 
     return routes

@@ -30,7 +30,7 @@ from server.api.admin.answers import (
 )
 from server.api.answer.respond import json_answer, while_connected
 from server.api.answer.sse import EventStream
-from server.api.context import Context
+from server.api.context import Context, path_for
 from server.api.openai.models import describe, progress_of
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
@@ -137,7 +137,7 @@ def router(context: Context) -> APIRouter:
         operation = await registry.load(spec, swap=body.swap)
         if body.wait:
             return json_answer(await waited(operation, registry), headers=headers)
-        location = {"location": f"/admin/operations/{operation.id}"}
+        location = {"location": path_for(request, f"/admin/operations/{operation.id}")}
         running = operation.state is OperationState.RUNNING
         return json_answer(operation.describe(), 202 if running else 200, headers={**headers, **location})
 

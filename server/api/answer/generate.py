@@ -127,7 +127,7 @@ class Generation:
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
-        self._finished: list[str] = []
+        self._finished: list[str] = []  # why each choice has ended
         self._choices = [_Choice(Detokenizer(loaded.tokenizer, job.stops, job.shown)) for _ in range(job.submit.num_choices)]
 
     @property
@@ -159,8 +159,9 @@ class Generation:
                     lease.prefilled()
                 step = self._take(event)
                 if step.finish is not None and event.finish_reason is None:
-                    self.end(event.choice)
+                    self.end(event.choice, step.finish)
                 elif step.finish is not None:
+                    self._finished.append(step.finish)
                     running.discard(event.choice)
                 yield step
                 if not running:
@@ -182,8 +183,9 @@ class Generation:
             lease.release()
             self._account(outcome)
 
-    def end(self, choice: int) -> None:
+    def end(self, choice: int, reason: str = "stop") -> None:
         """End a choice that the worker still generates, and abort it in the worker."""
+        self._finished.append(reason)
         self._running.discard(choice)
         if self._running:  # if no choice is left, closing the event stream ends the whole request
             self._loaded.worker.abort(self._job.submit.request_id, choice)
@@ -208,8 +210,6 @@ class Generation:
                 pass
         step = choice.push(event)
         self.usage.completion_tokens += len(step.token_ids)
-        if step.finish is not None:
-            self._finished.append(step.finish)
         return step
 
     def _count(self, choice: _Choice, event: TokenEvent) -> None:

@@ -24,7 +24,8 @@ from server.http.protocol import HALF_CLOSED, PROBE_S
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status.
+# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. Without
+# heartbeats, headers wait for the first event however long it takes: only before them, the connection finds out that its client has left.
 PATIENCE_S = 1.0
 
 
@@ -87,7 +88,7 @@ class EventStream(Response):
                 if half_closed.done():
                     waited, heartbeat_s = {writer, gone}, min(PROBE_S, self._heartbeat_s)
                 silent_s = time.monotonic() - self._sent_s
-                if silent_s >= heartbeat_s or not self._started:
+                if self._framing.heartbeat and (silent_s >= heartbeat_s or not self._started):
                     await self._send(send, self._framing.heartbeat)
                 await asyncio.wait(waited, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():

@@ -13,16 +13,16 @@ from starlette.responses import StreamingResponse
 from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
-from server.api.context import Caller, Context, caller
+from server.api.context import Caller, Context, caller, path_for
 from server.api.request.fields import Options, check_unknown, ignored_header
-from server.api.request.paging import Ends, page_of
-from server.api.request.prepare import invalid
+from server.api.request.paging import Ends, page_after, page_before
+from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import Label
 from server.api.routes import gives, new_router
 from server.batches import lines
 from server.batches.lines import MAX_ID_CHARS, Written
-from server.batches.records import BatchRecord, FileRecord, Status, now
-from server.batches.service import OF_ANTHROPIC, REQUESTS, Batches
+from server.batches.records import REQUESTS, BatchRecord, FileRecord, Status, now
+from server.batches.service import OF_ANTHROPIC, Batches
 from server.models.model import rfc3339
 
 ENDPOINT = "/v1/messages"
@@ -90,9 +90,13 @@ def router(context: Context) -> APIRouter:
     async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
         """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
-        _check_ids(body.requests)
-        file = _stored(batches, body, who)
-        record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
+        written = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
+        file = _stored(batches, written, who)
+        try:
+            record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
+        except BaseException:
+            batches.store.delete_file(file.id)
+            raise
         return json_answer(describe(record, request), headers=ignored_header(ignored))
 
     @routes.get("/v1/messages/batches", responses=gives(MessageBatchList))
@@ -101,9 +105,10 @@ def router(context: Context) -> APIRouter:
     ) -> Response:
         """List the caller's batches, the newest first."""
         records = batches.batches_of(caller(request).tenant, OF_ANTHROPIC)
-        if before_id is not None:
-            records = _before(records, before_id, limit)
-        page, ends = page_of(records, limit, after_id, MOST_LISTED, None)
+        if before_id is None:
+            page, ends = page_after(records, after_id, limit, MOST_LISTED, None, name="after_id")
+        else:
+            page, ends = page_before(records, before_id, limit, MOST_LISTED, None, name="before_id")
         listed: MessageBatchList = {"data": [describe(record, request) for record in page], **ends}
         return json_answer(listed)
 
@@ -156,40 +161,39 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
         "ended_at": rfc3339(record.times[record.status]) if record.has_ended else None,
         "cancel_initiated_at": rfc3339(record.times[Status.CANCELLING]) if is_canceled else None,
         "archived_at": None,
-        "results_url": f"{request.base_url}v1/messages/batches/{record.id}/results" if record.has_ended else None,
+        "results_url": _results_url(record, request) if record.has_ended else None,
     }
 
 
-def _check_ids(requests: Sequence[BatchedRequest]) -> None:
-    """Raise ApiError if two requests have the same id."""
-    seen: set[str] = set()
-    for place, asked in enumerate(requests):
-        if asked.custom_id in seen:
-            raise invalid(f"requests[{place}].custom_id", f"custom_id {asked.custom_id!r:.80} is that of an earlier request")
-        seen.add(asked.custom_id)
+def _lines(requests: Sequence[BatchedRequest], most: int) -> list[bytes]:
+    """Return the requests as the lines of an input file. Raise ApiError if one cannot run: the answer about a batch has no place for the
+    faults of its file. A line may have `most` bytes."""
+    written = [
+        msgspec.json.encode({"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}) + b"\n"
+        for asked in requests
+    ]
+    _, faults = lines.check(written, ENDPOINT, most)
+    for fault in faults[:1]:
+        where = f"requests[{(fault.line or 1) - 1}]"
+        field = (fault.param or "").replace("body", "params", 1)
+        raise invalid(f"{where}.{field}" if field else where, f"{where}: {fault.message}")
+    return written
 
 
-def _stored(batches: Batches, body: MessageBatchBody, who: Caller) -> FileRecord:
-    """Store the requests of a body as the input file of a batch."""
+def _stored(batches: Batches, written: Sequence[bytes], who: Caller) -> FileRecord:
+    """Store the lines of an input file."""
     upload = batches.store.new_upload()
     try:
-        for asked in body.requests:
-            line = {"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}
-            upload.write(msgspec.json.encode(line) + b"\n")
+        for line in written:
+            upload.write(line)
         return upload.finish(lambda file_id, size: FileRecord(file_id, who.tenant, "requests.jsonl", REQUESTS, size, now()))
     except BaseException:
         upload.abandon()
         raise
 
 
-def _before(records: list[BatchRecord], before_id: str, limit: int) -> list[BatchRecord]:
-    """Return up to `limit` records: those directly before the record with the id `before_id`. Raise ApiError if the list has no such
-    record."""
-    ids = [record.id for record in records]
-    if before_id not in ids:
-        raise invalid("before_id", f"before_id is {before_id!r:.80}; expected the id of an entry of the list")
-    place = ids.index(before_id)
-    return records[max(0, place - limit) : place]
+def _results_url(record: BatchRecord, request: Request) -> str:
+    return str(request.base_url).rstrip("/") + path_for(request, f"/v1/messages/batches/{record.id}/results")
 
 
 def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:

@@ -37,8 +37,8 @@ def without_hash(text: str) -> str:
 
 
 def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> ChatBody:
-    """Return the conversation as a ChatBody. Every value of `body` has been validated. The caller sets max_tokens, because it knows how
-    many tokens fit."""
+    """Return the conversation as a ChatBody. Every value of `body` has been validated. The answer may have as many tokens as fit: the
+    caller, which then knows how many these are, lowers their number to `max_tokens`."""
     system = _text(body.system, "system")
     messages = [Message(role="system", content=system if keeps_hash else without_hash(system))] if body.system is not None else []
     for index, message in enumerate(body.messages):
@@ -49,6 +49,7 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
     if isinstance(body, MessagesBody):
         sampling = {name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k", "seed")}
         sampling["stop"] = body.stop_sequences
+        sampling["max_tokens"] = -1
     variables = {} if output is None or output.effort is None else {"reasoning_effort": output.effort}
     return ChatBody.model_construct(
         **sampling,

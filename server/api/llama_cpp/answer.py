@@ -112,9 +112,16 @@ class LlamaAnswer:
         self._limit_s = (body.t_max_predict_ms or 0) / 1000
         self._began_s = time.monotonic()
 
+    async def _steps(self) -> AsyncGenerator[Step, None]:
+        """Yield the steps of choices that run. Further ones may be on their way when `_take` ends a choice."""
+        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+            async for step in steps:
+                if self._choices[step.choice].stop_type is None:
+                    yield step
+
     async def whole(self) -> list[bytes]:
         """Generate the answer, and return it as pieces of JSON."""
-        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+        async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
                 choice.text.append(text)
@@ -131,7 +138,7 @@ class LlamaAnswer:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Generate the answer, and yield its events."""
-        async with aclosing(merged(self._generations, self._per_prompt)) as steps:
+        async with aclosing(self._steps()) as steps:
             async for step in steps:
                 choice, text, token_ids, probabilities = self._take(step)
                 if text or token_ids or probabilities:
@@ -152,7 +159,7 @@ class LlamaAnswer:
             choice.stopping_word = step.stop_reason if isinstance(step.stop_reason, str) else ""
         elif self._limit_s > 0 and choice.has_new_line and now_s - choice.first_s > self._limit_s:
             choice.stop_type = "limit"
-            self._generations[step.choice // self._per_prompt].end(step.choice % self._per_prompt)
+            self._generations[step.choice // self._per_prompt].end(step.choice % self._per_prompt, "length")
         if self._is_silent:
             choice.num_tokens = 0
             return choice, "", (), []

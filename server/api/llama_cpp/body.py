@@ -11,6 +11,7 @@ from server.api.request.fields import Options
 from server.api.request.prepare import invalid
 from server.api.request.schema import (
     AS_TEXT,
+    MOST_BIASES,
     Alternatives,
     CompletionBody,
     Int,
@@ -41,7 +42,10 @@ OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
 
 # A token id or a text, and the bias of its tokens; false bans the tokens.
 Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
-Biases = Annotated[list[Bias], Field(max_length=1024, fail_fast=True)] | Annotated[dict[Label, float | bool], Field(max_length=1024)]
+Biases = (
+    Annotated[list[Bias], Field(max_length=MOST_BIASES, fail_fast=True)]
+    | Annotated[dict[Label, float | bool], Field(max_length=MOST_BIASES)]
+)
 
 
 class LlamaSampling(SamplingBody):
@@ -122,6 +126,8 @@ class LlamaSampling(SamplingBody):
             is_id = isinstance(token, int) or (isinstance(self.logit_bias, dict) and token.isascii() and token.isdigit())
             ids = [token] if is_id else tokenizer.encode(str(token), False)
             found |= {str(token_id): float(bias) for token_id in ids}
+        if len(found) > MOST_BIASES:
+            raise invalid("logit_bias", f"logit_bias has {len(found)} tokens; expected at most {MOST_BIASES}")
         return found
 
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
 from server.api.request.fields import Options, check_unknown, ignored_header
-from server.api.request.paging import NO_ID, Ends, page_of
+from server.api.request.paging import NO_ID, Ends, page_after
 from server.api.routes import gives, new_router
 from server.batches.records import BatchRecord, Status
 
@@ -107,7 +107,7 @@ def router(context: Context) -> APIRouter:
     async def list_batches(request: Request, limit: int = 20, after: str | None = None) -> Response:
         """List the caller's batches, the newest first."""
         records = batches.batches_of(caller(request).tenant)
-        page, ends = page_of(records, limit, after, MOST_LISTED, NO_ID)
+        page, ends = page_after(records, after, limit, MOST_LISTED, NO_ID)
         listed: BatchList = {"object": "list", "data": [shown(record) for record in page], **ends}
         return json_answer(listed)
 

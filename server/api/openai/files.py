@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from server.api.answer.respond import json_answer
 from server.api.context import Context, caller
-from server.api.request.paging import NO_ID, Ends, page_of
+from server.api.request.paging import NO_ID, Ends, page_after
 from server.api.request.prepare import invalid
 from server.api.request.uploads import limited, sized
 from server.api.routes import gives, new_router
@@ -76,7 +76,7 @@ def router(context: Context) -> APIRouter:
         """List the caller's files, the newest first unless `order` is `asc`."""
         files = [file for file in batches.files_of(caller(request).tenant) if purpose is None or file.purpose == purpose]
         files = files if order == "desc" else files[::-1]
-        page, ends = page_of(files, limit, after, MOST_LISTED, NO_ID)
+        page, ends = page_after(files, after, limit, MOST_LISTED, NO_ID)
         listed: FileList = {"object": "list", "data": [describe(file) for file in page], **ends}
         return json_answer(listed)
 
@@ -135,6 +135,6 @@ def _expiry(form: Form) -> int | None:
         return None
     if anchor != "created_at":
         raise invalid(ANCHOR, f"{ANCHOR} is {anchor!r:.40}; expected 'created_at'")
-    if seconds is None or not seconds.isdecimal() or not SHORTEST_S <= int(seconds[:12]) <= LONGEST_S:
+    if seconds is None or not seconds.isdecimal() or len(seconds) > 12 or not SHORTEST_S <= int(seconds) <= LONGEST_S:
         raise invalid(SECONDS, f"{SECONDS} is {seconds!r:.40}; expected {SHORTEST_S} to {LONGEST_S}")
     return now() + int(seconds)

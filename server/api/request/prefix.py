@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
 from server.api.request.conversation import text_of
 from server.api.request.prepare import ChatPlan, off_loop
@@ -13,11 +14,12 @@ from server.models.model import Loaded
 
 async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
     """Return the header that names the first part of the prompt which differs from the most similar earlier prompt. Return no header if the
-    prompt continues that one, or if there is no earlier prompt."""
+    prompt continues that one, or if there is no earlier prompt. Letters that no header can carry, which a role may have, are
+    percent-encoded."""
 
     def find() -> dict[str, str]:
         at = loaded.prompts.difference(plan.job.submit.cache_salt, plan.prompt)
-        return {} if at is None else {"x-prefix-ends": part_at(plan.prompt, at, body)}
+        return {} if at is None else {"x-prefix-ends": quote(part_at(plan.prompt, at, body), safe="[], ")}
 
     return await off_loop(len(plan.prompt), find)
 

@@ -22,11 +22,13 @@ Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
 MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
 MAX_INPUT_PARTS = 2048  # most texts and images in a request for embeddings
+MOST_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
 Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt to keep; -1: as many as fit
+Detail = Literal["auto", "low", "high", "original"]  # how finely the model sees an image; "low" alone has an effect
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
@@ -106,7 +108,7 @@ class SamplingBody(Options):
     repetition_penalty: float | None = Field(
         default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
-    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=1024)
+    logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=MOST_BIASES)
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Text | Choices | None = None
     stop_token_ids: FewTokenIds | None = None
@@ -178,7 +180,7 @@ def text_unless(*kinds: type) -> Discriminator:
 
 class ImageUrl(Options):
     url: Text
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Detail | None = None
 
 
 class AudioUrl(Options):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.answer.generate import Generation, Job
 from server.api.answer.respond import json_answer, response_headers, while_connected
 from server.api.answer.sse import EventStream, Framing
 from server.api.context import Context, caller
@@ -16,7 +15,7 @@ from server.api.request.uploads import limited, sized
 from server.api.routes import gives, new_router
 from server.api.speech import transcribe
 from server.api.speech.form import FILE, SpeechForm, read_form
-from server.api.speech.prepare import request_of
+from server.api.speech.prepare import request_of, run_of
 from server.api.speech.shapes import (
     Transcript,
     TranscriptDelta,
@@ -98,11 +97,8 @@ def router(context: Context) -> APIRouter:
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
         recording = await while_connected(request, decoder.decode(bytes(data), loaded.ready.num_mels))
-        who, series = caller(request), context.metrics_of(model.spec.name)
-
-        def run(job: Job) -> Generation:
-            return Generation(loaded, job, series, who)
-
+        who = caller(request)
+        run = run_of(loaded, context.metrics_of(model.spec.name), who)
         wanted = await request_of(asked, task, loaded, loaded.speech, who)
         if wanted.language is None and wanted.tokens.languages:
             wanted = await while_connected(request, transcribe.with_language(wanted, recording, run))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from server.api.answer.generate import Generation
 from server.api.context import Caller
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.texts import encode_prompts
 from server.api.speech import transcribe
 from server.api.speech.form import SpeechForm
 from server.messages import IDLE, SamplingParams, Submit
+from server.metrics import ModelSeries
 from server.models.model import Loaded
 from server.speech.languages import code_of
 from server.speech.tokens import MOST_BEFORE, SpeechTokens
+
+
+def run_of(loaded: Loaded, series: ModelSeries, who: Caller) -> transcribe.Run:
+    """Return what makes the generations of a caller's request, one for each attempt at a window."""
+    parts = who.parts()
+    return lambda job: Generation(loaded, job, series, next(parts))
 
 
 async def request_of(asked: SpeechForm, task: str, loaded: Loaded, tokens: SpeechTokens, who: Caller) -> transcribe.Request:

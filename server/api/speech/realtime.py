@@ -21,13 +21,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.api.answer.generate import Generation, Job
 from server.api.answer.socket import Connection, SocketLimits, WebSocket
 from server.api.context import Context, caller
 from server.api.routes import new_router
 from server.api.speech import transcribe
 from server.api.speech.form import SpeechForm
-from server.api.speech.prepare import request_of
+from server.api.speech.prepare import request_of, run_of
 from server.api.speech.realtime_memory import SessionMemory, Share
 from server.api.speech.realtime_session import RATE, Session, updated
 from server.api.speech.shapes import TranscriptLogprob, logprobs_of
@@ -284,11 +283,7 @@ class Speech:
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
         who = replace(caller(self._request), arrived_s=time.monotonic())  # later than the connection
-        series = self._context.metrics_of(model.spec.name)
-
-        def run(job: Job) -> Generation:
-            return Generation(loaded, job, series, who)
-
+        run = run_of(loaded, self._context.metrics_of(model.spec.name), who)
         recording = await self._decoder.decode(pcm_file(item.samples, RATE), loaded.ready.num_mels)
         wanted = await request_of(_form(item.session), "transcribe", loaded, tokens, who)
         if wanted.language is None and tokens.languages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from server.defaults import Defaults
@@ -48,6 +50,13 @@ def test_each_api_uses_them(server, path):
 def test_the_requests_own_values_win(server, path):
     submit, _ = asked(server, path, **APIS[path][1])
     assert (submit.params.temperature, submit.params.top_k, submit.params.max_tokens) == (0.5, 7, 3)
+
+
+@pytest.mark.parametrize("path", APIS)
+def test_a_request_may_ask_for_more_tokens_than_the_default(server, path):
+    own = json.loads(json.dumps(APIS[path][1]).replace("3", "30"))
+    submit, _ = asked(server, path, **own)
+    assert submit.params.max_tokens == 30
 
 
 def test_a_default_stop_string_ends_an_answer(serve, answering):

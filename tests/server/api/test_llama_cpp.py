@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
+from server.api.llama_cpp.body import LlamaSampling
+from server.errors import ApiError
 from server.messages import Stats
 from tests.doubles.worker import ByteTokenizer
 
@@ -246,3 +249,23 @@ def test_health_under_llama_cpp_s_name(serve, answering):
 def test_a_failure_in_a_stream_is_an_event(serve, answering):
     parts = stream(serve(script=answering("abcdef", fail_after=3)))
     assert parts[-1]["error"]["code"] == "generation_failed"
+
+
+def test_an_answer_to_several_prompts_ends_each_once_in_time(serve, answering):
+    """More steps of a prompt may be on their way when its time is over."""
+    server = serve(script=answering("a\n" + "b" * 500))
+    body = {"prompt": ["one", "two", "three"], "t_max_predict_ms": 1, "stream": True, "n_predict": 400}
+    answer = server.http().post("/completion", json=body).text
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.splitlines() if line.startswith("data: ")]
+    assert sorted(event["index"] for event in events if event["stop"]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("num_tokens", "fits"), [(1024, True), (1025, False)])
+def test_texts_have_a_bias_for_as_many_tokens_as_ids(num_tokens, fits):
+    class Long(ByteTokenizer):
+        def encode(self, text, add_special_tokens):
+            return list(range(num_tokens))
+
+    body = LlamaSampling.model_validate({"logit_bias": [["a text", 1.0]]})
+    with nullcontext() if fits else pytest.raises(ApiError, match="logit_bias has 1025 tokens; expected at most 1024"):
+        assert len(body.completion("x", Long(), None).logit_bias or {}) == num_tokens

@@ -130,6 +130,22 @@ def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):
     assert ring.find(KEY)
 
 
+@pytest.mark.parametrize("lines", [KEY, "another-key"])
+def test_each_time_that_a_key_file_vanishes_is_logged_once(tmp_path, caplog, lines):
+    file, away = tmp_path / "keys", tmp_path / "away"
+    file.write_text(KEY)
+    ring = KeyRing((), file, "api_keys")
+    for _ in range(2):
+        file.rename(away)
+        assert ring.find(KEY) and ring.find(KEY)
+        away.rename(file)
+        if lines != KEY:
+            file.write_text(f"{KEY}\n{lines}")
+            assert ring.find(lines)
+        ring.find(KEY)
+    assert caplog.text.count("the keys read before stay valid") == 2
+
+
 @pytest.mark.parametrize(
     ("key", "complaint"), [("short", "api_keys has a key of 5 characters; expected at least 8"), ("schlüssel", "ASCII")]
 )

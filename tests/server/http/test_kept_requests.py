@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import stat
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from server.http.kept_requests import Exchange, KeptRequests
+from server.http.record import RequestRecord
 from server.settings import ServerSettings, SettingsError
 
 SECRET = "sk-secret"
@@ -109,3 +111,30 @@ def test_without_a_file_nothing_can_be_kept(serve: Any) -> None:
 def test_a_wrong_choice_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="keep_requests_of has 'all'; expected model=PATTERN or key=PATTERN"):
         ServerSettings(keep_requests=tmp_path / "x", keep_requests_of=("all",))
+
+
+def test_a_request_that_began_before_is_not_kept(serve: Any, tmp_path: Path, answering: Any) -> None:
+    """The beginning of its answer is gone."""
+    place = tmp_path / "requests.jsonl"
+    server = serve(keep_requests=place, keep_requests_of=(), script=answering("x" * 50, interval_s=0.02))
+    with server.http().stream("POST", "/v1/completions", json={"prompt": "first", "max_tokens": 50, "stream": True}) as answer:
+        parts = answer.iter_lines()
+        assert next(parts)
+        assert server.http().put("/admin/kept_requests", json={"of": ["model=*"]}).status_code == 200
+        assert "data: [DONE]" in list(parts)
+    server.complete(prompt="second", max_tokens=1)
+    (kept,) = lines(place, 1)
+    assert json.loads(kept["request"])["prompt"] == "second"
+
+
+def test_an_answer_that_cannot_be_read_costs_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "requests.jsonl"
+    kept = KeptRequests(place, ("model=*",))
+    for data in (b"no gzip", gzip.compress(b"{}")):
+        exchange = Exchange()
+        exchange.body, exchange.is_compressed = b"{}", True
+        exchange.add(data, more=False)
+        kept.keep(RequestRecord("id", model="null"), exchange)
+    kept.close()
+    (line,) = lines(place, 1)
+    assert line["answer"] == "{}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 
@@ -74,3 +75,29 @@ def test_a_prefix_opens_no_path(serve):
     client = server.http(headers={"authorization": f"Bearer {'k' * 8}"})
     assert [client.get(f"{prefix}/admin/models").status_code for prefix in ("", "/llm")] == [403, 403]
     assert [server.http().get(f"{prefix}/v1/models").status_code for prefix in ("", "/llm")] == [401, 401]
+
+
+def test_a_client_of_this_machine_is_no_proxy(serve, caplog):
+    """Only `proxy_networks` say which addresses are believed."""
+    with caplog.at_level(logging.INFO, logger="server.access"):
+        serve().http().get("/v1/models", headers={"x-forwarded-for": "198.51.100.1"})
+    ((_, _, fields),) = lines(caplog)
+    assert fields["client"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("proxies", "scheme"), [((), "http"), (("127.0.0.1",), "https")])
+@pytest.mark.parametrize("prefix", ["", "/llm"])
+def test_addresses_in_answers_lead_through_the_proxy(serve, tmp_path, proxies, scheme, prefix):
+    server = serve(proxy_networks=proxies, root_path="/llm", batch_dir=tmp_path / "batches")
+    http = server.http(headers={"x-forwarded-proto": "https"})
+    (tmp_path / "models" / "one").mkdir()
+    loading = http.post(f"{prefix}/admin/models", json={"source": "one"})
+    assert loading.headers["location"] == f"{prefix}/admin/operations/{loading.json()['id']}"
+    params = {"model": "null", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    batch = http.post(f"{prefix}/v1/messages/batches", json={"requests": [{"custom_id": "a", "params": params}]}).json()
+    end_s = time.monotonic() + 60
+    while (batch := http.get(f"{prefix}/v1/messages/batches/{batch['id']}").json())["processing_status"] != "ended":
+        assert time.monotonic() < end_s, batch
+        time.sleep(0.02)
+    assert batch["results_url"] == f"{scheme}://127.0.0.1:{server.port}{prefix}/v1/messages/batches/{batch['id']}/results"
+    assert http.get(batch["results_url"].removeprefix(f"{scheme}://127.0.0.1:{server.port}")).json()["result"]["type"] == "succeeded"

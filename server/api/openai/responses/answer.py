@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -24,6 +25,7 @@ from server.api.openai.responses.shapes import (
     ResponseObject,
     ResponseUsage,
 )
+from server.api.openai.responses.store import Item
 from server.api.request.fields import Foreign
 from server.api.request.prepare import ChatPlan
 from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
@@ -152,9 +154,9 @@ class ResponseAnswer(BlockAnswer):
         return _item(block, is_open=is_open)
 
     @property
-    def output(self) -> list[tuple[str, bytes]]:
-        """The output items with their ids, as the store keeps them."""
-        return [(block.id, encode(self.item_of(block))) for block in self.blocks]
+    def output(self) -> list[Item]:
+        """The output items with their ids, as the store keeps them: without log-probabilities, which no later request needs."""
+        return [Item(block.id, encode(self.item_of(replace(block, logprobs=[])))) for block in self.blocks]
 
     def _complete(self) -> None:
         """Note that the answer has ended."""

@@ -12,6 +12,7 @@ from server.api.request.schema import (
     IN_PARTS,
     Alternatives,
     ContentPart,
+    Detail,
     Effort,
     FunctionName,
     Int,
@@ -35,7 +36,7 @@ class ItemPart(ContentPart):
 
     annotations: JsonObjects | None = None
     logprobs: JsonObjects | None = None
-    detail: Literal["auto", "low", "high", "original"] | None = None  # how finely the model sees an image
+    detail: Detail | None = None
     file_id: Label | None = None
 
 

@@ -23,7 +23,7 @@ from server.api.openai.responses.mcp.calls import McpCalls
 from server.api.openai.responses.shapes import InputItemList, InputTokens, ResponseDeleted, ResponseEvent, ResponseObject
 from server.api.openai.responses.store import Items, ResponseStore, Stored
 from server.api.request.limits import check_sizes
-from server.api.request.paging import NO_ID
+from server.api.request.paging import NO_ID, page_after
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
@@ -42,6 +42,7 @@ PARAMS = {  # fields of a chat request, and their names in this API
     "thinking_token_budget": "reasoning",
 }
 KNOWN = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message", "reasoning")
+MOST_LISTED = 100
 encode = msgspec.json.encode
 
 
@@ -99,10 +100,11 @@ def router(context: Context) -> APIRouter:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         else:
             # A background response goes on after its request was answered, which `receive` reports like a client that has left.
-            planner = replace(who, receive=stays) if body.background else who
+            turns = (replace(who, receive=stays) if body.background else who).parts()
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
                 """Plan a turn of a response that uses tools of MCP servers."""
+                planner = next(turns)
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
                 said = await off_loop(size, lambda: as_items([*items, *given.output]))
@@ -166,19 +168,15 @@ def router(context: Context) -> APIRouter:
     async def input_items(
         request: Request,
         response_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: Annotated[str | None, Query(max_length=256)] = None,
     ) -> Response:
         """List the input items of a response, including those of earlier turns."""
         items = list(store.get(response_id, owner_of(caller(request))).context)
         listed = items if order == "asc" else items[::-1]
-        begin = next((at for at, (item_id, _) in enumerate(listed, 1) if item_id == after), 0) if after else 0
-        page = listed[begin : begin + limit]
-        ends = encode({"first_id": page[0][0] if page else NO_ID, "last_id": page[-1][0] if page else NO_ID})
-        more = b"true" if begin + limit < len(listed) else b"false"
-        data = b",".join(item for _, item in page)
-        return Pieces([b'{"object":"list","data":[' + data + b'],"has_more":' + more + b"," + ends[1:]], {})
+        page, ends = page_after(listed, after or None, limit, MOST_LISTED, NO_ID)
+        return Pieces([b'{"object":"list","data":[' + b",".join(item.json for item in page) + b"]," + encode(ends)[1:]], {})
 
     return routes
 
@@ -225,7 +223,7 @@ async def _conversation(
         check_sizes(body)
         new = items_of(body, store, owner)
         chat = chat_of(body, [*as_items(earlier), *new], len(earlier))
-        return chat, [*earlier, *kept_form(new)]
+        return chat, [*earlier, *kept_form(new, earlier)]
 
     return await off_loop(num_body_bytes + num_bytes, make)
 

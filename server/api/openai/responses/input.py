@@ -20,7 +20,7 @@ from server.api.openai.responses.body import (
     ToolName,
 )
 from server.api.openai.responses.mcp.functions import McpFunction, function_name
-from server.api.openai.responses.store import Items, ResponseStore
+from server.api.openai.responses.store import Item, Items, ResponseStore
 from server.api.request.conversation import part_text, text_of
 from server.api.request.fields import Foreign
 from server.api.request.prepare import invalid
@@ -89,13 +89,16 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
     return found
 
 
-def kept_form(items: Sequence[InputItem]) -> Items:
+def kept_form(items: Sequence[InputItem], earlier: Items) -> Items:
     """Return items in the form in which the store keeps and lists them: each has a type and an id, and its content, if there is any, is a
-    list of parts."""
-    kept: list[tuple[str, bytes]] = []
+    list of parts. An id that an item before has, or one of the `earlier` items of the conversation, is replaced: lists are cut into pages
+    by ids."""
+    kept: list[Item] = []
+    taken = {item.id for item in earlier}
     for item in items:
         kind = item.type or "message"
-        item_id = item.id or new_id(PREFIXES[kind])
+        item_id = item.id if item.id and item.id not in taken else new_id(PREFIXES[kind])
+        taken.add(item_id)
         written: dict[str, Any] = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id}
         if kind not in MCP_TYPES:
             written["status"] = item.status or "completed"
@@ -105,7 +108,7 @@ def kept_form(items: Sequence[InputItem]) -> Items:
         elif isinstance(item.content, list) and item.role == "assistant":
             written["content"] = [{**EMPTY, **part} if part["type"] == "output_text" else part for part in written["content"]]
         written["type"] = kind
-        kept.append((item_id, encode(written)))
+        kept.append(Item(item_id, encode(written)))
     return kept
 
 

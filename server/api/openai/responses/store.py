@@ -6,12 +6,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
 
 from server.errors import RESPONSE_NOT_FOUND, ApiError, ErrorKind
 
-Items = Sequence[tuple[str, bytes]]  # pairs of the id and the JSON of an item
+
+class Item(NamedTuple):
+    id: str
+    json: bytes
+
+
+Items = Sequence[Item]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +38,15 @@ class Stored:
     def num_bytes(self) -> int:
         """The bytes of the response and its items. An item that several responses share is counted in each of them, so the store uses less
         memory than the sum."""
-        return len(self.body) + sum(len(item) for items in (self.context, self.output) for _, item in items)
+        return len(self.body) + sum(len(item) for _, item in self.items)
+
+    @property
+    def items(self) -> Iterator[Item]:
+        return chain(self.context, self.output)
+
+    @property
+    def item_ids(self) -> set[str]:
+        return {item_id for item_id, _ in self.items}
 
     @property
     def is_running(self) -> bool:
@@ -46,7 +62,8 @@ class ResponseStore:
         self._max_age_s = max_age_s
         self._kept: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
         self._running: dict[str, Stored] = {}  # responses in progress; their bytes are not counted, and admission limits their number
-        self._items: dict[str, str] = {}  # by item id: the id of a response that has the item
+        # by owner and item id: the stored responses that have the item, of which the last one is the newest
+        self._items: dict[tuple[str, str], list[Stored]] = {}
         self._bytes_of: Counter[str] = Counter()  # bytes of the stored responses of each owner
 
     @property
@@ -65,7 +82,8 @@ class ResponseStore:
             return
         self._kept[stored.id] = stored
         self._count(stored.owner, stored.num_bytes)
-        self._items |= dict.fromkeys((item_id for items in (stored.context, stored.output) for item_id, _ in items), stored.id)
+        for item_id in stored.item_ids:
+            self._items.setdefault((stored.owner, item_id), []).append(stored)
         self._forget_old()
 
     def get(self, response_id: str, owner: str, *, kind: ErrorKind = RESPONSE_NOT_FOUND, param: str | None = None) -> Stored:
@@ -86,10 +104,8 @@ class ResponseStore:
 
     def item(self, item_id: str, owner: str) -> bytes | None:
         """Return the JSON of an item of a stored response, or None."""
-        stored = self._kept.get(self._items.get(item_id, ""))
-        if stored is None or stored.owner != owner:
-            return None
-        return next((item for items in (stored.context, stored.output) for known, item in items if known == item_id), None)
+        found = self._items.get((owner, item_id))
+        return None if found is None else next(item for known, item in found[-1].items if known == item_id)
 
     def delete(self, response_id: str, owner: str) -> None:
         """Remove a response, and stop it if it is still being generated. Raise ApiError if the owner has none with this id."""
@@ -119,6 +135,8 @@ class ResponseStore:
         """Remove a stored response and its items."""
         del self._kept[stored.id]
         self._count(stored.owner, -stored.num_bytes)
-        for item_id in [known for items in (stored.context, stored.output) for known, _ in items]:
-            if self._items.get(item_id) == stored.id:
-                del self._items[item_id]
+        for item_id in stored.item_ids:
+            having = self._items[stored.owner, item_id]
+            having.remove(stored)
+            if not having:
+                del self._items[stored.owner, item_id]

@@ -18,6 +18,7 @@ import pytest
 from openai.types.responses import Response
 
 from runtime.fits import Tiles
+from server.api.answer.generate import Generation
 from server.messages import Submit, Vision
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
@@ -260,6 +261,21 @@ def test_a_choice_can_demand_a_tool_of_a_server(both: Start) -> None:
     assert failed.status_code == 400 and failed.json()["error"]["param"] == "tool_choice"
 
 
+def test_a_turn_arrives_when_it_begins(both: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times to the first token and in the queue leave out the turns and calls before."""
+    arrivals: list[float] = []
+
+    class Noted(Generation):
+        def __init__(self, loaded: Any, job: Any, metrics: Any, caller: Any) -> None:
+            super().__init__(loaded, job, metrics, caller)
+            arrivals.append(caller.arrived_s)
+
+    monkeypatch.setattr("server.api.openai.responses.endpoint.Generation", Noted)
+    both(call("add", a=2, b=3), call("add", a=2, b=3), "Five.").ask()
+    unused, first, second, third = arrivals
+    assert unused == first < second < third
+
+
 def test_calls_are_limited(both: Start) -> None:
     one = both(*[call("add", a=number, b=0) for number in range(9)])
     made = one.ask(max_tool_calls=2)
@@ -274,6 +290,15 @@ def test_the_length_of_all_turns_is_limited(both: Start) -> None:
     assert made["status"] == "incomplete" and made["output"][-1]["content"][0]["text"] == "Five"
     cut = one.ask(max_output_tokens=len(first) - 30)
     assert cut["status"] == "incomplete" and cut["output"][1]["status"] == "incomplete" and cut["output"][1]["output"] is None
+
+
+def test_calls_of_a_turn_that_is_cut_short_are_not_made(both: Start) -> None:
+    first = call("add", a=2, b=3)
+    one = both(first + call("add", a=4, b=5), "Five.")
+    asked = {"max_output_tokens": len(first) + 30}
+    assert [item["status"] for item in one.ask(**asked)["output"][1:]] == ["incomplete", "incomplete"]
+    done = [event["item"] for event in one.stream(**asked) if event["type"] == "response.output_item.done"]
+    assert [(item["type"], item.get("status")) for item in done[1:]] == [("mcp_call", "incomplete")] * 2
 
 
 @pytest.mark.parametrize(

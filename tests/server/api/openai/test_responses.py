@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
+from dataclasses import replace
 
 import openai
 import pytest
@@ -434,3 +435,55 @@ def test_the_client_s_fields_are_known(server):
     that names it."""
     fields = inspect.signature(Responses.create).parameters.keys() - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert fields <= ResponseBody.model_fields.keys() | UNSUPPORTED.keys(), fields - ResponseBody.model_fields.keys()
+
+
+# --- items that several responses have ------------------------------------------------------------------------------------
+
+
+def test_an_item_is_kept_as_long_as_a_response_has_it(server):
+    client = server.openai()
+    first = client.responses.create(model="null", input="hi")
+    second = client.responses.create(model="null", input="more", previous_response_id=first.id)
+    client.responses.delete(second.id)
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    client.responses.create(model="null", input=[reference, {"role": "user", "content": "b"}])
+    assert prompt_of(server).startswith(f"<|assistant|>{SAID}")
+
+
+def test_keys_may_use_the_same_ids(serve):
+    """Clients choose the ids of the items that they send."""
+    server = serve(api_keys=["key-of-the-one", "key-of-the-other"])
+    one, other = server.openai(api_key="key-of-the-one"), server.openai(api_key="key-of-the-other")
+    for client, text in ((one, "of the one"), (other, "of the other")):
+        client.responses.create(model="null", input=[{"type": "message", "id": "msg_1", "role": "user", "content": text}])
+    one.responses.create(model="null", input=[{"type": "item_reference", "id": "msg_1"}])
+    assert prompt_of(server).startswith("<|user|>of the one")
+
+
+def test_a_long_answer_with_log_probabilities_is_continued(serve, answering):
+    server = serve(script=replace(answering("x" * 5000, step=500), max_context=1 << 15))
+    http = server.http()
+    body = {"input": "hi", "include": ["message.output_text.logprobs"]}
+    made = http.post("/v1/responses", json=body).json()
+    assert len(made["output"][0]["content"][0]["logprobs"]) == 5000
+    more = http.post("/v1/responses", json={"input": "more", "previous_response_id": made["id"]})
+    assert more.status_code == 200, more.text
+    assert http.get(f"/v1/responses/{made['id']}").json() == made
+    items = http.get(f"/v1/responses/{more.json()['id']}/input_items?order=asc").json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant", "user"] and items[1]["content"][0]["text"] == "x" * 5000
+
+
+def test_pages_of_input_items_end(server):
+    """A client may send an item again that its conversation has already."""
+    client = server.openai()
+    items = [{"type": "message", "id": f"msg_{name}", "role": "user", "content": name} for name in "abac"]
+    made = client.responses.create(model="null", input=items)
+    listed = client.responses.input_items.list(made.id, limit=1, order="asc")
+    found = [item for item, _ in zip(listed, range(10), strict=False)]
+    assert [item.content[0].text for item in found] == ["a", "b", "a", "c"]
+    more = client.responses.create(model="null", input=items[:1], previous_response_id=made.id)
+    found = [item for item, _ in zip(client.responses.input_items.list(more.id, limit=2), range(10), strict=False)]
+    assert len(found) == 6 and len({item.id for item in found}) == 6
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_items.list(made.id, after="msg_none")
+    assert caught.value.param == "after"

@@ -1,16 +1,19 @@
-"""The images of requests are decoded only as long as their clients are there."""
+"""The images of requests are seen as finely as their clients ask, and decoded only as long as the clients are there."""
 
 from __future__ import annotations
 
 import json
 import socket
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import pytest
+from openai.types.chat.chat_completion_content_part_image_param import ImageURL
 
 from runtime.fits import Stretched, Tiles
 from server.messages import Vision
 from tests.doubles.worker import ByteTokenizer
+from tests.server.images.files import data_url, encoded, image
 
 SEEING = Vision(16, edge_tokens=1, image_token=258, fit=Tiles(longest_edge=32), filter=1)
 EMBEDDING = Vision(8, edge_tokens=1, image_token=-1, fit=Stretched(), filter=2, num_places=17)
@@ -63,3 +66,14 @@ def test_a_fetch_ends_when_the_client_leaves(serve, answering, path: str, body: 
             assert fetching.recv(1 << 16).startswith(b"GET /image.png")
             client.close()
             assert not fetching.recv(1), "the server has closed the connection to the host"
+
+
+def test_every_detail_of_an_image_that_the_client_knows_is_taken(serve, answering) -> None:
+    server = serve(script=answering("A square.", vision=msgspec.structs.replace(SEEING, image_token=256)))
+    known = get_args(get_type_hints(ImageURL)["detail"])
+    assert "original" in known
+    for detail in known:
+        asked = chat(data_url(encoded(image())))
+        asked["messages"][0]["content"][0]["image_url"]["detail"] = detail
+        answer = server.http().post("/v1/chat/completions", json=asked)
+        assert answer.status_code == 200, answer.text

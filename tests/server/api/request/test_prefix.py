@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pytest
 
 from server.api.request.conversation import for_template
@@ -47,3 +49,10 @@ def test_calls_behind_a_text_belong_to_its_message() -> None:
     prompt = NullTemplate().render(for_template(body.messages), tools=TOOLS)
     assert part_at(prompt, prompt.rindex('"arguments"'), body) == "assistant[1]"
     assert part_at(prompt, len(prompt), body) == "template"
+
+
+def test_a_role_may_have_any_letters(serve):
+    server = serve()
+    asked = [server.chat(messages=[{"role": "роль", "content": text}]) for text in ("one" + "x" * 200, "one" + "y" * 200)]
+    assert [answer.status_code for answer in asked] == [200, 200]
+    assert unquote(asked[1].headers["x-prefix-ends"]) == "роль[0], character 3"

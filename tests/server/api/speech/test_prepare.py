@@ -13,7 +13,7 @@ import pytest
 from server.api.context import Caller
 from server.api.request.prepare import LONG
 from server.api.speech.form import SpeechForm
-from server.api.speech.prepare import request_of
+from server.api.speech.prepare import request_of, run_of
 from server.models.model import Loaded
 from server.speech.tokens import MOST_BEFORE, SpeechTokens
 from tests.doubles.worker import ByteTokenizer
@@ -46,3 +46,12 @@ def test_long_prompts_are_tokenised_off_the_loop(num_chars: int) -> None:
     assert len(made.prompt_ids) == min(MOST_BEFORE, num_chars + 1 if num_chars else 0)
     here = {threading.get_ident()} & tokenizer.threads
     assert bool(here) == (0 < num_chars <= LONG)
+
+
+def test_a_window_arrives_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times to the first token and in the queue leave out the windows before."""
+    unused: Any = None
+    monkeypatch.setattr("server.api.speech.prepare.Generation", lambda _loaded, _job, _series, who: who.arrived_s)
+    run: Any = run_of(unused, unused, Caller("an id", arrived_s=5.0))
+    first, second, third = (run(unused) for _ in range(3))
+    assert first == 5.0 and second != 5.0 and second < third

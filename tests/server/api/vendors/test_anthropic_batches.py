@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 from anthropic.types.messages import DeletedMessageBatch, MessageBatch, MessageBatchIndividualResponse
 from anthropic.types.messages.batch_create_params import BatchCreateParams, Request
@@ -89,3 +90,37 @@ def test_what_was_cancelled_has_the_client_s_types(serve: Any, tmp_path: Path) -
 def test_what_is_wrong_has_the_vendor_s_error(serve: Any, tmp_path: Path, body: dict[str, Any]) -> None:
     answer = serve(batch_dir=tmp_path / "batches").http().post(PATH, json=body)
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_lists_are_read_in_both_directions(serve: Any, tmp_path: Path) -> None:
+    server = serve(batch_dir=tmp_path / "batches", script=NullScript(interval_s=5.0))
+    client = anthropic.Anthropic(base_url=server.url, api_key="unused", http_client=anthropic.DefaultHttpxClient(verify=False))
+    asked = [{"custom_id": "a", "params": HI}]
+    made = {read(server.http(), "POST", PATH, json={"requests": asked}).id for _ in range(5)}
+    ids = [batch.id for batch in client.messages.batches.list(limit=2)]
+    assert set(ids) == made and len(ids) == 5
+    assert [batch.id for batch in client.messages.batches.list(limit=2, after_id=ids[0])] == ids[1:]
+    backwards = list(client.messages.batches.list(limit=2, before_id=ids[4]))
+    assert [batch.id for batch in backwards] == [ids[2], ids[3], ids[0], ids[1]], "each page is in order"
+    for name in ("after_id", "before_id"):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.messages.batches.list(**{name: "nonsense"})
+        assert caught.value.body["error"]["param"] == name
+    client.close()
+
+
+@pytest.mark.parametrize(("params", "param"), [({**HI, "stream": True}, "requests[1].params.stream"), ({**HI, "model": 5}, "requests[1]")])
+def test_a_request_that_cannot_run_is_refused_by_name(serve: Any, tmp_path: Path, params: dict[str, Any], param: str) -> None:
+    """The answer about a batch has no place for what is wrong with a request that did not begin."""
+    folder = tmp_path / "batches"
+    http = serve(batch_dir=folder).http()
+    answer = http.post(PATH, json={"requests": [{"custom_id": "a", "params": HI}, {"custom_id": "b", "params": params}]})
+    assert (answer.status_code, answer.json().get("error", {}).get("param")) == (400, param), answer.text
+    assert not list((folder / "files").iterdir())
+
+
+def test_a_request_that_is_too_long_as_a_line_is_refused_by_name(serve: Any, tmp_path: Path) -> None:
+    body = json.dumps({"requests": [{"custom_id": "a", "params": HI}]}, separators=(",", ":"))
+    http = serve(batch_dir=tmp_path / "batches", max_body_bytes=len(body)).http()
+    answer = http.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "requests[0]: the line is longer than" in answer.json()["error"]["message"]

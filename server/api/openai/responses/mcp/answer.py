@@ -162,7 +162,12 @@ class McpAnswer(ResponseAnswer):
                         yield event
             written = [block for block in self.blocks[first:] if block.kind is Kind.CALL]
             to_make = [block for block in written if isinstance(self._own.get(block.index), McpCall)]
-            if self.finish == "length" or not to_make:
+            if not to_make:
+                return
+            if self.finish == "length":
+                for block in to_make:
+                    if not block.cut_off:
+                        yield self._not_made(block)
                 return
             for block in to_make:
                 async with aclosing(self._made(block)) as events:
@@ -211,6 +216,13 @@ class McpAnswer(ResponseAnswer):
             call.end(await self._calls.call(call.function, block.text))
         yield self._told(f"response.mcp_call.{call.status}", block)
         yield self._done(block)
+
+    def _not_made(self, block: Block) -> bytes:
+        """End a call that is complete in a turn that was cut short."""
+        call = self._own[block.index]
+        assert isinstance(call, McpCall)
+        call.status = "incomplete"
+        return self._done(block)
 
     def end_early(self, status: str) -> None:
         for own in self._own.values():
