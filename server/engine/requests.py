@@ -290,11 +290,14 @@ class Requests:
         if seq.request.embed is not None:
             self._end_text(seq.request, reason)
             return
+        is_compiling = seq in self._compiling
         self._finish(seq)
         seq.finish_reason = reason
         self._outbox.add(self._event(seq, token_ids, logprobs))
         if seq.request.is_finished:
             self._forget(seq.request)
+        elif is_compiling:
+            self._schedule(seq.request)  # the other choices may have waited for this one alone
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         if reason is FinishReason.DEADLINE:
