@@ -68,7 +68,7 @@ class Requests:
             return
         self._enter(request)
         for seq in request.sequences:
-            if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
+            if seq.stage is not Stage.FINISHED and seq not in self._compiling and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
         if self._exchange is not None and not request.is_finished:
             self._exchange.begin(request)
@@ -152,8 +152,8 @@ class Requests:
         if not seq.matcher.poll():
             return
         del self._compiling[seq]
-        if seq.matcher.is_complete:
-            self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this last event
+        if (reason := seq.ending) is not None:
+            self._end(seq, reason)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
             seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
         self._schedule(seq.request)

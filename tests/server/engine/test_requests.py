@@ -224,6 +224,18 @@ def test_a_choice_that_ends_while_its_constraint_is_compiled_holds_up_no_other(r
     assert outcomes["a", ended].end == (FinishReason.ABORT, None) and outcomes["a", 1 - ended] == whole["a", 1 - ended]
 
 
+@ENGINES
+def test_what_ended_a_choice_is_told_after_a_change_of_workers(rig, constraints, engine) -> None:
+    """The earlier worker sent the last token that fits, and died before its grammar had answered that the text is complete."""
+    constraint = Constraint(ConstraintKind.CHOICE, '["of"]')
+    whole = rig(engine, constraints=constraints).run([Submit("a", (4,), params(constraint=constraint))])["a", 0]
+    tokens = tuple(whole.token_ids)
+    submit = Submit("a", (4,), params(constraint=constraint, max_tokens=len(tokens)), emitted=(tokens,))
+    assert whole.end == (FinishReason.STOP, None) == rig(engine, constraints=constraints).run([submit])["a", 0].end
+    longer = Submit("b", (4,), params(constraint=Constraint(ConstraintKind.REGEX, "(of)+"), max_tokens=len(tokens)), emitted=(tokens,))
+    assert rig(engine, constraints=constraints).run([longer])["b", 0].end == (FinishReason.LENGTH, None)
+
+
 def test_an_abort_of_nobody_is_nothing(rig) -> None:
     one = rig()
     one.engine.abort(Abort("never heard of"))
