@@ -98,7 +98,8 @@ class Supervisor:
         self._watchdog = Watchdog(self._care.stall_s)
         self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)
-        self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
+        self._is_down = asyncio.Event()  # cleared while a worker that was put to sleep still runs
+        self._is_down.set()
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
 
     @property
@@ -311,7 +312,7 @@ class Supervisor:
             for news in self._givings.values():
                 news.put_nowait(None)
             self._forget_cache()
-            if self.state is WorkerState.SLEEPING:
+            if not self._is_down.is_set():  # also if a request has woken the model already
                 await self._sleep(worker)
                 continue
             if self.state is WorkerState.READY:

@@ -604,6 +604,28 @@ def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
     run(scenario)
 
 
+def test_a_model_that_is_woken_while_it_falls_asleep_wakes() -> None:
+    """A request arrives while the worker still ends. The model sleeps, and then wakes at once: no worker has died, and no request is
+    blamed."""
+
+    async def scenario() -> None:
+        some = submits(2)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            running = asyncio.create_task(collect(supervisor, some[0], heard))
+            await until(lambda: bool(heard))
+            sleeping = asyncio.create_task(supervisor.sleep(keep=True))
+            await until(lambda: supervisor.state is WorkerState.SLEEPING)
+            later = asyncio.create_task(collect(supervisor, some[1]))
+            async with asyncio.timeout(30):
+                await sleeping
+            assert [await running, await later] == expected
+            assert supervisor.state is WorkerState.READY and supervisor.restarts == 0
+
+    run(scenario)
+
+
 def test_sleep_may_fail_what_runs_and_no_room_is_no_waking() -> None:
     async def scenario() -> None:
         some = submits(3, max_tokens=300)
