@@ -181,6 +181,7 @@ class Supervisor:
         """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they fail.
         Raise RequestError if the model is not ready."""
         if self.state is WorkerState.SLEEPING:
+            await self._is_down.wait()
             return
         if self.state is not WorkerState.READY or self._worker is None:
             raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")

@@ -594,8 +594,13 @@ def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
             heard: list[int] = []
             streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some[:6]))
             await until(lambda: len(heard) > 60)
+            first = asyncio.create_task(supervisor.sleep(keep=True))
+            await asyncio.sleep(0)
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is not None
             await supervisor.sleep(keep=True)
+            assert supervisor.pid is None, "the second call waited for the end of the worker, too"
             await supervisor.sleep(keep=True)
+            await first
             assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is None and not streams.done()
             later = await collect(supervisor, some[6])
             assert [*await streams, later] == expected[:7]
@@ -616,7 +621,8 @@ def test_a_model_that_is_woken_while_it_falls_asleep_wakes() -> None:
             running = asyncio.create_task(collect(supervisor, some[0], heard))
             await until(lambda: bool(heard))
             sleeping = asyncio.create_task(supervisor.sleep(keep=True))
-            await until(lambda: supervisor.state is WorkerState.SLEEPING)
+            await asyncio.sleep(0)
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is not None
             later = asyncio.create_task(collect(supervisor, some[1]))
             async with asyncio.timeout(30):
                 await sleeping
