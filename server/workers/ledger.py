@@ -33,6 +33,11 @@ class Job:
     def is_suspect(self) -> bool:
         return self.blame >= SUSPECT
 
+    @property
+    def stays(self) -> bool:
+        """Whether the worker that runs the job is to end it."""
+        return self.in_worker
+
     def lost(self) -> None:
         """Record that no worker runs the job any more."""
         self.in_worker = False
@@ -75,6 +80,10 @@ class Generation(Job):
     @property
     def is_finished(self) -> bool:
         return len(self.finished) == self.submit.num_choices
+
+    @property
+    def stays(self) -> bool:
+        return self.in_worker and not self.is_leaving
 
     @property
     def is_unread(self) -> bool:

@@ -253,7 +253,7 @@ class Supervisor:
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
         """Forget a job that no worker needs to run any more. Its client may still be reading events."""
         del self._jobs[request_id]
-        if job.is_suspect or job.is_shelved:  # other jobs may have waited for this one
+        if job.is_suspect or job.is_shelved or self.state is WorkerState.DRAINING:  # other jobs, or the drain, may have waited for this one
             self._hand_over()
 
     def _shelve(self, request_id: str, job: Generation) -> None:
@@ -273,7 +273,7 @@ class Supervisor:
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
             self._worker.send(job.message())
-        if self.state is WorkerState.DRAINING and all(job.in_worker for job in self._jobs.values()):
+        if self.state is WorkerState.DRAINING and all(job.stays for job in self._jobs.values()):
             self._worker.send(Drain())
 
     def _fail_all(self, error: RequestError) -> None:

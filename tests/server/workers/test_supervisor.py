@@ -25,6 +25,7 @@ from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
 from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
 from server.workers.care import Care
+from server.workers.ledger import Generation
 from server.workers.supervisor import Supervisor, WorkerState
 from tests.doubles.model import null_page_bytes
 from tests.doubles.process import NullConfig, null_source
@@ -324,6 +325,37 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
             assert await streams == expected
             await draining
             assert supervisor.state is WorkerState.STOPPED and supervisor.restarts == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_a_drain_finishes_a_request_that_is_leaving_the_worker(reads_on: bool) -> None:
+    """The client does not read, so the request leaves the worker. At this moment, the model begins to drain. The worker gets the request
+    back before it is told to take no more, unless the client has gone."""
+
+    async def scenario() -> None:
+        slow, other = (Submit(name, (1, 2, 3), SamplingParams(max_tokens=num, seed=num)) for name, num in (("slow", 300), ("other", 390)))
+        expected = await undisturbed([slow, other])
+        async with worker() as supervisor, asyncio.timeout(60):
+            draining: list[asyncio.Task[None]] = []
+            shelve = supervisor._shelve
+
+            def shelve_and_drain(request_id: str, job: Generation) -> None:
+                shelve(request_id, job)
+                draining.append(asyncio.create_task(supervisor.drain(600)))
+
+            supervisor._shelve = shelve_and_drain
+            reading = asyncio.create_task(collect(supervisor, other))
+            async with aclosing(supervisor.generate(slow)) as events:
+                heard = [await anext(events)]
+                await until(lambda: bool(draining))
+                heard += [event async for event in events] if reads_on else []
+            tokens = [token_id for event in heard for token_id in event.token_ids]
+            assert tokens == expected[0][0][0][: None if reads_on else len(tokens)]
+            assert await reading == expected[1]
+            await draining[0]
+            assert len(draining) == 1 and supervisor.restarts == 0
 
     run(scenario)
 
