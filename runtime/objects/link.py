@@ -56,6 +56,8 @@ class Places:
 
     def of_symbol(self, symbol: Symbol) -> int:
         if not symbol.section:
+            if symbol.name not in self.jumps:
+                raise DamagedCode(f"the object code uses symbol {symbol.name!r}, which it neither defines nor imports")
             return self.jumps[symbol.name]
         if symbol.section not in self.sections:
             raise DamagedCode(f"the object code uses symbol {symbol.name!r}, which lies in a section that is not loaded")
