@@ -17,7 +17,7 @@ from server.constraints.matcher import ConstraintError, ConstraintLost
 from server.constraints.rules import Bans, matcher_of
 from server.constraints.stamps import StampMatcher
 from server.engine.embed import embedding_of
-from server.engine.intake import open_request, open_text, row_behind
+from server.engine.intake import open_request, open_text
 from server.engine.outbox import Outbox
 from server.engine.page_exchange import PageExchange
 from server.engine.request import Request, Sequence, Stage
@@ -219,7 +219,7 @@ class Requests:
         """Drop the last `num_tokens` tokens, which were not sent to the client, and continue from the token before them."""
         seq.drop(num_tokens)
         self._scheduler.rewind(seq)
-        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :])
+        seq.row = seq.row.anew(seq.choice, seq.token_ids[seq.num_prompt :])
         self._tell(seq, *seq.follow())
 
     def _tell(
