@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -321,10 +322,12 @@ class Requests:
 
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended. Its sequences refer to it: if it still referred to them, only the garbage collector would free
-        them and the images of the request, and it examines old objects rarely."""
+        them, and it examines old objects rarely. Drop its images and audio: what is kept for the next step, such as the page tables of
+        slots, may refer to its sequences for long."""
         del self.living[request.submit.request_id]
         request.sequences.clear()
         request.leader = None
+        request.excerpts, request.submit = (), msgspec.structs.replace(request.submit, excerpts=(), audio=None)
 
     def _finish(self, seq: Sequence) -> None:
         self._compiling.pop(seq, None)
