@@ -234,6 +234,8 @@ class Scheduler:
     def _withdraw_idle(self) -> None:
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
             self._unplan(item.seq)
+            # the page of its first token has its audio, which is not heard again
+            self.pool.give_back_after(item.seq.held, max(item.start, item.seq.has_heard))
             if item.is_prefill and item.seq not in self.queue:
                 self.queue.push(item.seq)
 
