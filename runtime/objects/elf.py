@@ -130,7 +130,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
     for i, at in enumerate(range(table.offset, table.offset + table.size, SYMBOL.size)):
         name, _, _, section, value, size = SYMBOL.unpack_from(code, at)
         if section < len(sections):
-            inside = section == 0 or not sections[section].is_loaded or value <= sections[section].size
+            inside = section == 0 or not sections[section].is_loaded or value + size <= sections[section].size
         else:
             inside = section == _ABSOLUTE_NUMBER and i < table.info  # the symbol with the name of the source file is in no section
         if not inside:

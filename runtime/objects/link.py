@@ -58,6 +58,8 @@ class Places:
     def of_symbol(self, symbol: Symbol) -> int:
         """Return the offset of a symbol in the block. For an imported function it is that of the jump to the function."""
         if not symbol.section:
+            if symbol.name not in self.jumps:
+                raise DamagedCode(f"the object code uses symbol {symbol.name!r}, which it neither defines nor imports")
             return self.jumps[symbol.name]
         if symbol.section not in self.sections:
             raise DamagedCode(f"the object code uses symbol {symbol.name!r}, which lies in a section that is not loaded")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from server.constraints.compile_slots import CompileSlots
@@ -62,7 +63,8 @@ class ConstraintCompiler:
 
     def warm(self) -> None:
         """Start the zygote now, not with the first constraint, because loading the tokenizer of a large vocabulary takes a second."""
-        self._zygote.start()
+        with suppress(ConstraintError):  # the first constraint tries again
+            self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:
         """Return a matcher for a sequence that has the tokens `token_ids` already. If the constraint is faulty, the matcher's `poll` raises

@@ -75,10 +75,6 @@ class IsolatedMatcher(Matcher):
             self._prefetched = []
         else:
             self._take(token_ids)
-        self.wait()
-
-    def wait(self) -> None:
-        """Wait for the answer to the open question, if there is one, as long as a step can afford."""
         self._wait()
 
     def forced(self) -> list[int]:
@@ -128,8 +124,8 @@ class IsolatedMatcher(Matcher):
     # --- answers ---------------------------------------------------------------------------------------------------------
 
     def _wait(self, patience_s: float | None = None) -> None:
-        """Wait for the answer to the open question: until a step can afford no more, or for `patience_s`. Raise ConstraintError if the
-        constraint cannot be followed."""
+        """Wait for the answer to the open question, if there is one: for `patience_s`, or as long as a step can afford. Raise
+        ConstraintError if the constraint cannot be followed."""
         while self._asked is not None:
             self._put()
             socket = self._socket

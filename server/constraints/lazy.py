@@ -105,10 +105,11 @@ class LazyMatcher(Matcher):
             return None
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        self._unread += token_ids
+        if (begun := self._begun) is not None:
+            self._follow(lambda: begun.advance(token_ids))
+        else:
+            self._unread += token_ids
         if self._is_compiled:
-            if self._begun is not None:
-                self._follow(self._begun.wait)  # for the answer to a prefetched token
             self._read()
 
     def forced(self) -> list[int]:

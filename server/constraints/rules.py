@@ -3,6 +3,7 @@ of think blocks, and the minimum number of tokens. They are computed in this pro
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Literal
 
@@ -30,11 +31,33 @@ class Bans:
             _set(self.mask, allowed)
             _clear(self.mask, banned)
         self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
-        self.endings: dict[int, list[tuple[int, ...]]] = {}  # banned sequences, by their second-to-last token
-        for sequence in params.banned_sequences:
-            self.endings.setdefault(sequence[-2], []).append(sequence)
-        self.restrict_text = self.mask is not None or bool(self.endings) or params.thinking is not None
+        self.endings = _Endings(params.banned_sequences)
+        self.restrict_text = self.mask is not None or bool(params.banned_sequences) or params.thinking is not None
         self.exist = self.restrict_text or bool(self.ender_ids)
+
+
+class _Endings:
+    """The tokens that would complete a banned sequence. A request may ban 2,048 sequences of hundreds of tokens each, and its client may
+    have the model draw what they have in common. So sequences that end alike are compared together."""
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        # For each sequence, the tokens before the last one, read backwards, and the last one. Those that begin alike are adjacent.
+        self._sorted = sorted((sequence[-2::-1], sequence[-1]) for sequence in sequences)
+
+    def after(self, drawn: Sequence[int]) -> list[int]:
+        """Return the tokens that would complete a sequence after the tokens `drawn`."""
+        ordered, found = self._sorted, list[int]()
+        low, high = 0, len(ordered)  # those from `low` to `high` agree with the last `depth` tokens, and have more
+        for depth, token_id in enumerate(reversed(drawn)):
+            if low == high:
+                break
+            if not ordered[low][0][depth] == token_id == ordered[high - 1][0][depth]:
+                low = bisect_left(ordered, token_id, low, high, key=lambda one, depth=depth: one[0][depth])
+                high = bisect_right(ordered, token_id, low, high, key=lambda one, depth=depth: one[0][depth])
+            while low < high and len(ordered[low][0]) == depth + 1:
+                found.append(ordered[low][1])
+                low += 1
+        return found
 
 
 class Rules(Matcher):
@@ -52,7 +75,7 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
-        banned, closing = self._completing() + self._reopening(), self._closing()
+        banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids
         if not banned and closing is None:
@@ -103,12 +126,6 @@ class Rules(Matcher):
         if not others:
             return [first]
         return [others[0]] if self._token_ids[-1:] == [first] else []
-
-    def _completing(self) -> list[int]:
-        """Return the tokens that would complete a banned sequence."""
-        drawn = self._token_ids
-        candidates = self._bans.endings.get(drawn[-1], ()) if drawn else ()
-        return [sequence[-1] for sequence in candidates if tuple(drawn[1 - len(sequence) :]) == sequence[:-1]]
 
 
 class RuledMatcher(Matcher):

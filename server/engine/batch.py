@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from server.engine.axes import along_positions, axes_of
 from server.engine.request import Sequence, among
-from server.engine.scheduling.scheduler import Item, Plan
+from server.engine.scheduling.plan import Item, Plan
 from server.engine.step_model import NO_ROWS, Places, Seen, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]

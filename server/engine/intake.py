@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import accumulate, chain
 
 import numpy as np
@@ -47,6 +47,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
     request = Request(
         submit, arrival, excerpts=excerpts, ender_ids=frozenset(params.stop_token_ids + (() if params.ignore_eos else eos_ids))
     )
+    row = RowState(params, 0, submit.prompt_ids)
     for choice in range(submit.num_choices):
         emitted = submit.emitted[choice] if submit.emitted else ()
         seq = Sequence(
@@ -54,7 +55,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             choice,
             token_ids=[*submit.prompt_ids, *emitted],
             held=Held.nothing(limits, submit.cache_salt, marks),
-            row=row_behind(submit, choice, emitted),
+            row=row.anew(choice, emitted),
             max_len=max_len,
             rank=(submit.priority, arrival, choice),
         )
@@ -64,14 +65,6 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
             seq.prompt_logprobs = [None]
         request.sequences.append(seq)
     return request
-
-
-def row_behind(submit: Submit, choice: int, emitted: Iterable[int]) -> RowState:
-    """Return the sampler's state of a choice after the tokens `emitted`."""
-    row = RowState(submit.params, choice, submit.prompt_ids)
-    for token_id in emitted:
-        row.advance(token_id)
-    return row
 
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:

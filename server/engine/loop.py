@@ -24,7 +24,8 @@ from server.engine.requests import Requests
 from server.engine.sampler import Sampler
 from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.pace import Pace
-from server.engine.scheduling.scheduler import Item, Plan, Scheduler
+from server.engine.scheduling.plan import Item, Plan
+from server.engine.scheduling.scheduler import Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, CacheChanged, Embed, PageCounts, Stats, Step, Submit
 from server.stages.relay import Relay
@@ -124,7 +125,7 @@ class Engine:
             logits, kernel_s = self._run(self._batches.build(plan))
             self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
-        self.scheduler.observe_encoding(plan, encoding_s)
+        self.scheduler.encoding.observe(plan, encoding_s)
         self._publish()
         return plan.has_work or has_moved
 
@@ -177,7 +178,7 @@ class Engine:
         spent_s = longest_s = 0.0
         if not plan.encodings:
             return spent_s
-        limit_s, began, has_run = self.scheduler.encoding_s(plan), self._clock(), False
+        limit_s, began, has_run = self.scheduler.encoding.limit_s(plan), self._clock(), False
         for encoding in plan.encodings:
             while not encoding.is_done:
                 if has_run and spent_s + (encoding.longest_s or longest_s) >= limit_s:

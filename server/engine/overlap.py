@@ -9,7 +9,7 @@ from typing import Any
 from server.engine.helper import Helper
 from server.engine.loop import Engine, Outputs
 from server.engine.scheduling.cache_pool import Copy
-from server.engine.scheduling.scheduler import Plan
+from server.engine.scheduling.plan import Plan
 
 
 class OverlappedEngine(Engine):
@@ -29,7 +29,7 @@ class OverlappedEngine(Engine):
         self._announce(plan)
         if not plan.items:
             self._publish()
-            self.scheduler.observe_encoding(plan, self._encode(plan))
+            self.scheduler.encoding.observe(plan, self._encode(plan))
             return plan.has_work or has_moved
         batch = self._batches.build(plan)
         self._helper.begin(partial(self._prepare, plan))
@@ -41,7 +41,7 @@ class OverlappedEngine(Engine):
             outputs = self._helper.result()
         self._sample(plan, logits, outputs)
         self._record(plan, self._clock() - launched, kernel_s)
-        self.scheduler.observe_encoding(plan, encoding_s)
+        self.scheduler.encoding.observe(plan, encoding_s)
         return True
 
     def _next_plan(self) -> Plan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from server.constraints.matcher import ConstraintError, ConstraintLost
 from server.constraints.rules import Bans, matcher_of
 from server.constraints.stamps import StampMatcher
 from server.engine.embed import embedding_of
-from server.engine.intake import open_request, open_text, row_behind
+from server.engine.intake import open_request, open_text
 from server.engine.outbox import Outbox
 from server.engine.page_exchange import PageExchange
 from server.engine.request import Request, Sequence, Stage
@@ -71,7 +72,7 @@ class Requests:
             return
         self._enter(request)
         for seq in request.sequences:
-            if seq.stage is not Stage.FINISHED and seq.num_known >= seq.max_len:
+            if seq.stage is not Stage.FINISHED and seq not in self._compiling and seq.num_known >= seq.max_len:
                 self._end(seq, FinishReason.LENGTH)
         if self._exchange is not None and not request.is_finished:
             self._exchange.begin(request)
@@ -159,8 +160,8 @@ class Requests:
         if not seq.matcher.poll():
             return
         del self._compiling[seq]
-        if seq.matcher.is_complete:
-            self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this last event
+        if (reason := seq.ending) is not None:
+            self._end(seq, reason)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
             seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
         self._schedule(seq.request)
@@ -228,7 +229,7 @@ class Requests:
         """Drop the last `num_tokens` tokens, which were not sent to the client, and continue from the token before them."""
         seq.drop(num_tokens)
         self._scheduler.rewind(seq)
-        seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :])
+        seq.row = seq.row.anew(seq.choice, seq.token_ids[seq.num_prompt :])
         self._tell(seq, *seq.follow())
 
     def _tell(
@@ -304,11 +305,14 @@ class Requests:
         if seq.request.embed is not None:
             self._end_text(seq.request, reason)
             return
+        is_compiling = seq in self._compiling
         self._finish(seq)
         seq.finish_reason = reason
         self._outbox.add(self._event(seq, token_ids, logprobs))
         if seq.request.is_finished:
             self._forget(seq.request)
+        elif is_compiling:
+            self._schedule(seq.request)  # the other choices may have waited for this one alone
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         """End a text to embed, whose deadline has passed or which was aborted."""
@@ -335,10 +339,12 @@ class Requests:
 
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended. Its sequences refer to it: if it still referred to them, only the garbage collector would free
-        them and the images of the request, and it examines old objects rarely."""
+        them, and it examines old objects rarely. Drop its images and audio: what is kept for the next step, such as the page tables of
+        slots, may refer to its sequences for long."""
         del self.living[request.submit.request_id]
         request.sequences.clear()
         request.leader = None
+        request.excerpts, request.submit = (), msgspec.structs.replace(request.submit, excerpts=(), audio=None)
 
     def _finish(self, seq: Sequence) -> None:
         """Free what a sequence holds: its slot, its pages and its matcher."""

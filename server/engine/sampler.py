@@ -7,7 +7,7 @@ The batch is `runtime.sampling.SampleBatch`; the model samples on the device, wh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,24 +43,35 @@ class Drawn(Struct, frozen=True):
 
 
 class Seen:
-    """The distinct tokens to which the penalties of a sequence apply, and how often each occurs in the answer."""
+    """The distinct tokens to which the penalties of a sequence apply, and how often each occurs in the answer. The distinct tokens of the
+    prompt come first."""
 
     def __init__(self, prompt_ids: Ids) -> None:
-        """`prompt_ids` are the distinct tokens of the prompt, if penalties apply to them."""
+        """`prompt_ids` are the distinct tokens of the prompt, if penalties apply to them, in ascending order. The choices of a request
+        share this array, because a prompt may have 100,000 tokens."""
+        self._prompt_ids = prompt_ids
         self._num = len(prompt_ids)
-        self._ids: Ids = np.resize(prompt_ids, self._num + 16) if self._num else np.zeros(16, np.int32)
-        self._counts: Ids = np.zeros(len(self._ids), np.int32)
-        self._places = {token_id: place for place, token_id in enumerate(prompt_ids.tolist())}
+        self._ids: Ids = prompt_ids  # copied before it is written
+        self._counts: Ids = np.zeros(self._num, np.int32)
+        self._places: dict[int, int] = {}  # of the tokens that are not in the prompt
 
     def add(self, token_id: int) -> None:
         """Count a token of the answer."""
-        place = self._places.setdefault(token_id, self._num)
+        place = self._place(token_id)
         if place == self._num:
             if self._num == len(self._ids):
-                self._ids, self._counts = (np.concatenate([a, np.zeros_like(a)]) for a in (self._ids, self._counts))
+                room = np.zeros(max(16, len(self._places)), np.int32)
+                self._ids, self._counts = (np.concatenate([array, room]) for array in (self._ids, self._counts))
             self._ids[place] = token_id
             self._num += 1
         self._counts[place] += 1
+
+    def _place(self, token_id: int) -> int:
+        """Return the index of a token among the distinct ones; the number of these if it is new."""
+        place = int(np.searchsorted(self._prompt_ids, token_id))
+        if place < len(self._prompt_ids) and self._prompt_ids[place] == token_id:
+            return place
+        return self._places.setdefault(token_id, self._num)
 
     @property
     def ids(self) -> Ids:
@@ -78,6 +89,7 @@ class RowState:
     params: SamplingParams
     choice: int
     prompt_ids: Sequence[int]
+    distinct_ids: Ids | None = None  # distinct tokens of the prompt to which the penalties apply; None: they are found now
     position: int = field(init=False)  # position in the sequence of the next token to draw
     is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)
@@ -91,8 +103,9 @@ class RowState:
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int32)
         self.bias_values = np.array([bias for _, bias in params.logit_bias], np.float32)
         penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        prompt = np.unique(np.asarray(self.prompt_ids, np.int32)) if params.repetition_penalty != 1.0 else NONE
-        self.seen = Seen(prompt) if penalties != (1.0, 0.0, 0.0) else None
+        if self.distinct_ids is None:
+            self.distinct_ids = np.unique(np.asarray(self.prompt_ids, np.int32)) if params.repetition_penalty != 1.0 else NONE
+        self.seen = Seen(self.distinct_ids) if penalties != (1.0, 0.0, 0.0) else None
         sharpness = min(1 / params.temperature, SHARPEST) if params.temperature > 0 else 0.0
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties
@@ -102,6 +115,13 @@ class RowState:
         self.settings = seed, -1, self.choice, params.top_k, top_p, typical_p, -1, top, int(params.processed_logprobs)
         self.is_plain = not params.logit_bias and self.seen is None
         self.position = len(self.prompt_ids)
+
+    def anew(self, choice: int, token_ids: Iterable[int]) -> RowState:
+        """Return the state of a choice of the same request that has generated the tokens `token_ids`."""
+        row = RowState(self.params, choice, self.prompt_ids, self.distinct_ids)
+        for token_id in token_ids:
+            row.advance(token_id)
+        return row
 
     def advance(self, token_id: int) -> None:
         """Follow a token that was appended."""

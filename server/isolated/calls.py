@@ -55,7 +55,10 @@ class Calls:
         """Make the call, again if its process was killed or did not answer in time. Raise CallError if that does not help."""
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
-            answer = await self._ask(work)
+            try:
+                answer = await self._ask(work)
+            except OSError as error:  # the system has no process or no descriptor for the call
+                raise CallError(Failure.NO_FORK, error.strerror or str(error)) from error
             if answer is not None and len(answer) > HEAD_BYTES:
                 return _result(answer)
             num_killed += answer is not None and len(answer) == HEAD_BYTES

@@ -34,6 +34,11 @@ class Job:
         """Whether the job has so much blame that it must run alone."""
         return self.blame >= SUSPECT
 
+    @property
+    def stays(self) -> bool:
+        """Whether the worker that runs the job is to end it."""
+        return self.in_worker
+
     def lost(self) -> None:
         """Record that no worker runs the job any more."""
         self.in_worker = False
@@ -78,6 +83,10 @@ class Generation(Job):
     def is_finished(self) -> bool:
         """Whether all choices have ended."""
         return len(self.finished) == self.submit.num_choices
+
+    @property
+    def stays(self) -> bool:
+        return self.in_worker and not self.is_leaving
 
     @property
     def is_unread(self) -> bool:

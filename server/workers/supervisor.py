@@ -104,7 +104,8 @@ class Supervisor:
         self._watchdog = Watchdog(self._care.stall_s)
         self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)
-        self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
+        self._is_down = asyncio.Event()  # cleared while a worker that was put to sleep still runs
+        self._is_down.set()
         self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
 
     @property
@@ -187,6 +188,7 @@ class Supervisor:
         """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they fail.
         Raise RequestError if the model is not ready."""
         if self.state is WorkerState.SLEEPING:
+            await self._is_down.wait()
             return
         if self.state is not WorkerState.READY or self._worker is None:
             raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
@@ -261,7 +263,7 @@ class Supervisor:
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
         """Forget a job that no worker needs to run any more. Its client may still be reading events."""
         del self._jobs[request_id]
-        if job.is_suspect or job.is_shelved:  # other jobs may have waited for this one
+        if job.is_suspect or job.is_shelved or self.state is WorkerState.DRAINING:  # other jobs, or the drain, may have waited for this one
             self._hand_over()
 
     def _shelve(self, request_id: str, job: Generation) -> None:
@@ -281,7 +283,7 @@ class Supervisor:
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
             self._worker.send(job.message())
-        if self.state is WorkerState.DRAINING and all(job.in_worker for job in self._jobs.values()):
+        if self.state is WorkerState.DRAINING and all(job.stays for job in self._jobs.values()):
             self._worker.send(Drain())
 
     def _fail_all(self, error: RequestError) -> None:
@@ -323,7 +325,7 @@ class Supervisor:
             for news in self._givings.values():
                 news.put_nowait(None)
             self._forget_cache()
-            if self.state is WorkerState.SLEEPING:
+            if not self._is_down.is_set():  # also if a request has woken the model already
                 await self._sleep(worker)
                 continue
             if self.state is WorkerState.READY:

@@ -16,6 +16,7 @@ import msgspec
 
 from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frames, payload_bytes, refused
 from server.messages import Failed, FromFront, FromWorker
+from server.signal_names import name_of
 from server.workers.starting import start, take
 
 # No request can make the worker send itself these signals.
@@ -179,5 +180,5 @@ def describe_status(returncode: int | None) -> str:
     if returncode is None:
         return "still running"
     if returncode < 0:
-        return f"killed by {signal.Signals(-returncode).name}"
+        return f"killed by {name_of(-returncode)}"
     return f"exit status {returncode}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from runtime.device.cpu.control_groups import CGROUPS, MEMBERSHIP, folders_of
+
 # Affinity of the process, read before any thread is pinned: a pinned thread sees only one core.
 _AFFINITY = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def available_cores(cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> tuple[int, ...]:
+def available_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> tuple[int, ...]:
     """Return the numbers of the cores that this process may use: those of its affinity, but no more than its quota of processor time
     allows."""
     quota = cpu_quota(cgroups, membership)
@@ -20,14 +22,9 @@ def cpu_quota(cgroups: Path, membership: Path) -> float | None:
     """Return the number of cores whose time the control groups grant: the least quota of all enclosing groups. Return None if no group has
     a limit."""
     quotas: list[float] = []
-    for line in membership.read_text().splitlines() if membership.is_file() else []:
-        _, controllers, group = line.split(":", 2)
-        path = Path(group.lstrip("/"))
-        for part in (path, *path.parents):  # a container sees its own group as the root, so files of outer groups may be missing
-            if not controllers:
-                quotas += _quota(cgroups / part / "cpu.max")
-            elif "cpu" in controllers.split(","):
-                quotas += _quota(cgroups / "cpu" / part / "cpu.cfs_quota_us", cgroups / "cpu" / part / "cpu.cfs_period_us")
+    for folder in folders_of("cpu", cgroups, membership):
+        quotas += _quota(folder / "cpu.max")
+        quotas += _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
     return min(quotas, default=None)
 
 

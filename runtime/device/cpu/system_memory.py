@@ -5,22 +5,43 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.device.cpu.control_groups import CGROUPS, MEMBERSHIP, folders_of
+
+# Names of the files with a limit and with the use of a group, and of the fields of memory.stat with pages of files: by version of control
+# groups.
+_VERSIONS = (
+    ("memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SystemMemory:
     total_bytes: int
-    available_bytes: int  # memory that can be allocated without swapping, within the limit of the control group
-    limit_bytes: int | None  # limit of the control group; None: no limit
+    available_bytes: int  # memory that can be allocated without swapping, within the limits of the control groups
+    limit_bytes: int | None  # the least limit of the control groups; None: no limit
 
 
-def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> SystemMemory:
-    """Return the memory of the machine. Linux states it in `meminfo`, and the limit of the control group in files below `cgroup`."""
+def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> SystemMemory:
+    """Return the memory of the machine. Linux states it in `meminfo`, the limits of control groups in files below `cgroups`, and the groups
+    of this process in `membership`."""
     fields = dict(line.split(":") for line in _text(meminfo).splitlines())
     total, available = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    limit, used = _text(cgroup / "memory.max").strip(), _text(cgroup / "memory.current").strip()
-    if not limit.isdigit() or not used.isdigit():
-        return SystemMemory(total, available, None)
-    return SystemMemory(total, max(0, min(available, int(limit) - int(used))), int(limit))
+    limit = total
+    for folder in folders_of("memory", cgroups, membership):
+        for limit_file, use_file, names in _VERSIONS:
+            most, used = _text(folder / limit_file).strip(), _text(folder / use_file).strip()
+            if most.isdigit() and used.isdigit() and int(most) < total:  # version 1 states no limit as a huge number
+                limit = min(limit, int(most))
+                available = min(available, max(0, int(most) - int(used) + _file_bytes(folder, names)))
+    return SystemMemory(total, available, limit if limit < total else None)
+
+
+def _file_bytes(folder: Path, names: tuple[str, ...]) -> int:
+    """Return the bytes of files that a group has in memory. They count as used, but make way for other memory, as in MemAvailable: the
+    files of a model that was downloaded, or served by a worker that has ended, must not keep the model from being loaded."""
+    words = [line.split() for line in _text(folder / "memory.stat").splitlines()]
+    return sum(int(value) for name, value in words if name in names)
 
 
 def _text(path: Path) -> str:

@@ -61,11 +61,14 @@ class ForkServer:
     def _receive(self) -> bool:
         """Fork a child for the next socket. Return False if no more sockets will come."""
         try:
-            _, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+            message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
         except OSError:
             return False
-        if not fds:
+        if not message:
             return False
+        if not fds:  # this process has no free descriptor, so the kernel has closed the socket: the other end sees that the child is lost
+            print("no process for a constraint: too many are open", file=sys.stderr)
+            return True
         sock = socket.socket(fileno=fds[0])
         own_pid = os.getpid()
         try:

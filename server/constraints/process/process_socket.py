@@ -8,6 +8,7 @@ import socket
 import time
 import weakref
 from array import array
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -16,11 +17,23 @@ import numpy as np
 
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
 from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
+from server.signal_names import name_of
 
 LOOK_S = 0.25  # seconds between checks of a process that owes an answer
 MAX_IDLE_LOOKS = 8  # a process found idle this often in a row is stopped or stuck
-BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # signal that ends a process -> exceeded limit
+BY_SIGNAL: Mapping[int, Answer] = {
+    signal.SIGPROF: Answer.TOO_SLOW,
+    signal.SIGABRT: Answer.TOO_LARGE,
+}  # signal that ends a process -> exceeded limit
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a connection. Raise ConstraintLost if this process has no free descriptors."""
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise ConstraintLost(f"there is no process for the constraint: {error.strerror or error}; try again") from error
 
 
 class ProcessSocket:
@@ -74,8 +87,9 @@ class ProcessSocket:
         self._flush()
 
     def open_child(self, vocab_size: int = 0) -> Self:
-        """Return a socket to a new child of this process. If the process cannot be reached, the new socket receives `ENDED` at once."""
-        near, far = socket.socketpair()
+        """Return a socket to a new child of this process. If the process cannot be reached, the new socket receives `ENDED` at once. Raise
+        ConstraintLost if there are no sockets left."""
+        near, far = connected()
         with far, suppress(OSError):
             socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
         return type(self)(near, self, vocab_size)
@@ -114,11 +128,9 @@ class ProcessSocket:
                     f"the constraint took more than {settings.memory_bytes >> 20} MiB of memory; use fewer repetitions"
                 )
             case Answer.ENDED if self.number in CRASHES:
-                return ConstraintTooHeavy(
-                    f"the constraint crashes the process that evaluates it ({signal.Signals(self.number).name}); simplify it"
-                )
+                return ConstraintTooHeavy(f"the constraint crashes the process that evaluates it ({name_of(self.number)}); simplify it")
             case Answer.ENDED:
-                how = f" by {signal.Signals(self.number).name}" if self.number else ""
+                how = f" by {name_of(self.number)}" if self.number else ""
                 return ConstraintLost(f"the process of the constraint was ended{how}; try again")
             case _:
                 return None
@@ -140,7 +152,7 @@ class ProcessSocket:
         answer, self.number, self.took_s, self._num_payload = ANSWER.unpack_from(self._buffer)
         self._fill(ANSWER.size + self._num_payload)
         self._num_read = 0
-        self.answer = BY_SIGNAL.get(signal.Signals(self.number), Answer.ENDED) if answer == Answer.ENDED and self.number else Answer(answer)
+        self.answer = BY_SIGNAL.get(self.number, Answer.ENDED) if answer == Answer.ENDED else Answer(answer)
 
     def _fill(self, num_bytes: int) -> None:
         """Read until the buffer has `num_bytes` bytes of the answer. Raise BlockingIOError if they have not arrived, or another OSError if

@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.launch import command
 from server.constraints.matcher import ConstraintLost
-from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket, connected
 from server.constraints.process.wire import GrammarSettings
 
 COMMAND = command("server.constraints.process.main")
@@ -41,11 +41,11 @@ class Zygote:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the zygote on a thread, unless it runs."""
+        """Start the zygote on a thread, unless it runs. Raise ConstraintLost if this process has no free descriptors."""
         if self._socket is not None and self._socket.has_ended:
             self.kill()
         if self._socket is None and not self._is_closed:
-            near, far = socket.socketpair()
+            near, far = connected()
             self._socket = ProcessSocket(near)
             self._starter.submit(self._start, far, self._socket)
 

@@ -8,8 +8,7 @@ turns. What is dropped for a better priority has that priority from then on, so 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
 from math import ceil
 
 import numpy as np
@@ -17,35 +16,9 @@ import numpy as np
 from server.engine.request import PlacedExcerpt, Sequence, among, num_before
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Pace
+from server.engine.scheduling.plan import Encoding, Plan
 from server.engine.step_model import Excerpts, Heard, StepLimits
-from server.messages import IDLE, Excerpt
-
-FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this factor with each briefer part
-
-
-@dataclass(slots=True, eq=False)
-class Encoding:
-    """The excerpts, or the audio, for which a sequence waits, and how far their encoding is."""
-
-    seq: Sequence
-    work: Excerpts | Heard  # excerpts are encoded together
-    cost: int  # prompt tokens that take about as long
-    priority: int = field(init=False)  # at first that of the sequence
-    has_begun: bool = False  # a part has run since it was chosen or dropped
-    is_done: bool = False  # all parts have run
-    longest_s: float = 0.0  # about the longest of its recent parts; 0: none has run
-
-    def __post_init__(self) -> None:
-        self.priority = self.seq.rank[0]
-
-    @property
-    def is_idle(self) -> bool:
-        return self.priority == IDLE
-
-    def observe(self, part_s: float) -> None:
-        """Learn from a part that has run."""
-        self.has_begun = True
-        self.longest_s = max(part_s, self.longest_s * FADES)
+from server.messages import Excerpt
 
 
 class EncodingQueue:
@@ -113,10 +86,14 @@ class EncodingQueue:
 
     def missing(self, seq: Sequence, start: int, stop: int) -> list[PlacedExcerpt]:
         """Return the excerpts that the tokens start .. stop - 1 of a sequence read, and that are not encoded yet."""
-        excerpts = seq.request.excerpts
-        if not excerpts or start >= excerpts[-1].stop:
-            return []
-        return [placed for placed in among(excerpts, start, stop) if not self._is_encoded(placed.key)]
+        return [placed for placed in among(seq.request.excerpts, start, stop) if not self._is_encoded(placed.key)]
+
+    def keys_read(self, plan: Plan, running: Iterable[Sequence]) -> Iterator[bytes]:
+        """Yield the keys of the excerpts that a plan, or the next chunk of a running prompt, reads."""
+        for seq in running:
+            item = plan.items.get(seq)
+            start = seq.num_computed if item is None else item.start
+            yield from (placed.key for placed in among(seq.request.excerpts, start, seq.num_computed + self._limits.max_tokens))
 
     def _cost(self, excerpts: Collection[Excerpt]) -> int:
         """Return the cost of encoding excerpts, in prompt tokens."""
@@ -147,10 +124,22 @@ class EncodingQueue:
     def _are_encoded(self, work: Excerpts | Heard) -> bool:
         return not isinstance(work, Heard) and all(map(self._is_encoded, work))
 
-    def choose(self, limit_s: float) -> list[Encoding]:
-        """Return what to encode next, in order: besides the first, which may be nearly done, as much as takes about `limit_s` seconds. API
-        keys are charged for what is chosen."""
-        chosen = self._chosen
+    def limit_s(self, plan: Plan) -> float:
+        """Return for how long excerpts may be encoded before the step of a plan. One part always runs."""
+        if plan.encodes_idle:  # if only idle sequences decode, new requests must not wait for as long as a stream may
+            return 0.0 if plan.num_tokens > plan.num_idle else self._pace.encoding_s(plan.num_tokens, 0)
+        return self._pace.encoding_s(plan.num_tokens, plan.num_decode)
+
+    def observe(self, plan: Plan, encoding_s: float) -> None:
+        """Learn how long excerpts were encoded before the step of a plan."""
+        if plan.encodes_idle:
+            self._pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
+
+    def choose(self, plan: Plan, *, allows_idle: bool) -> list[Encoding]:
+        """Return what to encode before the step of a plan, in order: besides the first, which may be nearly done, as much as the pace
+        allows. API keys are charged for what is chosen. Without `allows_idle`, idle sequences get nothing; with it, they get what others
+        leave."""
+        limit_s, chosen = self._pace.encoding_s(plan.num_tokens, plan.num_decode), self._chosen
         while (head := self._queue.head()) is not None and not self._is_enough(limit_s, head.rank[0]):
             encoding = self._waiting[head]
             self._leave_out_encoded(encoding)
@@ -161,7 +150,8 @@ class EncodingQueue:
             if encoding.has_begun:  # the first one drops it
                 encoding.priority, encoding.has_begun = chosen[0].priority, False
         chosen.sort(key=_priority)
-        return [*chosen]
+        live = [encoding for encoding in chosen if not encoding.is_idle]
+        return live if live or not allows_idle else [*chosen]
 
     def _is_enough(self, limit_s: float, priority: int) -> bool:
         """Return whether enough is chosen that need not wait for a sequence of this priority. Before costs are measured, two are enough."""

@@ -17,95 +17,18 @@ known. If a sequence ends or is parked before that, it is taken out of the open 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-
-from msgspec import Struct
+from collections.abc import Callable, Iterable
 
 from server.engine.request import Request, Sequence, Stage, among
 from server.engine.scheduling.cache_log import CacheLog
-from server.engine.scheduling.cache_pool import CachePool, Copy
-from server.engine.scheduling.encoding import Encoding, EncodingQueue
+from server.engine.scheduling.cache_pool import CachePool
+from server.engine.scheduling.encoding import EncodingQueue
 from server.engine.scheduling.fair_queue import FairQueue
 from server.engine.scheduling.pace import Measured, Pace
+from server.engine.scheduling.plan import Item, Plan
 from server.engine.step_model import StepLimits
 from server.load_settings import MAX_GAP_MS
 from server.messages import IDLE
-
-
-class Item(Struct, eq=False):
-    """Tokens start .. start + count - 1 of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
-    token from, or more if log-probabilities of the prompt are requested. Tokens of a text to embed give rows of hidden states instead."""
-
-    seq: Sequence
-    start: int
-    count: int
-    num_rows: int
-    draws: bool  # a token is drawn from the last row
-    is_prefill: bool
-    num_context: int  # cost of reading the context before this chunk, in prompt tokens
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.count
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """What a step runs, and what is copied and encoded before it."""
-
-    items: dict[Sequence, Item] = field(default_factory=dict[Sequence, Item])
-    copies: list[Copy] = field(default_factory=list[Copy])  # pages to copy before the step
-    num_tokens: int = 0
-    num_rows: int = 0
-    num_prefill: int = 0  # prompt tokens, which num_tokens includes
-    num_context: int = 0  # sum over the items of prompts
-    num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
-    encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
-    needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads
-    num_changes: int = 0  # how often items were added, removed or changed
-
-    def add(self, item: Item) -> None:
-        """Add an item, and count it."""
-        self.items[item.seq] = item
-        self.num_changes += 1
-        self.num_tokens += item.count
-        self.num_rows += item.num_rows
-        self.num_idle += item.count * item.seq.is_idle
-        if item.is_prefill:
-            self.num_prefill += item.count
-            self.num_context += item.num_context
-
-    def remove(self, item: Item) -> None:
-        del self.items[item.seq]
-        self.num_changes += 1
-        self.num_tokens -= item.count
-        self.num_rows -= item.num_rows
-        self.num_idle -= item.count * item.seq.is_idle
-        if item.is_prefill:
-            self.num_prefill -= item.count
-            self.num_context -= item.num_context
-
-    @property
-    def num_decode(self) -> int:
-        """The number of tokens of decoding sequences."""
-        return self.num_tokens - self.num_prefill
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.items or self.encodings)
-
-    @property
-    def encodes_idle(self) -> bool:
-        """Whether what is encoded before the step is for idle sequences: it is for either them or others."""
-        return any(encoding.is_idle for encoding in self.encodings)
-
-    @property
-    def in_order(self) -> list[Item]:
-        """The items in their order in the batch: the longest first, so that the first prompt begins where a tile of attention begins, and
-        prompts whose lengths are multiples of a tile share no tile. The tokens of a tile that two sequences share are computed one by
-        one."""
-        return sorted(self.items.values(), key=lambda item: item.count, reverse=True)
 
 
 class Scheduler:
@@ -244,6 +167,8 @@ class Scheduler:
         """Take all idle sequences out of the open plan, and queue their prompts again."""
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
             self._unplan(item.seq)
+            # the page of its first token has its audio, which is not heard again
+            self.pool.give_back_after(item.seq.held, max(item.start, item.seq.has_heard))
             if item.is_prefill and item.seq not in self.queue:
                 self.queue.push(item.seq)
 
@@ -253,9 +178,9 @@ class Scheduler:
         assert plan is self._open
         if self.limits.excerpts:
             self._let_wait(plan)
-            plan.needed = frozenset(self._needed(plan))
+            plan.needed = frozenset(self.encoding.keys_read(plan, self.running))
         if len(self.encoding) and not self.paused:
-            plan.encodings = self._next_encodings()
+            plan.encodings = self.encoding.choose(plan, allows_idle=self._left_for_idle() >= 1)
         for item in plan.items.values():
             if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so no token is drawn from it
                 assert item.num_rows == 1
@@ -282,36 +207,9 @@ class Scheduler:
                 self.queue.remove(item.seq)
             self.encoding.push(item.seq, item.count)
 
-    def _needed(self, plan: Plan) -> Iterator[bytes]:
-        """Yield the keys of the excerpts that a plan, or the next chunk of a running prompt, reads."""
-        for seq in self.running:
-            if excerpts := seq.request.excerpts:
-                item = plan.items.get(seq)
-                start = seq.num_computed if item is None else item.start
-                if start < excerpts[-1].stop:
-                    yield from (placed.key for placed in among(excerpts, start, seq.num_computed + self.limits.max_tokens))
-
-    def _next_encodings(self) -> list[Encoding]:
-        """Return what to encode before the step of the open plan, in order. Idle sequences take only what others leave."""
-        plan = self._open
-        chosen = self.encoding.choose(self.pace.encoding_s(plan.num_tokens, plan.num_decode))
-        live = [encoding for encoding in chosen if not encoding.is_idle]
-        return live if live or self._left_for_idle() < 1 else chosen
-
     def observe(self, plan: Plan, step_s: float) -> None:
         """Learn from a step, which took `step_s` seconds."""
         self.pace.observe(plan.num_tokens, step_s, plan.num_idle)
-
-    def observe_encoding(self, plan: Plan, encoding_s: float) -> None:
-        """Learn how long excerpts were encoded before the step of a plan."""
-        if plan.encodes_idle:
-            self.pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
-
-    def encoding_s(self, plan: Plan) -> float:
-        """Return for how long excerpts may be encoded before the step of a plan. One part always runs."""
-        if plan.encodes_idle:  # if only idle sequences decode, new requests must not wait for as long as a stream may
-            return 0.0 if plan.num_tokens > plan.num_idle else self.pace.encoding_s(plan.num_tokens, 0)
-        return self.pace.encoding_s(plan.num_tokens, plan.num_decode)
 
     def limit_s(self, plan: Plan) -> float:
         """Return how long the step of a plan, and the encoding before it, may take before it counts as stalled."""

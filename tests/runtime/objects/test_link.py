@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -39,3 +40,26 @@ def test_a_distance_whose_upper_bits_are_nowhere_is_refused() -> None:
     alone = replace(parts, relocations=[r for r in parts.relocations if r.kind == 24])
     with pytest.raises(DamagedCode, match="no instruction with the upper bits"):
         linked(alone, Places.of(alone), 1 << 20, dict.fromkeys(alone.undefined, 1 << 21))
+
+
+def test_a_relocation_without_a_symbol_is_refused(compile_object: Callable[[str], bytes]) -> None:
+    """Every table of symbols begins with one that stands for none."""
+    parts = elf.read(compile_object(OUTER), ARCH)
+    assert parts.symbols[0].name == "" and parts.relocations
+    alone = replace(parts, relocations=[replace(r, symbol=0) for r in parts.relocations])
+    with pytest.raises(DamagedCode, match="uses symbol '', which it neither defines nor imports"):
+        linked(alone, Places.of(alone), 1 << 20, dict.fromkeys(alone.undefined, 1 << 21))
+
+
+def test_a_symbol_ends_in_its_section(compile_object: Callable[[str], bytes]) -> None:
+    given = compile_object(INNER)
+    sections = elf.read(given, ARCH).sections
+    table = next(section for section in sections if section.link and section.kind == 2)
+    at = table.offset + table.size - elf.SYMBOL.size  # of the last symbol, which is the function
+    name, kind, other, number, *_ = elf.SYMBOL.unpack_from(given, at)
+    most = sections[number].size
+    for value, size, is_inside in ((0, most, True), (most, 0, True), (most - 1, 1, True), (0, most + 1, False), (most - 1, 2, False)):
+        code = bytearray(given)
+        elf.SYMBOL.pack_into(code, at, name, kind, other, number, value, size)
+        with nullcontext() if is_inside else pytest.raises(DamagedCode, match="belongs to no section"):
+            assert elf.read(bytes(code), ARCH).defined["inner"].value == value

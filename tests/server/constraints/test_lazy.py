@@ -108,6 +108,21 @@ def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
     assert answered(matcher).mask() is None
 
 
+def test_the_token_that_completes_a_grammar_begins_no_other(tokenizer, constraints) -> None:
+    """The grammar ends with the token that triggers it. This token was sent to the grammar before the sequence got it, as the engine does,
+    or with others, as after a change of workers."""
+    (mark,) = tokenizer.encode("!").ids
+    constraint = msgspec.structs.replace(CALL, source='start: "no!"', trigger=Trigger(mark))
+    *begun, last = (mark, *tokenizer.encode("no!").ids)
+    assert last == mark
+    early, whole = matcher_of(constraints, constraint), answered(constraints.open(constraint, (*begun, last)))
+    for token_id in (*begun, last):
+        early.prefetch(token_id)
+        early.advance([token_id])
+        answered(early)
+    assert early.mask() is None and whole.mask() is None
+
+
 def with_plain(tokenizer: Tokenizer, constraint: Constraint) -> Constraint:
     """Return the constraint with another one that the two tokens of `OP` begin."""
     ids = tuple(tokenizer.encode("OP").ids)

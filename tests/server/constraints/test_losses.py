@@ -3,8 +3,10 @@ worker."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +18,7 @@ import pytest
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import ConstraintLost
+from server.constraints.process.fork_server import ForkServer
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.process.zygote import Zygote
 from server.constraints.retries import MAX_LOSSES
@@ -208,6 +211,40 @@ def heavy() -> Constraint:
 HEAVY = heavy()
 
 
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_worker_without_free_descriptors_fails_constraints_alone(rig, compiler, monkeypatch, is_warm: bool) -> None:
+    constraints = compiler()
+    if is_warm:
+        matcher_of(constraints, OTHER)
+
+    def refuse(*_args: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    one = rig(constraints=constraints)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(socket, "socketpair", refuse)
+        outcomes = one.run([submit_of("other", OTHER), submit_of("plain", None)])
+    assert len(outcomes["plain", 0].token_ids) == 40
+    assert one.failed["other"].code == "generation_failed" and "Too many open files; try again" in one.failed["other"].message
+    assert len(one.run([submit_of("again", OTHER)])["again", 0].token_ids) == 40
+
+
+def test_a_process_without_free_descriptors_forks_others_later(monkeypatch) -> None:
+    """A descriptor that a process has no room for is left out of the message, and closed: the child of this message is lost."""
+    near, far = socket.socketpair()
+    server, forked = ForkServer(far, lambda sock: None), []
+    monkeypatch.setattr(os, "fork", lambda: forked.append(1) or os.getppid())
+    with near, far:
+        near.send(b"\0")
+        assert server._receive() and not forked
+        socket.send_fds(near, [b"\0"], [near.fileno()])
+        assert server._receive() and forked
+        near.shutdown(socket.SHUT_RDWR)
+        assert not server._receive()
+    for sock in server._children.values():
+        sock.close()
+
+
 def busy_with(compiler: ConstraintCompiler, constraint: Constraint):
     matcher = matcher_of(compiler, constraint)
     matcher.advance(allowed_by(mask_of(matcher))[:1])
@@ -230,8 +267,7 @@ def test_an_aborted_request_leaves_no_process(rig, compiler, engine) -> None:
     one = rig(engine, constraints=constraints)
     one.engine.submit(submit_of("a", HEAVY))
     one.engine.submit(submit_of("b", OTHER))
-    step_until(one, lambda: bool(one.engine._requests._parked))
-    assert levels_of(constraints)["sequence"]
+    step_until(one, lambda: bool(one.engine._requests._parked) and bool(levels_of(constraints)["sequence"]))
     for name in "ab":
         one.engine.abort(Abort(name))
     wait_until(lambda: not levels_of(constraints)["sequence"])

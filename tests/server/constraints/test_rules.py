@@ -4,6 +4,8 @@ grammar."""
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.constraints.matcher import LATE, Matcher
 from server.constraints.rules import Bans, RuledMatcher, Rules, matcher_of
@@ -64,6 +66,44 @@ def test_a_sequence_is_banned_at_its_last_token_only() -> None:
     assert allowed_behind(bans, 6, 5) == ALL - {6}
     assert allowed_behind(bans, 5, 6) == ALL - {7}
     assert allowed_behind(bans, 5, 8) == ALL
+
+
+few_tokens = st.lists(st.integers(1, 3), min_size=2, max_size=5).map(tuple)
+
+
+@given(st.lists(few_tokens, max_size=12).map(tuple), st.lists(st.integers(1, 3), max_size=9))
+def test_banned_sequences_that_end_alike_are_told_apart(sequences: tuple[tuple[int, ...], ...], drawn: list[int]) -> None:
+    wanted = {last for *before, last in sequences if drawn[len(drawn) - len(before) :] == before and len(drawn) >= len(before)}
+    assert allowed_behind(bans_of(banned_sequences=sequences), *drawn) == ALL - wanted
+
+
+class Counted(int):
+    """A token that counts with how many others it was compared."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.num_compared += 1
+        return int(self) == other
+
+    def __lt__(self, other: int) -> bool:
+        Counted.num_compared += 1
+        return int(self) < other
+
+    def __gt__(self, other: int) -> bool:
+        Counted.num_compared += 1
+        return int(self) > other
+
+    __hash__ = int.__hash__
+
+
+def test_many_long_banned_sequences_are_compared_together() -> None:
+    """A client bans 2,048 sequences with the same middle, and has the model draw it. The rows of others wait for each comparison."""
+    sequences = tuple((5, second, *[5] * 300, 9) for second in (5, *range(10, 2057)))
+    rules = Rules(bans_of(banned_sequences=sequences), [Counted(5)] * 400)
+    Counted.num_compared = 0
+    assert set(allowed_by(rules.mask())) == ALL - {9}
+    assert Counted.num_compared <= 1000
 
 
 def test_the_end_is_banned_until_enough_is_drawn() -> None:

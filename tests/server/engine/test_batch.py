@@ -9,7 +9,7 @@ import pytest
 from runtime.cache_groups import PAGE_SIZE
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
-from server.engine.scheduling.scheduler import Plan
+from server.engine.scheduling.plan import Plan
 from server.engine.step_model import Logits, StepBatch
 from server.messages import Abort, SamplingParams, Submit
 

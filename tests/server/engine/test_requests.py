@@ -7,12 +7,14 @@ import time
 
 import pytest
 
+from server.constraints.isolated import IsolatedMatcher
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Sequence, Stage
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
 from tests.doubles.model import scripted_logits
+from tests.server.constraints.processes import wait_until
 
 VOCAB, EOS = 320, 0
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
@@ -201,6 +203,37 @@ def test_one_choice_can_be_aborted_and_the_others_go_on(rig, engine) -> None:
         outcomes = one.run()
         assert outcomes["a", 0].end == (FinishReason.ABORT, None)
         assert outcomes["a", 1] == whole["a", 1] and outcomes["a", 2] == whole["a", 2]
+
+
+@ENGINES
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_choice_that_ends_while_its_constraint_is_compiled_holds_up_no_other(rig, constraints, monkeypatch, engine, ended: int) -> None:
+    """The other choice was ready, and waited for this one alone."""
+    submit = Submit("a", (4,), params(constraint=Constraint(ConstraintKind.REGEX, "a+")), num_choices=2)
+    whole = rig(engine, constraints=constraints).run([submit])
+    one, poll = rig(engine, constraints=constraints), IsolatedMatcher.poll
+    one.engine.submit(submit)
+    request = one.engine._requests.living["a"]
+    late, ready = request.sequences[ended], request.sequences[1 - ended]
+    monkeypatch.setattr(IsolatedMatcher, "poll", lambda self: self is not late.matcher and poll(self))
+    wait_until(lambda: not one.step() and list(one.engine._requests._compiling) == [late])
+    one.engine.abort(Abort("a", ended))
+    assert ready in one.engine.scheduler.queue
+    monkeypatch.undo()
+    outcomes = one.run()
+    assert outcomes["a", ended].end == (FinishReason.ABORT, None) and outcomes["a", 1 - ended] == whole["a", 1 - ended]
+
+
+@ENGINES
+def test_what_ended_a_choice_is_told_after_a_change_of_workers(rig, constraints, engine) -> None:
+    """The earlier worker sent the last token that fits, and died before its grammar had answered that the text is complete."""
+    constraint = Constraint(ConstraintKind.CHOICE, '["of"]')
+    whole = rig(engine, constraints=constraints).run([Submit("a", (4,), params(constraint=constraint))])["a", 0]
+    tokens = tuple(whole.token_ids)
+    submit = Submit("a", (4,), params(constraint=constraint, max_tokens=len(tokens)), emitted=(tokens,))
+    assert whole.end == (FinishReason.STOP, None) == rig(engine, constraints=constraints).run([submit])["a", 0].end
+    longer = Submit("b", (4,), params(constraint=Constraint(ConstraintKind.REGEX, "(of)+"), max_tokens=len(tokens)), emitted=(tokens,))
+    assert rig(engine, constraints=constraints).run([longer])["b", 0].end == (FinishReason.LENGTH, None)
 
 
 def test_an_abort_of_nobody_is_nothing(rig) -> None:

@@ -14,9 +14,10 @@ from compiler.sampling.philox import random_bits
 from runtime.sampling import Setting
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of
+from server.engine.intake import open_request
 from server.engine.sampler import RowState, Sampler
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import SamplingParams
+from server.messages import SamplingParams, Submit
 from tests.doubles.model import NullLogits, NullModel
 
 VOCAB = 200
@@ -213,6 +214,26 @@ def test_draws_follow_the_distribution(vocab_size: int) -> None:
     cells = np.searchsorted(np.cumsum(probs), np.linspace(0, 1, 21)[1:-1])
     seen, expected = np.add.reduceat(counts, np.unique(np.r_[0, cells])), num_draws * np.add.reduceat(probs, np.unique(np.r_[0, cells]))
     assert ((seen - expected) ** 2 / expected).sum() < 50
+
+
+def test_choices_share_the_distinct_tokens_of_their_prompt() -> None:
+    """The prompt may have 100,000 tokens, and a request 128 choices. To find these tokens for each choice would stop all streams for
+    seconds, and take 14 MB per choice."""
+    limits = StepLimits(VOCAB, max_context=64, max_tokens=64, max_seqs=64, groups=(GroupLimits(8),))
+    prompt, drawn = (9, 1, 2, 2, 9), ([], [*range(20, 70), 2, 2, 20], [9])
+    submit = Submit("a", prompt, SamplingParams(max_tokens=60, repetition_penalty=1.3), num_choices=3)
+    rows = [seq.row for seq in open_request(submit, 0, limits=limits, eos_ids=()).sequences]
+    assert all(np.shares_memory(row.seen.ids, rows[0].seen.ids) for row in rows)
+    again = rows[2].anew(2, drawn[1])
+    assert again.distinct_ids is rows[0].distinct_ids and again.position == len(prompt) + len(drawn[1])
+    for row, token_ids in zip(rows, drawn, strict=True):
+        for token_id in token_ids:
+            row.advance(token_id)
+    for row, token_ids in ((again, drawn[1]), *zip(rows, drawn, strict=True)):
+        counts = Counter(token_ids)
+        wanted = {token_id: counts[token_id] for token_id in (1, 2, 9, *dict.fromkeys(token_ids))}
+        assert dict(zip(row.seen.ids.tolist(), row.seen.counts.tolist(), strict=True)) == wanted
+        assert row.seen.ids.tolist() == list(wanted), "the order, which decides where the device finds them"
 
 
 def test_equal_logits_prefer_the_lower_id() -> None:

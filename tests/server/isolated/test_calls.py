@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,19 @@ def test_a_process_that_cannot_fork_is_reported(calls: Calls, monkeypatch: pytes
     monkeypatch.setattr(Calls, "_ask", lambda *_: asyncio.sleep(0, answer))
     error = failure_of(calls, b"abc")
     assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")
+
+
+def test_a_system_that_starts_no_process_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system refuses the process that prepares the job. The next call tries again."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(subprocess, "Popen", refuse)
+        error = failure_of(calls, b"abc")
+    assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")
+    assert calls.call_blocking(b"abc") == b"cba"
 
 
 def test_a_call_that_nobody_takes_fails(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
 from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
 from server.workers.care import Care
+from server.workers.ledger import Generation
 from server.workers.supervisor import Supervisor, WorkerState
 from tests.doubles.model import null_page_bytes
 from tests.doubles.process import NullConfig, null_source
@@ -328,6 +329,37 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("reads_on", [True, False])
+def test_a_drain_finishes_a_request_that_is_leaving_the_worker(reads_on: bool) -> None:
+    """The client does not read, so the request leaves the worker. At this moment, the model begins to drain. The worker gets the request
+    back before it is told to take no more, unless the client has gone."""
+
+    async def scenario() -> None:
+        slow, other = (Submit(name, (1, 2, 3), SamplingParams(max_tokens=num, seed=num)) for name, num in (("slow", 300), ("other", 390)))
+        expected = await undisturbed([slow, other])
+        async with worker() as supervisor, asyncio.timeout(60):
+            draining: list[asyncio.Task[None]] = []
+            shelve = supervisor._shelve
+
+            def shelve_and_drain(request_id: str, job: Generation) -> None:
+                shelve(request_id, job)
+                draining.append(asyncio.create_task(supervisor.drain(600)))
+
+            supervisor._shelve = shelve_and_drain
+            reading = asyncio.create_task(collect(supervisor, other))
+            async with aclosing(supervisor.generate(slow)) as events:
+                heard = [await anext(events)]
+                await until(lambda: bool(draining))
+                heard += [event async for event in events] if reads_on else []
+            tokens = [token_id for event in heard for token_id in event.token_ids]
+            assert tokens == expected[0][0][0][: None if reads_on else len(tokens)]
+            assert await reading == expected[1]
+            await draining[0]
+            assert len(draining) == 1 and supervisor.restarts == 0
+
+    run(scenario)
+
+
 def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
     async def scenario() -> None:
         async with worker() as supervisor:
@@ -594,11 +626,39 @@ def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
             heard: list[int] = []
             streams = asyncio.gather(*(collect(supervisor, submit, heard) for submit in some[:6]))
             await until(lambda: len(heard) > 60)
+            first = asyncio.create_task(supervisor.sleep(keep=True))
+            await asyncio.sleep(0)
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is not None
             await supervisor.sleep(keep=True)
+            assert supervisor.pid is None, "the second call waited for the end of the worker, too"
             await supervisor.sleep(keep=True)
+            await first
             assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is None and not streams.done()
             later = await collect(supervisor, some[6])
             assert [*await streams, later] == expected[:7]
+            assert supervisor.state is WorkerState.READY and supervisor.restarts == 0
+
+    run(scenario)
+
+
+def test_a_model_that_is_woken_while_it_falls_asleep_wakes() -> None:
+    """A request arrives while the worker still ends. The model sleeps, and then wakes at once: no worker has died, and no request is
+    blamed."""
+
+    async def scenario() -> None:
+        some = submits(2)
+        expected = await undisturbed(some)
+        async with worker() as supervisor:
+            heard: list[int] = []
+            running = asyncio.create_task(collect(supervisor, some[0], heard))
+            await until(lambda: bool(heard))
+            sleeping = asyncio.create_task(supervisor.sleep(keep=True))
+            await asyncio.sleep(0)
+            assert supervisor.state is WorkerState.SLEEPING and supervisor.pid is not None
+            later = asyncio.create_task(collect(supervisor, some[1]))
+            async with asyncio.timeout(30):
+                await sleeping
+            assert [await running, await later] == expected
             assert supervisor.state is WorkerState.READY and supervisor.restarts == 0
 
     run(scenario)

@@ -3,6 +3,8 @@ on, and what nobody waits for any more is not encoded."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from itertools import groupby, pairwise
 
@@ -180,6 +182,27 @@ def test_an_aborted_request_drops_its_encoding(rig, engine) -> None:
     one.run([asked("next", 2)])
     assert one.model.did.count(key_of(1)) == before and one.outcomes["gone", 0].end == (FinishReason.ABORT, None)
     assert one.model.did.count(key_of(2)) == one.model.num_parts and num_tokens(one, "next") == 4
+
+
+@ENGINES
+def test_images_of_ended_requests_are_freed_at_once(rig, engine) -> None:
+    """What the engine keeps for the next step, and garbage, may refer to a sequence that has ended, but not to its images."""
+    one = started(rig, engine)
+    one.run([asked("before", 9)])
+    gc.disable()
+    try:
+        freed = [weakref.ref(Crop.of(bytes(12), 2, 2))]
+        for name, values in (("one", (1,)), ("two", (2, 3)), ("aborted", (4,))):
+            submit = asked(name, *values, num_choices=2 if name == "two" else 1)
+            freed += map(weakref.ref, submit.excerpts)
+            one.engine.submit(submit)
+            del submit
+        one.until(lambda: num_tokens(one, "one") > 1)
+        one.engine.abort(Abort("aborted"))
+        one.run()
+        assert [ref() for ref in freed] == [None] * len(freed)
+    finally:
+        gc.enable()
 
 
 @ENGINES

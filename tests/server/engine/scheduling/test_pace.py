@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
 
+from server.engine.intake import open_request
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.pace import ALONE_S, EFFICIENT, IDLE_STEP_S, RECENT, SMALLEST, Measured, Pace, StepCosts
+from server.engine.scheduling.scheduler import Scheduler
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import IDLE, SamplingParams, Submit
 
@@ -389,6 +391,26 @@ def test_a_prompt_that_arrives_late_takes_the_place_of_a_batch_in_the_next_step(
     outcomes = one.run()
     alone = rig(limits=LIMITS).run(lines)
     assert all(outcomes[line.request_id, 0].token_ids == alone[line.request_id, 0].token_ids for line in lines)
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_batch_that_leaves_a_plan_gives_its_pages_back(hears: bool) -> None:
+    """A prompt that arrives late gets the pages, too, except one with audio that is heard already."""
+    limits = replace(LIMITS, groups=(GroupLimits(9), GroupLimits(4, page_size=256))) if hears else replace(LIMITS, groups=(GroupLimits(9),))
+    scheduler = Scheduler(limits, Pace(LIMITS.max_tokens, Measured(), UNBOUNDED_S))
+    line, late = (
+        open_request(Submit(name, tuple(range(60)), SamplingParams(20), priority=priority), number, limits=limits, eos_ids=())
+        for number, (name, priority) in enumerate((("line", IDLE), ("late", 0)))
+    )
+    scheduler.add(line)
+    (seq,) = line.sequences
+    seq.has_heard = hears
+    assert seq in scheduler.schedule().items and len(seq.held.lists[0].pages) == 4
+    scheduler.add(late)
+    plan = scheduler.extend()
+    assert [*plan.items] == late.sequences and scheduler.num_preemptions == 0
+    assert [len(pages.pages) for pages in seq.held.lists] == ([1, 1] if hears else [0])
+    scheduler.check_integrity([seq, *late.sequences])
 
 
 def test_a_batch_gives_up_its_places(rig) -> None:
