@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from server.defaults import Defaults
@@ -213,6 +216,37 @@ def test_a_new_version_of_the_files_keeps_created_models(serve):
     version[0] = "2"
     assert http.post("/admin/models", json=spec).json()["kind"] == "reload"
     assert http.post("/api/show", json={"model": "pirate"}).json()["system"] == "Speak like a pirate."
+
+
+def test_a_reload_leaves_running_requests_of_created_models_alone(serve, answering):
+    """A request under the name of a created model finishes on the old worker, like one under the name of the model itself."""
+    version = ["1"]
+    scripts = {"null": answering("old " * 20, interval_s=0.02)}
+    server = serve(identify=lambda _source: version[0], initial=(), model_root="/", scripts=scripts)
+    spec = {"source": "usr", "name": "null", "wait": True}
+    http = server.http()
+    http.post("/admin/models", json=spec)
+    created(server, system="Speak like a pirate.")
+    old = server.workers["null"]
+    version[0] = "2"
+    server.scripts["null"] = answering("new")
+    stop, cut_off, got = old.stop, [], {}
+
+    async def stopped() -> None:
+        cut_off.extend(old.running)
+        await stop()
+
+    old.stop = stopped
+    asking = threading.Thread(target=lambda: got.update(answer=server.chat(model="pirate")))
+    asking.start()
+    while not old.running:
+        time.sleep(0.002)
+    assert http.post("/admin/models", json=spec).json()["kind"] == "reload"
+    asking.join(60)
+    assert got["answer"].json()["choices"][0]["message"]["content"] == "old " * 20
+    while old.state != "stopped":
+        time.sleep(0.002)
+    assert cut_off == [], "the worker was stopped while it answered"
 
 
 @pytest.mark.parametrize(
