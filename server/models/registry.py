@@ -302,10 +302,14 @@ class Registry:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
-            presets = model.spec.presets if replaces is None else self._aliases.presets_of(name)
-            variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
-            if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
-                await self._prove(name, loaded)
+            try:  # a model proves itself before it replaces another, or takes an alias from it
+                if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
+                    await require_answer(name, loaded, PLAIN)
+                presets = model.spec.presets if replaces is None else self._aliases.presets_of(name)
+                variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
+            except BaseException:
+                await loaded.worker.stop()
+                raise
         except asyncio.CancelledError:
             self._forget(model)
             error = ApiError(LOAD_CANCELLED, f"loading {name!r} was cancelled")
@@ -411,14 +415,6 @@ class Registry:
         if model.state is not ModelState.READY or model.loaded is None:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
         return model, model.loaded
-
-    async def _prove(self, name: str, loaded: Loaded) -> None:
-        """Probe a model before it replaces another or takes an alias from it. If the probe fails, stop the model's worker."""
-        try:
-            await require_answer(name, loaded, PLAIN)
-        except BaseException:
-            await loaded.worker.stop()
-            raise
 
     def remove_alias(self, alias: str) -> None:
         if not self._aliases.remove(alias):

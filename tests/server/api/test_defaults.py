@@ -8,7 +8,7 @@ import time
 import pytest
 
 from server.defaults import Defaults
-from server.models.state import ModelSpec
+from server.models.state import ModelSpec, SavedState, write_state
 from tests.doubles.worker import ByteTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -247,6 +247,16 @@ def test_a_reload_leaves_running_requests_of_created_models_alone(serve, answeri
     while old.state != "stopped":
         time.sleep(0.002)
     assert cut_off == [], "the worker was stopped while it answered"
+
+
+def test_a_load_that_cannot_make_a_created_model_stops_its_worker(serve, tmp_path):
+    state = tmp_path / "state.json"
+    spec = ModelSpec("null", "null", aliases=("pirate",), presets={"pirate": Defaults(template="{{ messages")})
+    write_state(state, SavedState((spec,)))
+    server = serve(initial=(), state_file=state)
+    (operation,) = server.registry.failed()
+    assert operation.error is not None and operation.error.message.startswith("the template among the defaults is broken")
+    assert server.workers["null"].state == "stopped"
 
 
 @pytest.mark.parametrize(
