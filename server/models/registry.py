@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import msgspec
 
@@ -305,8 +305,7 @@ class Registry:
             try:  # a model proves itself before it replaces another, or takes an alias from it
                 if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                     await require_answer(name, loaded, PLAIN)
-                presets = model.spec.presets if replaces is None else self._aliases.presets_of(name)
-                variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
+                presets, variants = await self._variants(model, loaded, replaces)
             except BaseException:
                 await loaded.worker.stop()
                 raise
@@ -340,6 +339,17 @@ class Registry:
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
         tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
+
+    async def _variants(
+        self, model: Model, loaded: Loaded, replaces: Model | None
+    ) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
+        """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced
+        may get other defaults while the variants are made."""
+        presets, variants = dict[str, Defaults](), dict[str, Loaded]()
+        while presets != (wanted := model.spec.presets if replaces is None else self._aliases.presets_of(model.spec.name)):
+            presets = wanted
+            variants = {alias: await self._starter.variant(loaded, model.spec, own) for alias, own in presets.items()}
+        return presets, variants
 
     def _fail(self, model: Model, error: ApiError) -> None:
         self._forget(model)

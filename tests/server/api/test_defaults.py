@@ -259,6 +259,32 @@ def test_a_load_that_cannot_make_a_created_model_stops_its_worker(serve, tmp_pat
     assert server.workers["null"].state == "stopped"
 
 
+def test_a_model_that_is_created_during_a_reload_keeps_its_defaults(serve):
+    class Slow(ByteTokenizer):
+        begun, may_end = threading.Event(), threading.Event()
+
+        def with_template(self, source: str) -> Slow:
+            self.begun.set()
+            assert self.may_end.wait(60)
+            return super().with_template(source)
+
+    version, spec = ["1"], {"source": "usr", "name": "null"}
+    server = serve(identify=lambda _source: version[0], initial=(), model_root="/", tokenizer=Slow())
+    http = server.http()
+    http.post("/admin/models", json={**spec, "wait": True})
+    Slow.may_end.set()
+    created(server, template="{{ messages }}")
+    Slow.begun.clear()
+    Slow.may_end.clear()
+    version[0] = "2"
+    http.post("/admin/models", json=spec)
+    assert Slow.begun.wait(60)
+    created(server, model="calm", system="Be calm.")
+    Slow.may_end.set()
+    assert http.post("/admin/models", json={**spec, "wait": True}).json()["kind"] == "reload"
+    assert http.post("/api/show", json={"model": "calm"}).json()["system"] == "Be calm."
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
