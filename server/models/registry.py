@@ -239,8 +239,9 @@ class Registry:
         elif (replacement := self._replacements.coming(spec.name)) is not None:
             model = replacement
             model.spec = model.spec.with_names(spec)
+            model.swaps = model.swaps or swap
         elif is_outdated and model is known:
-            return self._reload(model, spec)
+            return self._reload(model, spec, swap=swap)
         else:
             model.swaps = swap
             self._add_names(model, spec)
@@ -253,9 +254,11 @@ class Registry:
         identity = await asyncio.to_thread(self._identify, model.spec.source)
         return bool(identity) and identity != model.identity
 
-    def _reload(self, model: Model, asked: ModelSpec) -> Operation:
+    def _reload(self, model: Model, asked: ModelSpec, *, swap: bool) -> Operation:
+        """Begin to load a new version of a model. It keeps the aliases that the model has then, and takes those that are asked for."""
         name = model.spec.name
-        replacement = Model(model.spec.with_names(asked), self.operations.begin("reload", name))
+        spec = msgspec.structs.replace(model.spec.with_names(asked), aliases=asked.aliases)
+        replacement = Model(spec, self.operations.begin("reload", name), swaps=swap)
         self._replacements.add(replacement)
         replacement.operation.task = asyncio.create_task(self._load(replacement, replaces=model))
         return replacement.operation

@@ -664,6 +664,31 @@ def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve
     assert error["param"] == "aliases"
 
 
+def test_a_reload_takes_no_alias_back(serve, folder, answering):
+    """Aliases that were moved or removed since the first load stay so, unless the new load asks for them."""
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("a"), "b": answering("b")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["moved", "removed", "kept"], "wait": True})
+    client.post("/admin/models", json={"source": "b", "wait": True})
+    client.put("/admin/aliases/moved", json={"model": "b"})
+    client.delete("/admin/aliases/removed")
+    states.append("two")
+    assert client.post("/admin/models", json={"source": "a", "aliases": ["new"], "wait": True}).json()["kind"] == "reload"
+    assert client.get("/admin/aliases").json() == {"moved": "b", "kept": "a", "new": "a"}
+
+
+def test_a_reload_swaps(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), script=answering(""), identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    client.post("/admin/models", json={"source": "b", "aliases": ["live"], "wait": True})
+    states.append("two")
+    begun = client.post("/admin/models", json={"source": "a", "aliases": ["live"], "swap": True, "wait": True}).json()
+    assert begun["kind"] == "reload" and client.get("/admin/aliases").json() == {"live": "a"} and gone(client, "b")
+
+
 def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):
     caplog.set_level("INFO")
     http = serve(initial=(), weigh=lambda _spec: 1 << 19).http()
