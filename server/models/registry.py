@@ -387,12 +387,12 @@ class Registry:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
         if model.spec.pin and not force:
             raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; add force=true", param="model")
-        if (replacement := self._replacements.coming(name)) is not None:
-            await self.cancel(replacement.operation)
         before_bytes, freed_bytes = resident_bytes(), model.total_bytes
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
+            if (replacement := self._replacements.coming(name)) is not None:
+                await self.cancel(replacement.operation)
             await model.loaded.worker.drain(drain_s)
         except TimeoutError:
             log.warning("model %s still had running requests after %.1f s", model.spec.name, drain_s)

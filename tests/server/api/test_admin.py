@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -14,9 +15,10 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
 from server.api.admin.endpoint import LoadBody, WeightForm
+from server.errors import ApiError
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.models.model import Footprint, FormEstimate
+from server.models.model import Footprint, FormEstimate, Unloaded
 from server.models.state import ModelSpec, SavedState
 from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
@@ -687,6 +689,23 @@ def test_a_reload_swaps(serve, folder, answering):
     states.append("two")
     begun = client.post("/admin/models", json={"source": "a", "aliases": ["live"], "swap": True, "wait": True}).json()
     assert begun["kind"] == "reload" and client.get("/admin/aliases").json() == {"live": "a"} and gone(client, "b")
+
+
+def test_of_two_unloads_during_a_reload_one_is_refused(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    states.append("two")
+    server.scripts["a"] = answering("new", load_s=30)
+    client.post("/admin/models", json={"source": "a"})
+
+    async def unload_twice() -> list[object]:
+        unloads = (server.registry.unload("a", drain_s=1) for _ in range(2))
+        return await asyncio.gather(*unloads, return_exceptions=True)
+
+    unloaded, refused = asyncio.run_coroutine_threadsafe(unload_twice(), server.loop).result(60)
+    assert isinstance(unloaded, Unloaded) and isinstance(refused, ApiError) and refused.message == "model 'a' is draining"
 
 
 def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):
