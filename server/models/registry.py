@@ -437,7 +437,8 @@ class Registry:
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):
             return  # `model` replaces a served model, which keeps the names
-        del self._models[model.spec.name]
+        if self._models.pop(model.spec.name, None) is None:
+            return  # the server stops, and has forgotten all models
         self.publications.end(model.spec.name)
         self._aliases.forget(model.spec.name)
 

@@ -19,7 +19,7 @@ from server.errors import ApiError
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate, Unloaded
-from server.models.state import ModelSpec, SavedState
+from server.models.state import ModelSpec, SavedState, read_state
 from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
 
@@ -706,6 +706,27 @@ def test_of_two_unloads_during_a_reload_one_is_refused(serve, folder, answering)
 
     unloaded, refused = asyncio.run_coroutine_threadsafe(unload_twice(), server.loop).result(60)
     assert isinstance(unloaded, Unloaded) and isinstance(refused, ApiError) and refused.message == "model 'a' is draining"
+
+
+def test_a_server_that_stops_lets_an_unload_end(serve, folder, answering, tmp_path):
+    """The unloaded model is not loaded at the next start."""
+    state = tmp_path / "state.json"
+    server = serve(initial=(), script=answering("long " * 20, interval_s=0.02), state_file=state)
+    server.http().post("/admin/models", json={"source": "a", "wait": True})
+    asking = threading.Thread(target=lambda: server.chat(model="a"))
+    asking.start()
+    while not server.workers["a"].running:
+        time.sleep(0.002)
+
+    async def close_while_unloading() -> Unloaded:
+        unloading = asyncio.create_task(server.registry.unload("a", drain_s=60))
+        await asyncio.sleep(0)
+        await server.registry.close()
+        return await unloading
+
+    unloaded = asyncio.run_coroutine_threadsafe(close_while_unloading(), server.loop).result(60)
+    asking.join(60)
+    assert unloaded.name == "a" and read_state(state) == SavedState()
 
 
 def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):
