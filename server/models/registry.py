@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -180,8 +180,13 @@ class Registry:
         ApiError if there is none."""
         model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.owner(one) or one)) is not None), None)
         if model is None:
-            loaded = ", ".join(sorted((*self._models, *self._aliases.owners()))) or "none"
-            raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
+            loaded = [
+                one
+                for model in self._models.values()
+                if model.state is ModelState.READY
+                for one in (model.spec.name, *self._aliases.of(model.spec.name))
+            ]
+            raise not_loaded(name, loaded)
         return model
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
@@ -192,7 +197,7 @@ class Registry:
         if name is None:
             if len(self._models) != 1:
                 names = ", ".join(self._models) or "none"
-                raise ApiError(MISSING_FIELD, f"model is absent, and {len(self._models)} models are loaded: {names}", param="model")
+                raise ApiError(MISSING_FIELD, f"model is absent, and the server has {len(self._models)} models: {names}", param="model")
             name = next(iter(self._models))
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
@@ -343,9 +348,7 @@ class Registry:
         self._count_load(model, loaded.ready, load_s)
         tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
-    async def _variants(
-        self, model: Model, loaded: Loaded, replaces: Model | None
-    ) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
+    async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
         """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced
         may get other defaults while the variants are made."""
         presets, variants = dict[str, Defaults](), dict[str, Loaded]()
@@ -462,3 +465,8 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
+
+
+def not_loaded(name: str, loaded: Iterable[str]) -> ApiError:
+    """Return the error of a model that is not there. `loaded`: the names of those that are."""
+    return ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {', '.join(sorted(loaded)) or 'none'}", param="model")
