@@ -42,6 +42,8 @@ class JsonCallParser:
         self._raw = ""  # text read since the last content; it becomes content if it is no call
         self._marked = False  # a marker announced the call, so it is a call even if its name is unknown
         self._scanner = JsonCallScanner()
+        self._call_id = ""  # the id that the model has written for the scanned call
+        self._ids: set[str] = set()  # ids of all calls
         self._started = False  # CallStart of the scanned call has been sent
 
     @property
@@ -134,17 +136,25 @@ class JsonCallParser:
             self._begin(JsonCallScanner())
             return True
         if form.arguments_marker and self._marked and SHORT.match(held):
-            name, brace, _ = held.partition("{")
+            head, brace, _ = held.partition("{")
             if not brace:
                 return False
-            self._read(len(name))
-            self._begin(JsonCallScanner(name.partition("[")[0].strip()))
+            self._read(len(head))
+            name, _, rest = head.partition("[")
+            self._begin(JsonCallScanner(name.strip()), self._id_in(f"[{rest}"))
             return True
         self._give_back(parts)
         return True
 
-    def _begin(self, scanner: JsonCallScanner) -> None:
+    def _id_in(self, text: str) -> str:
+        """Return the call's id that the model has written before the arguments, or "" if there is none that templates take."""
+        marker = self._form.id_marker
+        found = text.removeprefix(marker).partition("[")[0].strip() if marker and text.startswith(marker) else ""
+        return found if found.isascii() and found.isalnum() and len(found) == self._form.id_length else ""
+
+    def _begin(self, scanner: JsonCallScanner, call_id: str = "") -> None:
         self._scanner = scanner
+        self._call_id = call_id
         self._started = False
         self._state = _State.CALL
 
@@ -154,7 +164,9 @@ class JsonCallParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            parts.append(CallStart(self.num_calls, new_call_id(self._form.id_length), scanner.name))
+            call_id = self._call_id if self._call_id not in ("", *self._ids) else new_call_id(self._form.id_length)
+            self._ids.add(call_id)
+            parts.append(CallStart(self.num_calls, call_id, scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):

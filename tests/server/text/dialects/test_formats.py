@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from server.text.detokenize import Detokenizer, StopRules
 from server.text.dialects.calls.tagged_calls import TaggedCalls
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.format import AnswerRules, Format
@@ -219,6 +220,33 @@ def test_kimi_writes_the_id_of_a_call_again():
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = ChatTemplate(template, {})
     assert Dialect.of(tokenizer, None, None).format.name == "kimi-k2"
+
+
+def test_mistral_writes_the_id_of_a_call_again():
+    """Some models of Mistral write an id between the name and the arguments. Their templates refuse ids of another length."""
+    markers = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+    tokenizer = ByteTokenizer(specials=markers)
+    dialect = Dialect.of(tokenizer, "mistral", None)
+    ids = {marker: 258 + number for number, marker in enumerate(markers)}
+    calls = [("now", "aB3dE6gH9", "{}"), ("add", "000000001", '{"a": 1}'), ("now", "aB3dE6gH9", "{}"), ("now", "1", "{}")]
+    tokens = [
+        token
+        for name, id, arguments in calls
+        for piece in ("[TOOL_CALLS]", name, "[CALL_ID]", id, "[ARGS]", arguments)
+        for token in ([ids[piece]] if piece in ids else piece.encode())
+    ]
+    written = Detokenizer(tokenizer, StopRules(), dialect.shown).push(tokens)
+    for pieces in ([written], [*written]):
+        _, content, found, parts = parse(dialect.rules(TOOLS), pieces)
+        assert (content, found) == ("", [(name, json.loads(arguments)) for name, _, arguments in calls])
+        first, second, repeated, short = (part.id for part in parts if isinstance(part, CallStart))
+        assert (first, second) == ("aB3dE6gH9", "000000001")
+        assert repeated != first and len(repeated) == len(short) == 9
+    syntax, tokens = FORMATS["mistral"].call_syntax, {marker: 256 + number for number, marker in enumerate(markers)}
+    assert syntax is not None
+    for rest, is_allowed in (("aB3dE6gH9[ARGS]{}", True), ("1[ARGS]{}", False)):
+        assert accepts_marked(behind_marker(syntax, TOOLS, tokens), f"now[CALL_ID]{rest}", tokens) is is_allowed
+    assert any("now[CALL_ID]".startswith(beginning) for beginning in syntax.beginnings("now"))
 
 
 @pytest.mark.parametrize(
