@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from server.text.detokenize import overlap
+from server.text.dialects.calls.characters import whole_characters
 from server.text.dialects.calls.syntax import new_call_id
 from server.text.parts import CallArguments, CallStart, Content, Part
 
@@ -223,7 +224,7 @@ class JsonCallScanner:
                 unpacked = json.loads(self._arguments)
             except ValueError:
                 return ""
-            self._arguments = str(unpacked)
+            self._arguments = whole_characters(str(unpacked))
         if self.done and not (self._any_arguments or self._arguments):
             self._arguments = "{}"
         taken, self._arguments = self._arguments, ""
@@ -281,7 +282,7 @@ class JsonCallScanner:
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
             if self._key in NAME_KEYS and self.name is None and isinstance(value, str):
-                self.name = value
+                self.name = whole_characters(value)
         self._at_key = True
         self._key = self._span = ""
 

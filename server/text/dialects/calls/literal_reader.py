@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from server.text.dialects.calls.characters import whole_characters
 from server.text.dialects.calls.literals import LiteralStyle
 from server.text.dialects.calls.stream import Steps, Stream
 
@@ -89,7 +90,7 @@ def _read_text(stream: Stream, quote: str) -> Steps[str]:
         text, mark = yield from stream.up_to(quote, "\\")
         pieces.append(text)
         if mark == quote:
-            return _joined_surrogates("".join(pieces))
+            return whole_characters("".join(pieces))
         if not (mark and (yield from stream.peek())):
             raise Malformed(cut=True)
         pieces.append((yield from _read_escape(stream)))
@@ -107,11 +108,6 @@ def _read_escape(stream: Stream) -> Steps[str]:
         return chr(int(digits, 16))
     except (ValueError, OverflowError):
         return f"\\{char}{digits}"
-
-
-def _joined_surrogates(text: str) -> str:
-    """Return a text in which two escapes that write one character are that character. Half a pair is replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_scalar(stream: Stream) -> Steps[object]:

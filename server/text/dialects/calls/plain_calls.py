@@ -22,6 +22,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
+from server.text.dialects.calls.characters import as_json
 from server.text.dialects.calls.json_parser import ARGUMENT_KEYS, NAME_KEYS, SEPARATORS, JsonCallScanner
 from server.text.dialects.calls.stream import Steps, Stream
 from server.text.dialects.calls.syntax import new_call_id
@@ -175,7 +176,7 @@ class PlainCallParser:
                 return None
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+        return name, as_json(arguments)
 
 
 def plain_grammar(tools: Sequence[ToolSchema]) -> str:

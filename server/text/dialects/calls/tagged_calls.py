@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from server.text.dialects.calls.characters import as_json
 from server.text.dialects.calls.literal_reader import Malformed, read_value
 from server.text.dialects.calls.literals import PYTHON
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -129,7 +130,7 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
         if kind == "string":
             continue
         if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
-            return json.dumps(value, ensure_ascii=False)
+            return as_json(value)
         if isinstance(value, float) and "integer" in allowed and value.is_integer():
             return json.dumps(int(value))
     return json.dumps(text, ensure_ascii=False)

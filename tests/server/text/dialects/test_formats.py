@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 
+import msgspec
 import pytest
 
 from server.text.detokenize import Detokenizer, StopRules
@@ -303,6 +304,26 @@ def test_python_is_read_and_never_run(written, arguments):
         found = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert (json.loads(found) if found else None) == arguments
         assert any(isinstance(part, Content) for part in parts) is (arguments is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3-coder", r'<tool_call><function=f><parameter=a>["\ud83d"]</parameter></function></tool_call>'),
+        ("json", r'{"name": "f", "arguments": "{\"a\": [\"\ud83d\"]}"}'),
+        ("hermes", r'{"name": "f", "arguments": {"a": ["\ud83d"]}}'),
+        ("hermes", r'<tool_call>{"name": "f\ud83d", "arguments": {}}</tool_call>'),
+        ("llama3", r'<|python_tag|>{"name": "f", "parameters": {"a": ["\ud83d"]}}'),
+    ],
+)
+def test_half_a_character_can_be_sent(name, text):
+    """JSON can write half of a surrogate pair, which no answer can carry."""
+    parser = AnswerRules(FORMATS[name], tools=[ToolSchema("f")]).parser()
+    parts = [*parser.push(text), *parser.finish()]
+    (start,) = (part for part in parts if isinstance(part, CallStart))
+    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+    assert msgspec.json.decode(msgspec.json.encode((start.name, arguments)), type=tuple[str, str])[1] == arguments
+    assert arguments == "{}" or json.loads(arguments)["a"][0] in ("\ud83d", "\ufffd")
 
 
 @pytest.mark.parametrize("name", WRITERS)
