@@ -57,7 +57,10 @@ def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth
             if not (yield from stream.find(colon)):
                 raise _malformed(stream)
         else:
-            key = (yield from _up_to(stream, colon)).strip()
+            text, mark = yield from stream.up_to(colon, end)
+            if mark != colon:
+                raise Malformed(cut=not mark)
+            key = text.strip()
         found[key] = yield from read_value(stream, style, depth)
     return found
 

@@ -293,6 +293,10 @@ def test_text_between_tags_is_what_the_schema_says(key, written, value):
         ("f(a='\\ud83d\\ude42')", {"a": "🙂"}),
         ("f(a=1 + 2)", None),
         ("f(a=open('x'))", None),
+        ("f(1, 2)", None),
+        ("f(x)", None),
+        ("f(a=1, b)", None),
+        ("f(a={b})", None),
         ("f(" + "a=" + "[" * 40 + "]" * 40 + ")", None),
     ],
 )
@@ -304,6 +308,14 @@ def test_python_is_read_and_never_run(written, arguments):
         found = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert (json.loads(found) if found else None) == arguments
         assert any(isinstance(part, Content) for part in parts) is (arguments is None)
+
+
+def test_text_after_a_call_without_names_of_arguments_is_shown():
+    parser = AnswerRules(FORMATS["pythonic"], tools=[ToolSchema("add")]).parser()
+    parts = [part for piece in "[add(1, 2)] is 3, so x = 3" for part in parser.push(piece)]
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == "[add(1, 2)] is 3, so x = 3"
+    parts = AnswerRules(FORMATS["gemma4"], tools=[ToolSchema("add")]).parser().push("<|tool_call>call:add{1}<tool_call|> so a: 3")
+    assert {type(part) for part in parts} == {Content}
 
 
 @pytest.mark.parametrize(
