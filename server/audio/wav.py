@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-STREAMED = 0xFFFFFFFF  # the length of a chunk whose writer did not know it, such as ffmpeg writing to a pipe
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -62,7 +61,7 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
         elif name == b"data":
             if layout is None:
                 raise AudioError("its chunk `data` comes before `fmt `; expected the format first")
-            size = min(size, len(data) - at)  # a recording that was cut off, or a length that its writer did not know
+            size = min(size, len(data) - at)  # a recording that was cut off, or a writer that did not know the length, such as ffmpeg
             return layout, memoryview(data)[at : at + size // layout.frame_bytes * layout.frame_bytes]
         at += size + size % 2
     raise AudioError("it has no chunk `data`; expected samples")
