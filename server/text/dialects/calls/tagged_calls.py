@@ -15,9 +15,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
-from server.text.dialects.calls.characters import as_json
+from server.text.dialects.calls.characters import as_json, of_json
 from server.text.dialects.calls.literal_reader import Malformed, read_value
 from server.text.dialects.calls.literals import PYTHON
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -139,16 +138,12 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
 def _readings(text: str) -> list[object]:
     """Return the values of a text: first its value as JSON, then its value as a Python literal, without those that cannot be read."""
     found: list[object] = []
-    for read in (_as_json, _as_python):
+    for read in (of_json, _as_python):
         try:
             found.append(read(text))
         except (ValueError, Malformed, RecursionError):
             continue
     return found
-
-
-def _as_json(text: str) -> object:
-    return json.loads(text, parse_constant=_refuse)
 
 
 def _as_python(text: str) -> object:
@@ -162,7 +157,3 @@ def _as_python(text: str) -> object:
             if stream.held != ")":
                 raise Malformed(cut=False) from None
             return end.value
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")

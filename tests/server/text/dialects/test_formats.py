@@ -264,6 +264,8 @@ def test_mistral_writes_the_id_of_a_call_again():
         ("point", "{'x': 1.5, 'label': None}", {"x": 1.5, "label": None}),
         ("share", "7", 7),
         ("share", "NaN", "NaN"),
+        ("share", "1e999", "1e999"),
+        ("lines", "[1e999]", "[1e999]"),
         ("note", "null", None),
         ("note", "None", None),
         ("note", "12", "12"),
@@ -336,6 +338,14 @@ def test_half_a_character_can_be_sent(name, text):
     arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
     assert msgspec.json.decode(msgspec.json.encode((start.name, arguments)), type=tuple[str, str])[1] == arguments
     assert arguments == "{}" or json.loads(arguments)["a"][0] in ("\ud83d", "\ufffd")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
+    text = f'{{"name": "add", "arguments": {{"a": {number}}}}}'
+    parser = AnswerRules(FORMATS["hermes"], tools=TOOLS).parser()
+    parts = [*parser.push(text), *parser.finish()]
+    assert {type(part) for part in parts} == {Content} and "".join(part.text for part in parts) == text
 
 
 @pytest.mark.parametrize("name", WRITERS)
