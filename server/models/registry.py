@@ -151,6 +151,7 @@ class Registry:
         for name in list(self._models):
             self._aliases.forget(name)
         self._models.clear()
+        await self._saved.written()
 
     @property
     def ready(self) -> bool:
@@ -250,6 +251,7 @@ class Registry:
         else:
             model.swaps = swap
             self._add_names(model, spec)
+            await self._saved.written()
         return model.operation
 
     async def _is_outdated(self, model: Model) -> bool:
@@ -378,6 +380,7 @@ class Registry:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
+            await self._saved.written()
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
@@ -404,6 +407,7 @@ class Registry:
             self._forget(model)
             self._saved.drop(model.spec.name)
             self._save()
+        await self._saved.written()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
@@ -423,6 +427,7 @@ class Registry:
         if variant is not None:
             self._aliases.adopt({alias: preset}, {alias: variant}, loaded)
         self._save()
+        await self._saved.written()
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
@@ -432,10 +437,11 @@ class Registry:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
         return model, model.loaded
 
-    def remove_alias(self, alias: str) -> None:
+    async def remove_alias(self, alias: str) -> None:
         if not self._aliases.remove(alias):
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
         self._save()
+        await self._saved.written()
 
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -140,11 +141,14 @@ def write_state(path: Path, state: SavedState) -> None:
 
 
 class SavedModels:
-    """The models of the state file. A model that failed to load stays in the file until it is unloaded."""
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded. A task writes the file on a thread,
+    because a busy disk may take seconds."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._specs: dict[str, ModelSpec] = {}
+        self._is_outdated = False  # the file lacks the latest change
+        self._writing: asyncio.Task[None] | None = None
 
     def read(self) -> dict[str, ModelSpec]:
         saved = read_state(self._file).models if self._file else ()
@@ -158,10 +162,22 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
+        """Begin to write the file, with these specifications of the models that are loaded."""
         self._specs.update((spec.name, spec) for spec in loaded)
-        if self._file is None:
-            return
-        try:
-            write_state(self._file, SavedState(tuple(self._specs.values())))
-        except OSError as error:  # models must load and unload even if the disk is full
-            log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)
+        self._is_outdated = self._file is not None
+        if self._is_outdated and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write())
+
+    async def written(self) -> None:
+        """Return when the file has all changes, or could not be written."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    async def _write(self) -> None:
+        assert self._file is not None
+        while self._is_outdated:
+            self._is_outdated = False
+            try:
+                await asyncio.to_thread(write_state, self._file, SavedState(tuple(self._specs.values())))
+            except OSError as error:  # models must load and unload even if the disk is full
+                log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)

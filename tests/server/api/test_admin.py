@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -19,7 +20,7 @@ from server.errors import ApiError
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate, Unloaded
-from server.models.state import ModelSpec, SavedState, read_state
+from server.models.state import ModelSpec, SavedState, read_state, write_state
 from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
 
@@ -480,6 +481,31 @@ def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, 
     assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200
     assert client.delete("/admin/models/a").status_code == 200
     assert "a restart will not know of this change" in caplog.text
+
+
+def test_a_slow_disk_delays_no_request(serve, folder, monkeypatch):
+    """An answer to an administrator waits until the state file is written; other requests do not."""
+    begun, may_end, late, state = threading.Event(), threading.Event(), [], folder / "state.json"
+
+    def write_slowly(file: Path, saved: SavedState) -> None:
+        begun.set()
+        late.append(not may_end.wait(60))
+        write_state(file, saved)
+
+    monkeypatch.setattr("server.models.state.write_state", write_slowly)
+    may_end.set()
+    server = serve(state_file=state)
+    while not late:  # the write after the first load
+        time.sleep(0.002)
+    may_end.clear()
+    begun.clear()
+    naming = threading.Thread(target=lambda: server.http().put("/admin/aliases/friend", json={"model": "null"}))
+    naming.start()
+    assert begun.wait(60)
+    assert server.chat(model="friend").status_code == 200 and naming.is_alive() and not any(late)
+    may_end.set()
+    naming.join(60)
+    assert read_state(state).models[0].aliases == ("friend",)
 
 
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
