@@ -6,10 +6,10 @@ import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
@@ -56,6 +56,12 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     def with_names(self, other: ModelSpec) -> ModelSpec:
         """Return this specification, with the aliases and the pin of `other` added."""
         return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
+
+    def without(self, aliases: Collection[str]) -> Self:
+        """Return this specification without these aliases and their defaults."""
+        kept = tuple(alias for alias in self.aliases if alias not in aliases)
+        presets = {alias: own for alias, own in self.presets.items() if alias not in aliases}
+        return msgspec.structs.replace(self, aliases=kept, presets=presets)
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -162,8 +168,10 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
-        """Begin to write the file, with these specifications of the models that are loaded."""
-        self._specs.update((spec.name, spec) for spec in loaded)
+        """Begin to write the file. `loaded` are the models that are loaded; all others lose the aliases that these have."""
+        found = {spec.name: spec for spec in loaded}
+        taken = {alias for spec in found.values() for alias in spec.aliases}
+        self._specs = {name: spec.without(taken) for name, spec in self._specs.items()} | found
         self._is_outdated = self._file is not None
         if self._is_outdated and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write())

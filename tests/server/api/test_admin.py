@@ -508,6 +508,16 @@ def test_a_slow_disk_delays_no_request(serve, folder, monkeypatch):
     assert read_state(state).models[0].aliases == ("friend",)
 
 
+def test_a_model_that_comes_back_takes_no_alias_back(serve, folder):
+    """An alias of a model that could not be loaded, which another model has got meanwhile, stays with the other model."""
+    state = folder / "state.json"
+    write_state(state, SavedState((ModelSpec("a", "a", aliases=("mine", "yours")), ModelSpec("b", "b"))))
+    server = serve(initial=(), state_file=state, scripts={"a": NullScript(load_error=LoadError(ErrorCode.LOAD_FAILED, "no disk"))})
+    server.http().put("/admin/aliases/yours", json={"model": "b"})
+    server.stop()
+    assert {spec.name: spec.aliases for spec in read_state(state).models} == {"a": ("mine",), "b": ("yours",)}
+
+
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
