@@ -22,6 +22,7 @@ SEPARATORS = " \t\r\n,;[]"
 SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
+NULL = "null"
 
 
 class _State(Enum):
@@ -218,14 +219,17 @@ class JsonCallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole."""
+        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole. If they are
+        null or absent, the call has none."""
         if self._arguments.startswith('"') and not self._any_arguments:
             try:
                 unpacked = json.loads(self._arguments)
             except ValueError:
                 return ""
             self._arguments = whole_characters(str(unpacked))
-        if self.done and not (self._any_arguments or self._arguments):
+        if NULL.startswith(self._arguments) and not self._any_arguments:
+            if not (self.done or self._arguments == NULL):
+                return ""
             self._arguments = "{}"
         taken, self._arguments = self._arguments, ""
         self._any_arguments = self._any_arguments or bool(taken)
@@ -275,7 +279,8 @@ class JsonCallScanner:
     def _end_key(self) -> None:
         key = self._parse_span()
         self._at_key = False
-        self._key = key if isinstance(key, str) else ""
+        is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
+        self._key = key if isinstance(key, str) and not is_second else ""
         self.failed = self.failed or not isinstance(key, str)
 
     def _end_value(self) -> None:
