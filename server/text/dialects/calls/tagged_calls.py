@@ -45,6 +45,7 @@ class TaggedCalls(CallSyntax):
     padding: str = ""  # white space around a value, which is no part of it
     tokens: tuple[str, ...] = ()  # single tokens within the tags
     listed: bool = False  # several calls may stand between the markers
+    may_lack_opening: bool = False  # models sometimes leave `opening` out
 
     @property
     def inner_markers(self) -> tuple[str, ...]:
@@ -70,6 +71,7 @@ class TaggedCallParser(MarkedCallParser):
     def __init__(self, syntax: TaggedCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         super().__init__(syntax, tools, max_calls)
         self._form = syntax
+        self.unmarked = syntax.before_name if syntax.may_lack_opening else ""
 
     def read_call(self) -> Steps[bool]:
         form, stream = self._form, self.stream
@@ -77,7 +79,7 @@ class TaggedCallParser(MarkedCallParser):
             return False
         ends = (form.after_name,) if form.after_name else ("\n", form.before_key, form.after_call)
         name, end = yield from stream.up_to(*ends)
-        if not end or not NAME.fullmatch(name.strip()):
+        if not end or not NAME.fullmatch(name.strip()) or not (self.is_marked or name.strip() in self.tools):
             return False
         self.start(name.strip())
         self.argue("{")

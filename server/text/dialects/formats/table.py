@@ -255,7 +255,7 @@ TABLE = (
         aliases=("llama4_pythonic",),
         calls=PythonCalls(opening="<|python_start|>", closing="<|python_end|>", bare=True),
     ),
-    # Written by Qwen3-Coder, Qwen 3.5 and later, and Nemotron 3.
+    # Written by Qwen3-Coder, Qwen 3.5 and later, and Nemotron 3. Qwen3-Coder sometimes leaves out the first line.
     # <tool_call>
     # <function=f>
     # <parameter=path>
@@ -276,6 +276,7 @@ TABLE = (
             after_call="</function>",
             closing="</tool_call>",
             padding="\n",
+            may_lack_opening=True,
         ),
     ),
     # Written by Seed-OSS, with thoughts between <seed:think> and </seed:think>.

@@ -348,6 +348,28 @@ def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
     assert {type(part) for part in parts} == {Content} and "".join(part.text for part in parts) == text
 
 
+ADDING = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (ADDING, "", [("add", {"a": 1})]),
+        (f"I add.\n\n{ADDING}", "I add.", [("add", {"a": 1})]),
+        (f"I add.\n  {ADDING}\n{ADDING}", "I add.", [("add", {"a": 1})] * 2),
+        (f"<tool_call>\n{ADDING}\n{ADDING}", "", [("add", {"a": 1})] * 2),
+        (f"Write {ADDING}", f"Write {ADDING}", []),
+        ("<function=other>\n</function>", "<function=other>\n</function>", []),
+        ("So:\n<function=ad", "So:\n<function=ad", []),
+        ("<function", "<function", []),
+    ],
+)
+def test_qwen3_coder_may_leave_out_the_marker_before_a_call(text, content, calls):
+    rules = rules_of(FORMATS["qwen3-coder"])
+    for pieces in ([text], [*text]):
+        assert parse(rules, pieces)[1:3] == (content, calls)
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_any_text_gives_the_same_parts_for_every_cut(name):
     """Each text has the format's markers in any order, and pieces of calls. What is no call stays content."""
