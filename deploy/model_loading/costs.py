@@ -40,6 +40,8 @@ class Timed(Served):
 
 def measure_steps(known: Served) -> Timed:
     costs = None if known.step_model is None else step_costs(known.step_model, known.costs_file)
+    if costs is None and known.costs_file is not None and not known.costs_file.exists():
+        _keep(known.costs_file, Measured())  # without times, the file says that a start has encoded an example
     if costs is not None and known.relay is not None and not known.relay.shares_cores:
         known.relay.num_parts = fastest(StepCosts(costs.steps), known.relay.num_stages)
     known.progress("warm-up", 1.0)

@@ -74,7 +74,7 @@ class Served(Bound):
 def serve(known: Bound) -> Served:
     """Make the model, and run a step of one token. The step reads all weights except most rows of an embedding table and most experts, so
     damaged weights usually fail the load, not the first request. Encoding an image or a recording can take many seconds, so only a start
-    that finds no stored step times (costs.py) encodes an example of each medium."""
+    that finds no file of step times (costs.py) encodes an example of each medium."""
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory, known.relay)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)

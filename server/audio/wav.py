@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
-STREAMED = 0xFFFFFFFF  # the length of a chunk whose writer did not know it, such as ffmpeg writing to a pipe
+UNSTATED = 0xFFFFFFFF  # stands for a length that the writer did not know, such as ffmpeg writing to a pipe, or that `ds64` states
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -54,16 +54,18 @@ def open_wav(data: bytes) -> Sound:
 def _read(data: bytes) -> tuple[_Layout, memoryview]:
     """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no samples or no format
     before them."""
-    layout, at = None, 12
+    layout, at, long = None, 12, UNSTATED
     while at + 8 <= len(data):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         at += 8
-        if name == b"fmt ":
+        if name == b"ds64":
+            long = int.from_bytes(data[at + 8 : at + 16], "little")
+        elif name == b"fmt ":
             layout = _layout(data[at : at + size])
         elif name == b"data":
             if layout is None:
                 raise AudioError("its chunk `data` comes before `fmt `; expected the format first")
-            size = min(size, len(data) - at)  # a recording that was cut off, or a length that its writer did not know
+            size = min(long if size == UNSTATED else size, len(data) - at)  # a recording may be cut off
             return layout, memoryview(data)[at : at + size // layout.frame_bytes * layout.frame_bytes]
         at += size + size % 2
     raise AudioError("it has no chunk `data`; expected samples")

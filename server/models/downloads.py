@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 
-from server.errors import INVALID_SOURCE, ApiError
+from server.errors import FETCH_FAILED, INVALID_SOURCE, ApiError
 from server.interfaces import LoadError
 from server.models.library import Library
 from server.models.operations import Operation, OperationState
@@ -48,6 +48,10 @@ async def _download(operation: Operation, library: Library, registry: Registry) 
     except LoadError as error:
         operation.end(OperationState.FAILED, registry.budget.as_api_error(error))
         log.error("downloading %s: %s", operation.model, error.message)
+        return
+    except Exception as error:
+        log.exception("downloading %s failed", operation.model)
+        operation.end(OperationState.FAILED, ApiError(FETCH_FAILED, f"{type(error).__name__}: {error}"))
         return
     operation.end(OperationState.SUCCEEDED)
     log.info("downloaded %s", operation.model)

@@ -112,7 +112,11 @@ def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
     return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
 
 
-@dataclass(slots=True, weakref_slot=True)
+class Use:
+    """Exists as long as a `Loaded` or one of its variants, which share it: their requests refer to them."""
+
+
+@dataclass(slots=True)
 class Loaded:
     """The objects that exist once a model is ready."""
 
@@ -129,6 +133,7 @@ class Loaded:
     image_decoder: ImageDecoder | None = None  # decodes images to embed; None: the model embeds no images
     defaults: Defaults = field(default_factory=Defaults)  # values for fields that requests leave out
     variants: dict[str, Loaded] = field(default_factory=dict)  # the same model with other defaults, by alias
+    use: Use = field(default_factory=Use)
 
     @property
     def senses(self) -> Senses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -154,6 +154,7 @@ class Registry:
         for name in list(self._models):
             self._aliases.forget(name)
         self._models.clear()
+        await self._saved.written()
 
     @property
     def ready(self) -> bool:
@@ -185,8 +186,13 @@ class Registry:
         ApiError if there is none."""
         model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.owner(one) or one)) is not None), None)
         if model is None:
-            loaded = ", ".join(sorted((*self._models, *self._aliases.owners()))) or "none"
-            raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
+            loaded = [
+                one
+                for model in self._models.values()
+                if model.state is ModelState.READY
+                for one in (model.spec.name, *self._aliases.of(model.spec.name))
+            ]
+            raise not_loaded(name, loaded)
         return model
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
@@ -198,7 +204,7 @@ class Registry:
         if name is None:
             if len(self._models) != 1:
                 names = ", ".join(self._models) or "none"
-                raise ApiError(MISSING_FIELD, f"model is absent, and {len(self._models)} models are loaded: {names}", param="model")
+                raise ApiError(MISSING_FIELD, f"model is absent, and the server has {len(self._models)} models: {names}", param="model")
             name = next(iter(self._models))
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
@@ -246,11 +252,13 @@ class Registry:
         elif (replacement := self._replacements.coming(spec.name)) is not None:
             model = replacement
             model.spec = model.spec.with_names(spec)
+            model.swaps = model.swaps or swap
         elif is_outdated and model is known:
-            return self._reload(model, spec)
+            return self._reload(model, spec, swap=swap)
         else:
             model.swaps = swap
             self._add_names(model, spec)
+            await self._saved.written()
         return model.operation
 
     async def _is_outdated(self, model: Model) -> bool:
@@ -260,10 +268,11 @@ class Registry:
         identity = await asyncio.to_thread(self._identify, model.spec.source)
         return bool(identity) and identity != model.identity
 
-    def _reload(self, model: Model, asked: ModelSpec) -> Operation:
-        """Load the new version of a model, which replaces `model` once it is ready."""
+    def _reload(self, model: Model, asked: ModelSpec, *, swap: bool) -> Operation:
+        """Begin to load a new version of a model. It keeps the aliases that the model has then, and takes those that are asked for."""
         name = model.spec.name
-        replacement = Model(model.spec.with_names(asked), self.operations.begin("reload", name))
+        spec = msgspec.structs.replace(model.spec.with_names(asked), aliases=asked.aliases)
+        replacement = Model(spec, self.operations.begin("reload", name), swaps=swap)
         self._replacements.add(replacement)
         replacement.operation.task = asyncio.create_task(self._load(replacement, replaces=model))
         return replacement.operation
@@ -313,10 +322,13 @@ class Registry:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
-            presets = model.spec.presets if replaces is None else self._aliases.presets_of(name)
-            variants = {alias: await self._starter.variant(loaded, spec, own) for alias, own in presets.items()}
-            if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
-                await self._prove(name, loaded)
+            try:  # a model proves itself before it replaces another, or takes an alias from it
+                if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
+                    await require_answer(name, loaded, PLAIN)
+                presets, variants = await self._variants(model, loaded, replaces)
+            except BaseException:
+                await loaded.worker.stop()
+                raise
         except asyncio.CancelledError:
             self._forget(model)
             error = ApiError(LOAD_CANCELLED, f"loading {name!r} was cancelled")
@@ -348,6 +360,15 @@ class Registry:
         self._count_load(model, loaded.ready, load_s)
         tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
+    async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
+        """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced
+        may get other defaults while the variants are made."""
+        presets, variants = dict[str, Defaults](), dict[str, Loaded]()
+        while presets != (wanted := model.spec.presets if replaces is None else self._aliases.presets_of(model.spec.name)):
+            presets = wanted
+            variants = {alias: await self._starter.variant(loaded, model.spec, own) for alias, own in presets.items()}
+        return presets, variants
+
     def _fail(self, model: Model, error: ApiError) -> None:
         """End a load that has failed."""
         self._forget(model)
@@ -371,6 +392,7 @@ class Registry:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
+            await self._saved.written()
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
@@ -383,12 +405,12 @@ class Registry:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
         if model.spec.pin and not force:
             raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; add force=true", param="model")
-        if (replacement := self._replacements.coming(name)) is not None:
-            await self.cancel(replacement.operation)
         before_bytes, freed_bytes = resident_bytes(), model.total_bytes
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
+            if (replacement := self._replacements.coming(name)) is not None:
+                await self.cancel(replacement.operation)
             await model.loaded.worker.drain(drain_s)
         except TimeoutError:
             log.warning("model %s still had running requests after %.1f s", model.spec.name, drain_s)
@@ -397,6 +419,7 @@ class Registry:
             self._forget(model)
             self._saved.drop(model.spec.name)
             self._save()
+        await self._saved.written()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
@@ -417,6 +440,7 @@ class Registry:
         if variant is not None:
             self._aliases.adopt({alias: preset}, {alias: variant}, loaded)
         self._save()
+        await self._saved.written()
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         """Return the model `name`, which is to get an alias. Raise ApiError if the alias is the name of a model, or if the model is not
@@ -428,26 +452,19 @@ class Registry:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
         return model, model.loaded
 
-    async def _prove(self, name: str, loaded: Loaded) -> None:
-        """Probe a loaded model before it replaces another or takes an alias from it. If the probe fails, stop the model's worker and raise
-        the error."""
-        try:
-            await require_answer(name, loaded, PLAIN)
-        except BaseException:
-            await loaded.worker.stop()
-            raise
-
-    def remove_alias(self, alias: str) -> None:
+    async def remove_alias(self, alias: str) -> None:
         """Remove an alias. Raise ApiError if it does not exist."""
         if not self._aliases.remove(alias):
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
         self._save()
+        await self._saved.written()
 
     def _forget(self, model: Model) -> None:
         """Remove a model that was unloaded or did not load."""
         if self._replacements.remove(model):
             return  # `model` replaces a served model, which keeps the names
-        del self._models[model.spec.name]
+        if self._models.pop(model.spec.name, None) is None:
+            return  # the server stops, and has forgotten all models
         self.publications.end(model.spec.name)
         self._aliases.forget(model.spec.name)
 
@@ -474,3 +491,8 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
+
+
+def not_loaded(name: str, loaded: Iterable[str]) -> ApiError:
+    """Return the error of a model that is not there. `loaded`: the names of those that are."""
+    return ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {', '.join(sorted(loaded)) or 'none'}", param="model")

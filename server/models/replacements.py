@@ -44,9 +44,9 @@ class Replacements:
         model.state, model.planned_bytes = ModelState.DRAINING, model.total_bytes
         model.loaded = None
         loop, unused = asyncio.get_running_loop(), asyncio.Event()
-        # A request refers to `loaded` from its look-up to its end, even before the worker has its Submit. So the worker stops once `loaded`
-        # is freed. The last request may end on another thread.
-        weakref.finalize(loaded, loop.call_soon_threadsafe, unused.set).atexit = False
+        # A request refers to `loaded`, or to a variant, from its look-up to its end, even before the worker has its Submit. So the worker
+        # stops once all of them are freed. The last request may end on another thread.
+        weakref.finalize(loaded.use, loop.call_soon_threadsafe, unused.set).atexit = False
         self._leaving[model] = asyncio.create_task(self._stop(model, loaded.worker, unused))
 
     async def close(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 from msgspec import Meta
@@ -55,6 +56,12 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     def with_names(self, other: ModelSpec) -> ModelSpec:
         """Return this specification, with the aliases and the pin of `other` added."""
         return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
+
+    def without(self, aliases: Collection[str]) -> Self:
+        """Return this specification without these aliases and their defaults."""
+        kept = tuple(alias for alias in self.aliases if alias not in aliases)
+        presets = {alias: own for alias, own in self.presets.items() if alias not in aliases}
+        return msgspec.structs.replace(self, aliases=kept, presets=presets)
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -145,11 +152,14 @@ def write_state(path: Path, state: SavedState) -> None:
 
 
 class SavedModels:
-    """The models of the state file. A model that failed to load stays in the file until it is unloaded."""
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded. A task writes the file on a thread,
+    because a busy disk may take seconds."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._specs: dict[str, ModelSpec] = {}
+        self._is_outdated = False  # the file lacks the latest change
+        self._writing: asyncio.Task[None] | None = None
 
     def read(self) -> dict[str, ModelSpec]:
         """Read the file, and return its models by name. Raise StateError if it cannot be read."""
@@ -165,11 +175,24 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
-        """Add the loaded models to those of the file, and write the file. If that fails, only log the error."""
-        self._specs.update((spec.name, spec) for spec in loaded)
-        if self._file is None:
-            return
-        try:
-            write_state(self._file, SavedState(tuple(self._specs.values())))
-        except OSError as error:  # models must load and unload even if the disk is full
-            log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)
+        """Begin to write the file. `loaded` are the models that are loaded; all others lose the aliases that these have."""
+        found = {spec.name: spec for spec in loaded}
+        taken = {alias for spec in found.values() for alias in spec.aliases}
+        self._specs = {name: spec.without(taken) for name, spec in self._specs.items()} | found
+        self._is_outdated = self._file is not None
+        if self._is_outdated and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write())
+
+    async def written(self) -> None:
+        """Return when the file has all changes, or could not be written."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    async def _write(self) -> None:
+        assert self._file is not None
+        while self._is_outdated:
+            self._is_outdated = False
+            try:
+                await asyncio.to_thread(write_state, self._file, SavedState(tuple(self._specs.values())))
+            except OSError as error:  # models must load and unload even if the disk is full
+                log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.errors import MISSING_FIELD, MODEL_NOT_FOUND, ApiError
+from server.errors import MISSING_FIELD, ApiError
 from server.http.keys import KeyLimits
 from server.models.aliases import names_like
-from server.models.model import Loaded, Model
-from server.models.registry import Registry
+from server.models.model import Loaded, Model, ModelState
+from server.models.registry import Registry, not_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class VisibleModels:
         if not self.limits.models:
             return self.registry.serve(name, has_begun=has_begun)
         names = [one for model in self.registry.models() for one in self.names_of(model)]
-        shown = ", ".join(sorted(names)) or "none"
         if name is None:
             models = {self.registry.find(one).spec.name for one in names}
             if len(models) != 1:
+                shown = ", ".join(sorted(names)) or "none"
                 raise ApiError(MISSING_FIELD, f"model is absent, and the key may use {len(models)} models: {shown}", param="model")
             return self.registry.serve(names[0], has_begun=has_begun)
         if not any(one in names for one in names_like(name)):
-            raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {shown}", param="model")
+            raise not_loaded(
+                name, [one for model in self.registry.models() if model.state is ModelState.READY for one in self.names_of(model)]
+            )
         return self.registry.serve(name, has_begun=has_begun)
 
     def names_of(self, model: Model) -> list[str]:

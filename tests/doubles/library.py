@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from server.interfaces import LoadError
 from server.models.library import Listed, Pulled, Stored
 
 
@@ -18,7 +17,7 @@ class Shelf:
     def __init__(self) -> None:
         self.held: set[str] = set()
         self.num_open = 0
-        self.error: LoadError | None = None
+        self.error: Exception | None = None
         self.pause_s = 0.0
 
     async def stored(self) -> list[Stored]:

@@ -104,6 +104,21 @@ def test_no_endpoint_of_clients_asks_the_registry():
                 )
 
 
+def test_errors_name_as_loaded_only_models_that_are(serve, tmp_path, answering):
+    (tmp_path / "models" / "open-late").mkdir(parents=True)
+    keys = (f"{ALICE} model=open*", BOB)
+    server = serve(scripts={"open-late": answering("", load_s=600)}, api_keys=keys, admin_keys=(ADMIN,))
+    admin = client_of(server, ADMIN)
+    admin.put("/admin/aliases/open", json={"model": "null"})
+    loading = admin.post("/admin/models", json={"source": "open-late"}).json()
+    for key, loaded in ((ALICE, "open"), (BOB, "null, open")):
+        missing = client_of(server, key).post("/v1/completions", json={"model": "nobody", "prompt": "hi"}).json()["error"]
+        assert missing["message"] == f"model 'nobody' is not loaded; loaded are: {loaded}"
+    absent = client_of(server, BOB).post("/v1/completions", json={"prompt": "hi"}).json()["error"]
+    assert absent["message"] == "model is absent, and the server has 2 models: null, open-late"
+    admin.delete(f"/admin/operations/{loading['id']}")
+
+
 def asked(http, path: str, model: str):
     if path in BODIES:
         return http.post(path, json={"model": model, **BODIES[path]})

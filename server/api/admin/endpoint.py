@@ -237,7 +237,7 @@ def router(context: Context) -> APIRouter:
     @routes.delete("/aliases/{alias:path}", responses=gives(ALIASES))
     async def remove_alias(alias: str) -> Response:
         """Remove an alias."""
-        registry.remove_alias(alias)
+        await registry.remove_alias(alias)
         return json_answer(registry.aliases())
 
     @routes.get("/memory", responses=gives(Memory))

@@ -109,7 +109,7 @@ def router(context: Context) -> APIRouter:
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
         if name in registry.aliases():  # the name is that of a copy
-            registry.remove_alias(name)
+            await registry.remove_alias(name)
             return Response(status_code=200)
         source = await _unloaded(name, registry, settings)
         try:

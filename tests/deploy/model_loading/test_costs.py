@@ -15,10 +15,12 @@ import pytest
 from deploy.model_loading.costs import measured, step_costs, step_of
 from deploy.model_loading.load import load_model
 from deploy.model_loading.seeing import Seer
+from deploy.model_loading.serving import EncoderModel
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import GroupLimits, Logits, SeeingLimits, StepBatch, StepLimits
 from server.messages import Load
 from tests.doubles.model import NullModel
+from tests.golden.joint import SUBJECTS as JOINT
 from tests.golden.vision import SUBJECTS
 
 LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
@@ -107,6 +109,18 @@ def test_only_the_first_start_encodes_crops(monkeypatch: pytest.MonkeyPatch, tmp
     looks, rows_of = list[int](), Seer.rows_of
     monkeypatch.setattr(Seer, "rows_of", lambda seer, crops: looks.append(len(crops)) or rows_of(seer, crops))
     load = Load("m", str(SUBJECTS["idefics3"].folder), "f32")
+    load_model(load, lambda _part, _done: None)
+    assert looks
+    looks.clear()
+    load_model(load, lambda _part, _done: None)
+    assert not looks
+
+
+def test_only_the_first_start_of_a_model_that_embeds_images_encodes_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    looks, see = list[int](), EncoderModel.see
+    monkeypatch.setattr(EncoderModel, "see", lambda model, crops: looks.append(len(crops)) or see(model, crops))
+    load = Load("m", str(JOINT["clip"].folder), "f32")
     load_model(load, lambda _part, _done: None)
     assert looks
     looks.clear()

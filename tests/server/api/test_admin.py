@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -14,10 +16,11 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
 from server.api.admin.endpoint import LoadBody, WeightForm
+from server.errors import ApiError
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.models.model import Footprint, FormEstimate
-from server.models.state import ModelSpec, SavedState
+from server.models.model import Footprint, FormEstimate, Unloaded
+from server.models.state import ModelSpec, SavedState, read_state, write_state
 from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
 
@@ -480,6 +483,41 @@ def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, 
     assert "a restart will not know of this change" in caplog.text
 
 
+def test_a_slow_disk_delays_no_request(serve, folder, monkeypatch):
+    """An answer to an administrator waits until the state file is written; other requests do not."""
+    begun, may_end, late, state = threading.Event(), threading.Event(), [], folder / "state.json"
+
+    def write_slowly(file: Path, saved: SavedState) -> None:
+        begun.set()
+        late.append(not may_end.wait(60))
+        write_state(file, saved)
+
+    monkeypatch.setattr("server.models.state.write_state", write_slowly)
+    may_end.set()
+    server = serve(state_file=state)
+    while not late:  # the write after the first load
+        time.sleep(0.002)
+    may_end.clear()
+    begun.clear()
+    naming = threading.Thread(target=lambda: server.http().put("/admin/aliases/friend", json={"model": "null"}))
+    naming.start()
+    assert begun.wait(60)
+    assert server.chat(model="friend").status_code == 200 and naming.is_alive() and not any(late)
+    may_end.set()
+    naming.join(60)
+    assert read_state(state).models[0].aliases == ("friend",)
+
+
+def test_a_model_that_comes_back_takes_no_alias_back(serve, folder):
+    """An alias of a model that could not be loaded, which another model has got meanwhile, stays with the other model."""
+    state = folder / "state.json"
+    write_state(state, SavedState((ModelSpec("a", "a", aliases=("mine", "yours")), ModelSpec("b", "b"))))
+    server = serve(initial=(), state_file=state, scripts={"a": NullScript(load_error=LoadError(ErrorCode.LOAD_FAILED, "no disk"))})
+    server.http().put("/admin/aliases/yours", json={"model": "b"})
+    server.stop()
+    assert {spec.name: spec.aliases for spec in read_state(state).models} == {"a": ("mine",), "b": ("yours",)}
+
+
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
@@ -662,6 +700,69 @@ def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve
     assert client.get("/admin/aliases").json() == {"live": "c", "other": "a"} and "a" in index(client, ready=True)
     error = client.post("/admin/models", json={"source": "big", "swap": True}).json()["error"]
     assert error["param"] == "aliases"
+
+
+def test_a_reload_takes_no_alias_back(serve, folder, answering):
+    """Aliases that were moved or removed since the first load stay so, unless the new load asks for them."""
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("a"), "b": answering("b")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["moved", "removed", "kept"], "wait": True})
+    client.post("/admin/models", json={"source": "b", "wait": True})
+    client.put("/admin/aliases/moved", json={"model": "b"})
+    client.delete("/admin/aliases/removed")
+    states.append("two")
+    assert client.post("/admin/models", json={"source": "a", "aliases": ["new"], "wait": True}).json()["kind"] == "reload"
+    assert client.get("/admin/aliases").json() == {"moved": "b", "kept": "a", "new": "a"}
+
+
+def test_a_reload_swaps(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), script=answering(""), identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    client.post("/admin/models", json={"source": "b", "aliases": ["live"], "wait": True})
+    states.append("two")
+    begun = client.post("/admin/models", json={"source": "a", "aliases": ["live"], "swap": True, "wait": True}).json()
+    assert begun["kind"] == "reload" and client.get("/admin/aliases").json() == {"live": "a"} and gone(client, "b")
+
+
+def test_of_two_unloads_during_a_reload_one_is_refused(serve, folder, answering):
+    states = ["one"]
+    server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "wait": True})
+    states.append("two")
+    server.scripts["a"] = answering("new", load_s=30)
+    client.post("/admin/models", json={"source": "a"})
+
+    async def unload_twice() -> list[object]:
+        unloads = (server.registry.unload("a", drain_s=1) for _ in range(2))
+        return await asyncio.gather(*unloads, return_exceptions=True)
+
+    unloaded, refused = asyncio.run_coroutine_threadsafe(unload_twice(), server.loop).result(60)
+    assert isinstance(unloaded, Unloaded) and isinstance(refused, ApiError) and refused.message == "model 'a' is draining"
+
+
+def test_a_server_that_stops_lets_an_unload_end(serve, folder, answering, tmp_path):
+    """The unloaded model is not loaded at the next start."""
+    state = tmp_path / "state.json"
+    server = serve(initial=(), script=answering("long " * 20, interval_s=0.02), state_file=state)
+    server.http().post("/admin/models", json={"source": "a", "wait": True})
+    asking = threading.Thread(target=lambda: server.chat(model="a"))
+    asking.start()
+    while not server.workers["a"].running:
+        time.sleep(0.002)
+
+    async def close_while_unloading() -> Unloaded:
+        unloading = asyncio.create_task(server.registry.unload("a", drain_s=60))
+        await asyncio.sleep(0)
+        await server.registry.close()
+        return await unloading
+
+    unloaded = asyncio.run_coroutine_threadsafe(close_while_unloading(), server.loop).result(60)
+    asking.join(60)
+    assert unloaded.name == "a" and read_state(state) == SavedState()
 
 
 def test_weights_that_are_larger_than_the_files_are_told(serve, folder, caplog):

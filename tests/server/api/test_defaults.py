@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 
 from server.defaults import Defaults
-from server.models.state import ModelSpec
+from server.models.state import ModelSpec, SavedState, write_state
 from tests.doubles.worker import ByteTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -222,6 +224,73 @@ def test_a_new_version_of_the_files_keeps_created_models(serve):
     version[0] = "2"
     assert http.post("/admin/models", json=spec).json()["kind"] == "reload"
     assert http.post("/api/show", json={"model": "pirate"}).json()["system"] == "Speak like a pirate."
+
+
+def test_a_reload_leaves_running_requests_of_created_models_alone(serve, answering):
+    """A request under the name of a created model finishes on the old worker, like one under the name of the model itself."""
+    version = ["1"]
+    scripts = {"null": answering("old " * 20, interval_s=0.02)}
+    server = serve(identify=lambda _source: version[0], initial=(), model_root="/", scripts=scripts)
+    spec = {"source": "usr", "name": "null", "wait": True}
+    http = server.http()
+    http.post("/admin/models", json=spec)
+    created(server, system="Speak like a pirate.")
+    old = server.workers["null"]
+    version[0] = "2"
+    server.scripts["null"] = answering("new")
+    stop, cut_off, got = old.stop, [], {}
+
+    async def stopped() -> None:
+        cut_off.extend(old.running)
+        await stop()
+
+    old.stop = stopped
+    asking = threading.Thread(target=lambda: got.update(answer=server.chat(model="pirate")))
+    asking.start()
+    while not old.running:
+        time.sleep(0.002)
+    assert http.post("/admin/models", json=spec).json()["kind"] == "reload"
+    asking.join(60)
+    assert got["answer"].json()["choices"][0]["message"]["content"] == "old " * 20
+    while old.state != "stopped":
+        time.sleep(0.002)
+    assert cut_off == [], "the worker was stopped while it answered"
+
+
+def test_a_load_that_cannot_make_a_created_model_stops_its_worker(serve, tmp_path):
+    state = tmp_path / "state.json"
+    spec = ModelSpec("null", "null", aliases=("pirate",), presets={"pirate": Defaults(template="{{ messages")})
+    write_state(state, SavedState((spec,)))
+    server = serve(initial=(), state_file=state)
+    (operation,) = server.registry.failed()
+    assert operation.error is not None and operation.error.message.startswith("the template among the defaults is broken")
+    assert server.workers["null"].state == "stopped"
+
+
+def test_a_model_that_is_created_during_a_reload_keeps_its_defaults(serve):
+    class Slow(ByteTokenizer):
+        begun, may_end = threading.Event(), threading.Event()
+
+        def with_template(self, source: str) -> Slow:
+            self.begun.set()
+            assert self.may_end.wait(60)
+            return super().with_template(source)
+
+    version, spec = ["1"], {"source": "usr", "name": "null"}
+    server = serve(identify=lambda _source: version[0], initial=(), model_root="/", tokenizer=Slow())
+    http = server.http()
+    http.post("/admin/models", json={**spec, "wait": True})
+    Slow.may_end.set()
+    created(server, template="{{ messages }}")
+    Slow.begun.clear()
+    Slow.may_end.clear()
+    version[0] = "2"
+    http.post("/admin/models", json=spec)
+    assert Slow.begun.wait(60)
+    created(server, model="calm", system="Be calm.")
+    Slow.may_end.set()
+    assert http.post("/admin/models", json={**spec, "wait": True}).json()["kind"] == "reload"
+    assert http.post("/api/show", json={"model": "calm"}).json()["system"] == "Be calm."
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,15 @@ def test_a_failed_download_says_why(http, shelf):
     assert http.get("/admin/models").json()["failed"] == [], "it is no failed load"
 
 
+def test_a_download_that_ends_unexpectedly_has_failed_and_can_be_repeated(http, shelf):
+    shelf.error = OSError(24, "Too many open files")
+    failed = ended(http, http.post("/admin/downloads", json={"source": "known"}).json())
+    assert failed["state"] == "failed" and failed["error"]["code"] == "fetch_failed"
+    assert failed["error"]["message"] == "OSError: [Errno 24] Too many open files"
+    shelf.error = None
+    assert ended(http, http.post("/admin/downloads", json={"source": "known"}).json())["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("source", ["unknown", "../known", "/etc/passwd", "org/../name"])
 def test_only_names_of_models_are_downloaded(http, source):
     refused = http.post("/admin/downloads", json={"source": source})

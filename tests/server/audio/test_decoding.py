@@ -73,6 +73,15 @@ def test_codes_of_telephones(kind: int, format: str) -> None:
     assert len(decoded(raw(kind, 8, codes * 2, rate=8_000, channels=2), 10)) == 2 * 256
 
 
+def test_a_long_file_states_its_length_in_64_bits() -> None:
+    """RF64 has the length in a chunk of its own. What comes after the samples is no sound."""
+    plain = raw(1, 16, np.rint(tone(RATE) * 32767).astype("<i2").tobytes(), size=0xFFFFFFFF)
+    num_bytes = 2 * len(tone(RATE))
+    lengths = b"ds64" + struct.pack("<IQQQI", 28, 0, num_bytes, 0, 0)
+    found = decoded(b"RF64" + plain[4:12] + lengths + plain[12:] + b"LIST" + struct.pack("<I", 400) + b"noise..." * 50, 10)
+    assert len(found) == len(tone(RATE)) and np.abs(found - tone(RATE)).max() < 1e-4
+
+
 def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
     data = (tone(RATE) * 32767).astype("<i2").tobytes()
     assert len(decoded(raw(1, 16, data, size=0xFFFFFFFF), 10)) == len(tone(RATE))

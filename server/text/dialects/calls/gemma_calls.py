@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from server.text.dialects.calls.characters import as_json
 from server.text.dialects.calls.literal_reader import Malformed, read_fields
 from server.text.dialects.calls.literals import LiteralRules, LiteralStyle
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -73,5 +74,5 @@ class GemmaCallParser(MarkedCallParser):
                 self.start(name.strip())
             return error.cut
         self.start(name.strip())
-        self.argue(json.dumps(arguments, ensure_ascii=False))
+        self.argue(as_json(arguments))
         return True

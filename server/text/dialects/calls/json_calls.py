@@ -1,4 +1,5 @@
-"""Calls written as JSON objects, `{"name": "f", "arguments": {...}}`, or as a name, a marker and JSON arguments, `f[ARGS]{...}`."""
+"""Calls written as JSON objects, `{"name": "f", "arguments": {...}}`, or as a name, a marker and JSON arguments, `f[ARGS]{...}`. The call's
+id may stand between name and arguments: `f[CALL_ID]aB3dE6gH9[ARGS]{...}`."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ class JsonCalls(CallSyntax):
     arguments_key: str = "arguments"
     listed: bool = False  # the calls between the markers are a JSON list
     arguments_marker: str = ""  # if set: a call may also be a function's name, this marker, and the arguments
+    id_marker: str = ""  # if set: this marker and the call's id may come before `arguments_marker`
 
     @property
     def inner_markers(self) -> tuple[str, ...]:
-        return (self.arguments_marker,)
+        return (self.arguments_marker, self.id_marker)
 
     @property
     def signs(self) -> tuple[str, ...]:
@@ -37,8 +39,7 @@ class JsonCalls(CallSyntax):
             return ()
         head = f'{{"{self.name_key}": "{name}", "{self.arguments_key}":'
         if self.listed:
-            short = (name + self.arguments_marker,) if self.arguments_marker else ()
-            return f" [{head}", f"[{head}", *short
+            return f" [{head}", f"[{head}", *(name + marker for marker in self.inner_markers if marker)
         return (f"\n{head}",)
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -46,13 +47,14 @@ class JsonCalls(CallSyntax):
         rules = [f"inside: {self._around_calls(specials, several=several)}", f"call: {alternatives('call', len(names))}"]
         if self.arguments_marker:
             rules.append(f"short: {alternatives('short', len(names))}")
+        call_id = f"({marker_rule(self.id_marker, specials)} /[A-Za-z0-9]{{{self.id_length}}}/)? " if self.id_marker else ""
         for index, (schema, same) in enumerate(names.items()):
             name, arguments = f"({'|'.join(same)})", f"arguments_{index}"
             number = [f'"{self.number_key}"', ":", '"[0-9]+"', ","] if self.number_key else []
             head = spaced("\\{", *number, f'"{self.name_key}"', ":", f'"{name}"', ",", f'"{self.arguments_key}"', ":", "")
             rules += [f"call_{index}: /{head}/ {arguments} /{spaced('', '}')}/", f"{arguments}: %json {schema}"]
             if self.arguments_marker:
-                rules.append(f"short_{index}: /{name}/ {marker_rule(self.arguments_marker, specials)}? {arguments}")
+                rules.append(f"short_{index}: /{name}/ {call_id}{marker_rule(self.arguments_marker, specials)}? {arguments}")
         return rules
 
     def _around_calls(self, specials: Specials, *, several: bool) -> str:

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from server.text.detokenize import overlap
+from server.text.dialects.calls.characters import whole_characters
 from server.text.dialects.calls.syntax import new_call_id
 from server.text.parts import CallArguments, CallStart, Content, Part
 
@@ -21,6 +22,7 @@ SEPARATORS = " \t\r\n,;[]"
 SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
+NULL = "null"
 
 
 class _State(Enum):
@@ -46,6 +48,8 @@ class JsonCallParser:
         self._raw = ""  # text read since the last content; it becomes content if it is no call
         self._marked = False  # a marker announced the call, so it is a call even if its name is unknown
         self._scanner = JsonCallScanner()
+        self._call_id = ""  # the id that the model has written for the scanned call
+        self._ids: set[str] = set()  # ids of all calls
         self._started = False  # CallStart of the scanned call has been sent
 
     @property
@@ -141,18 +145,26 @@ class JsonCallParser:
             self._begin(JsonCallScanner())
             return True
         if form.arguments_marker and self._marked and SHORT.match(held):
-            name, brace, _ = held.partition("{")
+            head, brace, _ = held.partition("{")
             if not brace:
                 return False
-            self._read(len(name))
-            self._begin(JsonCallScanner(name.partition("[")[0].strip()))
+            self._read(len(head))
+            name, _, rest = head.partition("[")
+            self._begin(JsonCallScanner(name.strip()), self._id_in(f"[{rest}"))
             return True
         self._give_back(parts)
         return True
 
-    def _begin(self, scanner: JsonCallScanner) -> None:
-        """Begin to read a call."""
+    def _id_in(self, text: str) -> str:
+        """Return the call's id that the model has written before the arguments, or "" if there is none that templates take."""
+        marker = self._form.id_marker
+        found = text.removeprefix(marker).partition("[")[0].strip() if marker and text.startswith(marker) else ""
+        return found if found.isascii() and found.isalnum() and len(found) == self._form.id_length else ""
+
+    def _begin(self, scanner: JsonCallScanner, call_id: str = "") -> None:
+        """Begin to read a call, which has this id if the model has written one."""
         self._scanner = scanner
+        self._call_id = call_id
         self._started = False
         self._state = _State.CALL
 
@@ -163,7 +175,9 @@ class JsonCallParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            parts.append(CallStart(self.num_calls, new_call_id(self._form.id_length), scanner.name))
+            call_id = self._call_id if self._call_id not in ("", *self._ids) else new_call_id(self._form.id_length)
+            self._ids.add(call_id)
+            parts.append(CallStart(self.num_calls, call_id, scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):
@@ -215,14 +229,17 @@ class JsonCallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole."""
+        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole. If they are
+        null or absent, the call has none."""
         if self._arguments.startswith('"') and not self._any_arguments:
             try:
                 unpacked = json.loads(self._arguments)
             except ValueError:
                 return ""
-            self._arguments = str(unpacked)
-        if self.done and not (self._any_arguments or self._arguments):
+            self._arguments = whole_characters(str(unpacked))
+        if NULL.startswith(self._arguments) and not self._any_arguments:
+            if not (self.done or self._arguments == NULL):
+                return ""
             self._arguments = "{}"
         taken, self._arguments = self._arguments, ""
         self._any_arguments = self._any_arguments or bool(taken)
@@ -276,7 +293,8 @@ class JsonCallScanner:
         """Note the key that was just read. The object is no call if the key is no string."""
         key = self._parse_span()
         self._at_key = False
-        self._key = key if isinstance(key, str) else ""
+        is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
+        self._key = key if isinstance(key, str) and not is_second else ""
         self.failed = self.failed or not isinstance(key, str)
 
     def _end_value(self) -> None:
@@ -284,7 +302,7 @@ class JsonCallScanner:
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
             if self._key in NAME_KEYS and self.name is None and isinstance(value, str):
-                self.name = value
+                self.name = whole_characters(value)
         self._at_key = True
         self._key = self._span = ""
 

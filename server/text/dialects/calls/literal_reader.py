@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from server.text.dialects.calls.characters import whole_characters
 from server.text.dialects.calls.literals import LiteralStyle
 from server.text.dialects.calls.stream import Steps, Stream
 
@@ -58,7 +59,10 @@ def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth
             if not (yield from stream.find(colon)):
                 raise _malformed(stream)
         else:
-            key = (yield from _up_to(stream, colon)).strip()
+            text, mark = yield from stream.up_to(colon, end)
+            if mark != colon:
+                raise Malformed(cut=not mark)
+            key = text.strip()
         found[key] = yield from read_value(stream, style, depth)
     return found
 
@@ -94,7 +98,7 @@ def _read_text(stream: Stream, quote: str) -> Steps[str]:
         text, mark = yield from stream.up_to(quote, "\\")
         pieces.append(text)
         if mark == quote:
-            return _joined_surrogates("".join(pieces))
+            return whole_characters("".join(pieces))
         if not (mark and (yield from stream.peek())):
             raise Malformed(cut=True)
         pieces.append((yield from _read_escape(stream)))
@@ -113,11 +117,6 @@ def _read_escape(stream: Stream) -> Steps[str]:
         return chr(int(digits, 16))
     except (ValueError, OverflowError):
         return f"\\{char}{digits}"
-
-
-def _joined_surrogates(text: str) -> str:
-    """Return a text in which two escapes that write one character are that character. Half a pair is replaced."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _read_scalar(stream: Stream) -> Steps[object]:

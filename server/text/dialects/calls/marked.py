@@ -18,6 +18,7 @@ class MarkedCallParser(ABC):
     """Finds calls between the markers of a syntax. All other text is content."""
 
     separators = " \t\r\n,;"  # characters between calls
+    unmarked = ""  # text that begins a call without the opening marker, if it begins a line; empty: there is no such call
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         self.num_calls = 0
@@ -27,7 +28,8 @@ class MarkedCallParser(ABC):
         self._syntax = syntax
         self._max_calls = max_calls
         self._parts: list[Part] = []
-        self._is_marked = False  # the opening marker was read
+        self.is_marked = False  # the opening marker was read
+        self._is_in_line = False  # content was read, and no call since
         self._steps: Iterator[None] = self._read()
 
     def push(self, text: str) -> list[Part]:
@@ -74,27 +76,44 @@ class MarkedCallParser(ABC):
             yield
 
     def _read_text(self) -> Steps[bool]:
-        """Read content up to the opening marker. White space before the marker is no content. Return False at the end."""
+        """Read content up to the opening marker, or up to a call without it. White space before them is no content. Return False at the
+        end."""
         stream, opening = self.stream, self._syntax.opening
         while True:
             text, found, _ = stream.held.partition(opening) if opening else (stream.held, "", "")
             if not found and not stream.ended:
-                text = text[: len(text) - overlap(text, opening)]
+                text = text[: len(text) - max(overlap(text, opening), overlap(text, self.unmarked))]
+            if (at := self._unmarked_in(text)) >= 0:
+                text, found = text[:at], self.unmarked
             if found or not stream.ended:
                 text = text.rstrip()
             is_rest = stream.ended and not found and self.num_calls and opening.startswith(text.strip())
             if text and not is_rest:  # white space after the last call, or the beginning of a marker that was cut off
                 self._parts.append(Content(text))
+                self._is_in_line = True
             stream.take(len(text))
             stream.forget()
+            if at >= 0:
+                self.is_marked = False
+                return True
             if found:
                 yield from stream.up_to(opening)
-                self._is_marked = self._syntax.announces
+                self.is_marked = self._syntax.announces
                 return True
             if stream.ended:
                 stream.held = ""
                 return False
             yield
+
+    def _unmarked_in(self, text: str) -> int:
+        """Return the index of the first call that begins a line without the opening marker, or -1."""
+        at = text.find(self.unmarked) if self.unmarked else -1
+        while at >= 0:
+            before = text[:at].rstrip(" \t")
+            if before.endswith("\n") or not (before or self._is_in_line):
+                break
+            at = text.find(self.unmarked, at + 1)
+        return at
 
     def _read_calls(self) -> Steps[None]:
         """Read calls up to the closing marker, or up to text that is no call, which becomes content."""
@@ -104,12 +123,14 @@ class MarkedCallParser(ABC):
             if (yield from stream.find(syntax.closing)):
                 break
             if not (yield from self.read_call()):
-                if stream.ended and self._is_marked and len(stream.taken) + len(stream.held) <= MAX_BEGINNING:
+                if stream.ended and self.is_marked and len(stream.taken) + len(stream.held) <= MAX_BEGINNING:
                     stream.held = ""
                 elif text := stream.taken.lstrip(self.separators) if self.num_calls else stream.taken:
                     self._parts.append(Content(text))
+                    self._is_in_line = not text.endswith("\n")
                 break
             self.num_calls += 1
+            self._is_in_line = False
             stream.forget()
             self.done = self.num_calls == self._max_calls
             if not (syntax.closing or syntax.bare):

@@ -13,7 +13,6 @@ known for each tool and each usual layout (`PlainCalls`).
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -22,6 +21,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
+from server.text.dialects.calls.characters import as_json, of_json
 from server.text.dialects.calls.json_parser import ARGUMENT_KEYS, NAME_KEYS, SEPARATORS, JsonCallScanner
 from server.text.dialects.calls.stream import Steps, Stream
 from server.text.dialects.calls.syntax import new_call_id
@@ -162,7 +162,7 @@ class PlainCallParser:
     def _call_of(self, written: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a call written as a JSON object, or None if the text is no call."""
         try:
-            whole: object = json.loads(written)
+            whole: object = of_json(written)
         except (ValueError, RecursionError):
             return None
         if not isinstance(whole, dict):
@@ -174,12 +174,12 @@ class PlainCallParser:
         arguments = next((found[key] for key in ARGUMENT_KEYS if key in found), None)
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = of_json(arguments)
             except (ValueError, RecursionError):
                 return None
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             return None
-        return name, json.dumps(arguments, ensure_ascii=False)
+        return name, as_json(arguments)
 
 
 def plain_grammar(tools: Sequence[ToolSchema]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from server.text.dialects.calls.characters import as_json
 from server.text.dialects.calls.literal_reader import Malformed, read_fields
 from server.text.dialects.calls.literals import PYTHON, LiteralRules
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -83,7 +84,7 @@ class PythonCallParser(MarkedCallParser):
                 self.start(name)
             return error.cut
         self.start(name)
-        self.argue(json.dumps(arguments, ensure_ascii=False))
+        self.argue(as_json(arguments))
         return True
 
     def _read_name(self) -> Steps[str]:

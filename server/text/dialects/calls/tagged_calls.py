@@ -15,8 +15,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
+from server.text.dialects.calls.characters import as_json, of_json
 from server.text.dialects.calls.literal_reader import Malformed, read_value
 from server.text.dialects.calls.literals import PYTHON
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -47,6 +47,7 @@ class TaggedCalls(CallSyntax):
     padding: str = ""  # white space around a value, which is no part of it
     tokens: tuple[str, ...] = ()  # single tokens within the tags
     listed: bool = False  # several calls may stand between the markers
+    may_lack_opening: bool = False  # models sometimes leave `opening` out
 
     @property
     def inner_markers(self) -> tuple[str, ...]:
@@ -74,6 +75,7 @@ class TaggedCallParser(MarkedCallParser):
     def __init__(self, syntax: TaggedCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         super().__init__(syntax, tools, max_calls)
         self._form = syntax
+        self.unmarked = syntax.before_name if syntax.may_lack_opening else ""
 
     def read_call(self) -> Steps[bool]:
         form, stream = self._form, self.stream
@@ -81,7 +83,7 @@ class TaggedCallParser(MarkedCallParser):
             return False
         ends = (form.after_name,) if form.after_name else ("\n", form.before_key, form.after_call)
         name, end = yield from stream.up_to(*ends)
-        if not end or not NAME.fullmatch(name.strip()):
+        if not end or not NAME.fullmatch(name.strip()) or not (self.is_marked or name.strip() in self.tools):
             return False
         self.start(name.strip())
         self.argue("{")
@@ -136,7 +138,7 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
         if kind == "string":
             continue
         if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
-            return json.dumps(value, ensure_ascii=False)
+            return as_json(value)
         if isinstance(value, float) and "integer" in allowed and value.is_integer():
             return json.dumps(int(value))
     return json.dumps(text, ensure_ascii=False)
@@ -145,17 +147,12 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
 def _readings(text: str) -> list[object]:
     """Return the values of a text: first its value as JSON, then its value as a Python literal, without those that cannot be read."""
     found: list[object] = []
-    for read in (_as_json, _as_python):
+    for read in (of_json, _as_python):
         try:
             found.append(read(text))
         except (ValueError, Malformed, RecursionError):
             continue
     return found
-
-
-def _as_json(text: str) -> object:
-    """Return the value of a JSON text. Raise ValueError if it is none."""
-    return json.loads(text, parse_constant=_refuse)
 
 
 def _as_python(text: str) -> object:
@@ -170,8 +167,3 @@ def _as_python(text: str) -> object:
             if stream.held != ")":
                 raise Malformed(cut=False) from None
             return end.value
-
-
-def _refuse(constant: str) -> NoReturn:
-    """Refuse `NaN` and infinities, which Python's JSON parser would read."""
-    raise ValueError(f"{constant} is no JSON")

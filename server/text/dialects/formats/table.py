@@ -209,10 +209,18 @@ TABLE = (
     ),
     # The ids of calls have nine letters and digits; templates refuse others. Magistral writes thoughts between [THINK] and [/THINK].
     # [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      Mistral's models up to 2024
+    # [TOOL_CALLS]f[CALL_ID]aB3dE6gH9[ARGS]{...}                those of mid-2025, whose templates write the id again
     # [TOOL_CALLS]f[ARGS]{...}[TOOL_CALLS]g[ARGS]{...}          later ones
     BlockFormat(
         name="mistral",
-        calls=JsonCalls(opening="[TOOL_CALLS]", listed=True, arguments_marker="[ARGS]", between='" "?', id_length=MISTRAL_ID_LENGTH),
+        calls=JsonCalls(
+            opening="[TOOL_CALLS]",
+            listed=True,
+            arguments_marker="[ARGS]",
+            id_marker="[CALL_ID]",
+            between='" "?',
+            id_length=MISTRAL_ID_LENGTH,
+        ),
         thoughts=(THINK, Thoughts("[THINK]", "[/THINK]")),
     ),
     # Written by Llama Nemotron and Nemotron Nano 2. Nemotron 3 writes calls as Qwen3-Coder does.
@@ -247,7 +255,7 @@ TABLE = (
         aliases=("llama4_pythonic",),
         calls=PythonCalls(opening="<|python_start|>", closing="<|python_end|>", bare=True),
     ),
-    # Written by Qwen3-Coder, Qwen 3.5 and later, and Nemotron 3.
+    # Written by Qwen3-Coder, Qwen 3.5 and later, and Nemotron 3. Qwen3-Coder sometimes leaves out the first line.
     # <tool_call>
     # <function=f>
     # <parameter=path>
@@ -268,6 +276,7 @@ TABLE = (
             after_call="</function>",
             closing="</tool_call>",
             padding="\n",
+            may_lack_opening=True,
         ),
     ),
     # Written by Seed-OSS, with thoughts between <seed:think> and </seed:think>.

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import random
 
+import msgspec
 import pytest
 
+from server.text.detokenize import Detokenizer, StopRules
 from server.text.dialects.calls.tagged_calls import TaggedCalls
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.format import AnswerRules, Format
@@ -221,6 +223,33 @@ def test_kimi_writes_the_id_of_a_call_again():
     assert Dialect.of(tokenizer, None, None).format.name == "kimi-k2"
 
 
+def test_mistral_writes_the_id_of_a_call_again():
+    """Some models of Mistral write an id between the name and the arguments. Their templates refuse ids of another length."""
+    markers = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+    tokenizer = ByteTokenizer(specials=markers)
+    dialect = Dialect.of(tokenizer, "mistral", None)
+    ids = {marker: 258 + number for number, marker in enumerate(markers)}
+    calls = [("now", "aB3dE6gH9", "{}"), ("add", "000000001", '{"a": 1}'), ("now", "aB3dE6gH9", "{}"), ("now", "1", "{}")]
+    tokens = [
+        token
+        for name, id, arguments in calls
+        for piece in ("[TOOL_CALLS]", name, "[CALL_ID]", id, "[ARGS]", arguments)
+        for token in ([ids[piece]] if piece in ids else piece.encode())
+    ]
+    written = Detokenizer(tokenizer, StopRules(), dialect.shown).push(tokens)
+    for pieces in ([written], [*written]):
+        _, content, found, parts = parse(dialect.rules(TOOLS), pieces)
+        assert (content, found) == ("", [(name, json.loads(arguments)) for name, _, arguments in calls])
+        first, second, repeated, short = (part.id for part in parts if isinstance(part, CallStart))
+        assert (first, second) == ("aB3dE6gH9", "000000001")
+        assert repeated != first and len(repeated) == len(short) == 9
+    syntax, tokens = FORMATS["mistral"].call_syntax, {marker: 256 + number for number, marker in enumerate(markers)}
+    assert syntax is not None
+    for rest, is_allowed in (("aB3dE6gH9[ARGS]{}", True), ("1[ARGS]{}", False)):
+        assert accepts_marked(behind_marker(syntax, TOOLS, tokens), f"now[CALL_ID]{rest}", tokens) is is_allowed
+    assert any("now[CALL_ID]".startswith(beginning) for beginning in syntax.beginnings("now"))
+
+
 @pytest.mark.parametrize(
     ("key", "written", "value"),
     [
@@ -235,6 +264,8 @@ def test_kimi_writes_the_id_of_a_call_again():
         ("point", "{'x': 1.5, 'label': None}", {"x": 1.5, "label": None}),
         ("share", "7", 7),
         ("share", "NaN", "NaN"),
+        ("share", "1e999", "1e999"),
+        ("lines", "[1e999]", "[1e999]"),
         ("note", "null", None),
         ("note", "None", None),
         ("note", "12", "12"),
@@ -264,6 +295,10 @@ def test_text_between_tags_is_what_the_schema_says(key, written, value):
         ("f(a='\\ud83d\\ude42')", {"a": "🙂"}),
         ("f(a=1 + 2)", None),
         ("f(a=open('x'))", None),
+        ("f(1, 2)", None),
+        ("f(x)", None),
+        ("f(a=1, b)", None),
+        ("f(a={b})", None),
         ("f(" + "a=" + "[" * 40 + "]" * 40 + ")", None),
     ],
 )
@@ -275,6 +310,64 @@ def test_python_is_read_and_never_run(written, arguments):
         found = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert (json.loads(found) if found else None) == arguments
         assert any(isinstance(part, Content) for part in parts) is (arguments is None)
+
+
+def test_text_after_a_call_without_names_of_arguments_is_shown():
+    parser = AnswerRules(FORMATS["pythonic"], tools=[ToolSchema("add")]).parser()
+    parts = [part for piece in "[add(1, 2)] is 3, so x = 3" for part in parser.push(piece)]
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == "[add(1, 2)] is 3, so x = 3"
+    parts = AnswerRules(FORMATS["gemma4"], tools=[ToolSchema("add")]).parser().push("<|tool_call>call:add{1}<tool_call|> so a: 3")
+    assert {type(part) for part in parts} == {Content}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3-coder", r'<tool_call><function=f><parameter=a>["\ud83d"]</parameter></function></tool_call>'),
+        ("json", r'{"name": "f", "arguments": "{\"a\": [\"\ud83d\"]}"}'),
+        ("hermes", r'{"name": "f", "arguments": {"a": ["\ud83d"]}}'),
+        ("hermes", r'<tool_call>{"name": "f\ud83d", "arguments": {}}</tool_call>'),
+        ("llama3", r'<|python_tag|>{"name": "f", "parameters": {"a": ["\ud83d"]}}'),
+    ],
+)
+def test_half_a_character_can_be_sent(name, text):
+    """JSON can write half of a surrogate pair, which no answer can carry."""
+    parser = AnswerRules(FORMATS[name], tools=[ToolSchema("f")]).parser()
+    parts = [*parser.push(text), *parser.finish()]
+    (start,) = (part for part in parts if isinstance(part, CallStart))
+    arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+    assert msgspec.json.decode(msgspec.json.encode((start.name, arguments)), type=tuple[str, str])[1] == arguments
+    assert arguments == "{}" or json.loads(arguments)["a"][0] in ("\ud83d", "\ufffd")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
+    text = f'{{"name": "add", "arguments": {{"a": {number}}}}}'
+    parser = AnswerRules(FORMATS["hermes"], tools=TOOLS).parser()
+    parts = [*parser.push(text), *parser.finish()]
+    assert {type(part) for part in parts} == {Content} and "".join(part.text for part in parts) == text
+
+
+ADDING = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (ADDING, "", [("add", {"a": 1})]),
+        (f"I add.\n\n{ADDING}", "I add.", [("add", {"a": 1})]),
+        (f"I add.\n  {ADDING}\n{ADDING}", "I add.", [("add", {"a": 1})] * 2),
+        (f"<tool_call>\n{ADDING}\n{ADDING}", "", [("add", {"a": 1})] * 2),
+        (f"Write {ADDING}", f"Write {ADDING}", []),
+        ("<function=other>\n</function>", "<function=other>\n</function>", []),
+        ("So:\n<function=ad", "So:\n<function=ad", []),
+        ("<function", "<function", []),
+    ],
+)
+def test_qwen3_coder_may_leave_out_the_marker_before_a_call(text, content, calls):
+    rules = rules_of(FORMATS["qwen3-coder"])
+    for pieces in ([text], [*text]):
+        assert parse(rules, pieces)[1:3] == (content, calls)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -1,0 +1,32 @@
+"""Read JSON that a model has written, and write it again. Its escapes may stand for half of a surrogate pair, which no answer can carry,
+and its numbers may be none of JSON."""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any, NoReturn
+
+
+def whole_characters(text: str) -> str:
+    """Return a text in which the two halves of a character are that character. A half alone is replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def as_json(value: object) -> str:
+    return whole_characters(json.dumps(value, ensure_ascii=False))
+
+
+def of_json(text: str) -> Any:
+    """Return the value of a JSON text. Raise ValueError if it is none, or has a number that is not finite."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _finite(digits: str) -> float:
+    if not isfinite(number := float(digits)):
+        _refuse(digits)
+    return number
+
+
+def _refuse(number: str) -> NoReturn:
+    raise ValueError(f"{number:.80} is no finite number")
