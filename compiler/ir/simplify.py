@@ -166,9 +166,10 @@ def _not_multiple(x: Dim, f: Term) -> Dim:
     f_c, f_m = f
     low: dict[Monomial, int] = {}
     for c, m in x.terms:
+        rest = _without(m, f_m)
         if not m and not f_m:
             low[m] = c % f_c
-        elif _without(m, f_m) is None or c * math.prod(a.factor for a in m) % f_c:
+        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:  # the atoms of f itself supply none of its coefficient
             low[m] = c
     return canonical(low)
 
