@@ -263,7 +263,7 @@ def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod
         return canonical({**sums, m: 0, **dict.fromkeys(whole, 0)}) + around * x
     for outer in [a for n in sums for a in n if isinstance(a, Mod) and a.numerator == quotient]:
         high = _product(around, d, bare(outer))
-        if _contains(sums, high, m):  # d * ((x // d) % e) + x % d -> x % (d * e)
+        if _contains(sums, high, m) and _positive(outer.divisor):  # d * ((x // d) % e) + x % d -> x % (d * e) if e > 0
             return canonical({**sums, m: 0, **dict.fromkeys(high, 0)}) + around * _divide(x, d * outer.divisor)[1]
     return None
 

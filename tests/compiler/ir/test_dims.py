@@ -269,6 +269,13 @@ def test_a_factor_of_the_divisor_is_counted_once() -> None:
     assert (x % d).evaluate(env) == (16 * 15 + 255) % 256
 
 
+def test_remainders_join_only_where_the_outer_divisor_is_positive() -> None:
+    turned = DimVar("turned", lower=-4)
+    assert (signed % small) + small * (signed // small % m) == signed % (small * m)
+    joined = (signed % small) + small * (signed // small % turned)
+    assert joined.evaluate({signed: -9, small: 2, turned: -1}) == 1
+
+
 # --- random expressions, compared with evaluation at all small values --------------------------------------------------
 
 Env = dict[DimVar, int]
