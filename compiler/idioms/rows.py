@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, without_allocations
 from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
@@ -60,7 +60,7 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
     if not folding:
         return None
     rank = len(folding[0].axes)
-    if any(len(n.axes) not in (rank, rank + 1) for n in nests):
+    if any(len(n.axes) not in (rank, rank + 1) or not is_rectangular(n.axes) for n in nests):
         return None
     if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
         return None
