@@ -125,7 +125,7 @@ class _Function:
             self._define(param)
             weight = num_inputs is not None and i >= num_inputs
             params.append(ParamSpec(param.name, self._spec(param), weight, param in self.written))
-        missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
+        missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.known]
         if missing:
             names = ", ".join(v.name for v in missing)
             raise CompileError(f"function {self.name!r}: no parameter defines {names}; add a parameter of type shape[{names}]")
@@ -144,7 +144,7 @@ class _Function:
             arena,
             signature.text,
             signature.num_prepared,
-            tuple(self.slots.numbers[Dim.of(v)] if v in self.slots.points else None for v in signature.variables),
+            tuple(self.slots.numbers.get(Dim.of(v)) for v in signature.variables),
         )
 
     def _spec(self, param: Var) -> vm.Spec:
@@ -348,13 +348,15 @@ class _Function:
         self.emit(cond, "vm.read_bool", self.arg(choice.cond))
         test = len(self.code)
         self.code.append(vm.If(Reg(cond), 0))
-        self.body(choice.then)
-        self.emit(register, "vm.copy", self.arg(choice.then.result))
+        with self.slots.branch():
+            self.body(choice.then)
+            self.emit(register, "vm.copy", self.arg(choice.then.result))
         jump = len(self.code)
         self.code.append(vm.Goto(0))
         self.code[test] = vm.If(Reg(cond), len(self.code))
-        self.body(choice.orelse)
-        self.emit(register, "vm.copy", self.arg(choice.orelse.result))
+        with self.slots.branch():
+            self.body(choice.orelse)
+            self.emit(register, "vm.copy", self.arg(choice.orelse.result))
         self.code[jump] = vm.Goto(len(self.code))
 
     # --- operands ------------------------------------------------------------------------------------------------------

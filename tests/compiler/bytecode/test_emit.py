@@ -7,8 +7,9 @@ import pytest
 
 import compiler.ops
 from compiler.driver import compile_module
+from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.text.parser import parse
-from runtime.errors import ArgumentMismatch
+from runtime.errors import ArgumentMismatch, BoundExceeded
 from runtime.executable import Call, Executable
 from runtime.session import Session
 
@@ -81,3 +82,47 @@ def test_an_argument_is_not_written_through_another_name_unless_it_may_be(name: 
     x.flags.writeable = False
     with pytest.raises(ArgumentMismatch, match="'x' is changed in place, but the array is read-only"):
         session.call("main", x)
+
+
+REPEATED = """
+func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 1..8 {
+  y: object = if c {
+    a = match_cast x to f32[v]
+    b = concat(a, a, axis=0)
+    s = shape_of(b)
+    return s
+  } else {
+    d = match_cast x to f32[v, 2]
+    e = concat(d, d, d, axis=0)
+    s2 = shape_of(e)
+    return s2
+  }
+  w = match_cast z to f32[v]
+  u = concat(w, w, axis=0)
+  s3 = shape_of(u)
+  r = (y, s3)
+  return r
+}
+"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_and_the_code_after_them_define_a_variable_anew(taken: bool) -> None:
+    """The variable `v` is the length of x in either branch, and the length of z after them. What a branch defines is not known elsewhere."""
+    module = parse(REPEATED)
+    session = Session(compile_module(module), device_threads=1)
+    x, z = np.zeros(3 if taken else (4, 2), np.float32), np.zeros(5, np.float32)
+    expected = ((6,) if taken else (12, 2), (10,))
+    assert Interpreter(module).call("main", np.asarray(taken), x, z) == expected
+    assert session.call("main", np.asarray(taken), x, z) == expected
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_each_branch_checks_the_range_of_the_variable_that_it_defines(taken: bool) -> None:
+    module = parse(REPEATED)
+    session = Session(compile_module(module), device_threads=1)
+    x, z = np.zeros(9 if taken else (9, 2), np.float32), np.zeros(5, np.float32)
+    with pytest.raises(MismatchError, match="v is 9, outside its declared range"):
+        Interpreter(module).call("main", np.asarray(taken), x, z)
+    with pytest.raises(BoundExceeded, match="v = 9 is outside its declared range 1 <= v <= 8"):
+        session.call("main", np.asarray(taken), x, z)
