@@ -108,7 +108,7 @@ func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 1..8 {
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_branches_and_the_code_after_them_define_a_variable_anew(taken: bool) -> None:
-    """The variable `v` is the length of x in either branch, and the length of z after them. What a branch defines is not known elsewhere."""
+    """The variable `v` is the length of x in either branch, and the length of z after them."""
     module = parse(REPEATED)
     session = Session(compile_module(module), device_threads=1)
     x, z = np.zeros(3 if taken else (4, 2), np.float32), np.zeros(5, np.float32)
@@ -126,3 +126,38 @@ def test_each_branch_checks_the_range_of_the_variable_that_it_defines(taken: boo
         Interpreter(module).call("main", np.asarray(taken), x, z)
     with pytest.raises(BoundExceeded, match="v = 9 is outside its declared range 1 <= v <= 8"):
         session.call("main", np.asarray(taken), x, z)
+
+
+@pytest.mark.parametrize(
+    ("params", "scalar", "given"),
+    [
+        ("k: scalar[i64, k]", "j = k", (5,)),
+        ("k: scalar[i64]", "j = match_cast k to scalar[i64, m]", (5,)),
+        ("a: scalar[any]", "j = match_cast a to scalar[f32]", (5.0,)),
+        ("t: tuple[scalar[f32], f32[2]]", "j = t.0", ((5.0, np.zeros(2, np.float32)),)),
+        ("a: scalar[f32]", "t = (x, a, 5.0) j = t.2", (3.0,)),
+        ("c: bool[], a: scalar[f32], b: scalar[f32]", "j = if c { return a } else { return b }", (np.asarray(False), 3.0, 5.0)),
+        ("a: scalar[f32]", "j = @same(a)", (5.0,)),
+    ],
+    ids=["stated", "matched", "of any type", "in a tuple", "literal", "chosen", "returned"],
+)
+def test_a_scalar_may_come_from_any_instruction(params: str, scalar: str, given: tuple[object, ...]) -> None:
+    module = parse(f"""
+        func main(x: f32[n], {params}) -> object {{ {scalar} y = multiply(x, j) z = add(y, j) return z }}
+        func same(a: scalar[f32]) -> scalar[f32] {{ return a }}
+    """)
+    x = np.arange(3, dtype=np.float32)
+    session = Session(compile_module(module), device_threads=1)
+    for _ in range(3):  # later calls may replay an earlier one
+        np.testing.assert_array_equal(session.call("main", x, *given), x * 5 + 5)
+    np.testing.assert_array_equal(Interpreter(module).call("main", x, *given), x * 5 + 5)
+
+
+@pytest.mark.parametrize("number", [5, 5.0])
+def test_a_scalar_of_unknown_type_becomes_what_the_loop_nest_takes(number: float) -> None:
+    module = parse("""
+        func main(x: f32[n], a: scalar[any]) -> object { y = call_tir @scaled(x, a) -> f32[n] return y }
+        prim scaled(X: f32[n], a: scalar f32, out Y: f32[n]) { for i in n { Y[i] = X[i] * a } }
+    """)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(Session(compile_module(module), device_threads=1).call("main", x, number), x * 5)
