@@ -91,11 +91,13 @@ class KeptCode:
 
     def _load(self, key: str) -> bytes | None:
         path = self._path(key)
-        with suppress(OSError, RuntimeFault):  # a missing or damaged entry is compiled again
+        try:
             code = bytes(sealed.load(path))
+        except (OSError, RuntimeFault):  # a missing or damaged entry is compiled again
+            return None
+        with suppress(OSError):  # the folder may be read-only
             path.touch()
-            return code
-        return None
+        return code
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"

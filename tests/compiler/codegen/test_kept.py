@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from errno import EROFS
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -107,6 +109,14 @@ def test_a_changed_entry_is_compiled_again(tmp_path: Path, at: int) -> None:
         path.write_bytes(content)
     executable = compiled(second := KeptCode(tmp_path))
     assert second.num_reused == 0 and executable.object_code == compiled(None).object_code
+
+
+def test_kept_code_is_used_from_a_folder_that_can_only_be_read(tmp_path: Path) -> None:
+    """The time of the last use cannot be written there."""
+    compiled(first := KeptCode(tmp_path))
+    with patch.object(Path, "touch", side_effect=OSError(EROFS, "Read-only file system")):
+        compiled(second := KeptCode(tmp_path))
+    assert second.num_reused == first.num_emitted and second.num_emitted == 0
 
 
 def test_a_folder_that_takes_nothing_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
