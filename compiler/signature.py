@@ -10,10 +10,12 @@ import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
 import llvmlite
 import msgspec
 
+import runtime
 from compiler.cache import Key, Range
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.equal import structural_hash
@@ -35,11 +37,16 @@ class KeyParts(msgspec.Struct, frozen=True):
     params: tuple[tuple[str, ...], ...] = ()
 
 
+# The modules of the runtime on whose constants and tables compiled programs rely, such as the size of a page and the sampler's columns.
+SHARED: Final = ("cache_groups.py", "executable.py", "library.py", "sampling.py")
+
+
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
-    """Return a digest of the compiler's sources and the release of LLVM's binding. A change in either may change the code that the compiler
-    emits."""
-    return digest_of_sources(Path(__file__).parent, llvmlite.__version__)
+    """Return a digest of the compiler's sources, of the runtime's modules in SHARED and of the release of LLVM's binding. A change in any
+    of them may change the code that the compiler emits."""
+    shared = [hashlib.sha256((Path(runtime.__path__[0]) / name).read_bytes()).hexdigest() for name in SHARED]
+    return digest_of_sources(Path(__file__).parent, " ".join((llvmlite.__version__, *shared)))
 
 
 def key_of(module: IRModule, target: str) -> Key:

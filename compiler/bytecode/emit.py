@@ -22,7 +22,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import CompileError
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.deduce import type_of
-from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
 from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
@@ -112,7 +112,8 @@ class _Function:
         self.registers: dict[Var, int] = {}
         self.places: dict[Var, Operand] = {}  # the memory of each tensor
         self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
-        self.scalars: dict[Var, DimVar] = {}  # for each scalar parameter, the variable whose slot holds it
+        self.scalars: dict[Var, Dim] = {}  # for each scalar whose value no annotation states, the variable whose slot holds it
+        self.literals: dict[Var, ScalarValue] = {}  # names of literal numbers
         self.num_registers = 0
         self.launches: list[vm.NativeLaunch] = []
         self.needed = needed(func.body)
@@ -125,7 +126,7 @@ class _Function:
             self._define(param)
             weight = num_inputs is not None and i >= num_inputs
             params.append(ParamSpec(param.name, self._spec(param), weight, param in self.written))
-        missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
+        missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.known]
         if missing:
             names = ", ".join(v.name for v in missing)
             raise CompileError(f"function {self.name!r}: no parameter defines {names}; add a parameter of type shape[{names}]")
@@ -144,16 +145,21 @@ class _Function:
             arena,
             signature.text,
             signature.num_prepared,
-            tuple(self.slots.numbers[Dim.of(v)] if v in self.slots.points else None for v in signature.variables),
+            tuple(self.slots.numbers.get(Dim.of(v)) for v in signature.variables),
         )
 
     def _spec(self, param: Var) -> vm.Spec:
         match param.type:
-            case ScalarType(dtype=dtype, value=None):
-                word = self.scalars[param] = DimVar(param.name)
-                return vm.ScalarSpec(dtype and str(dtype), self.slots.word(word, 0))
+            case ScalarType(value=None) as type_:
+                return self._word_spec(param, type_, 0)
             case type_:
                 return self.slots.spec(type_, 0)
+
+    def _word_spec(self, scalar: Var, type_: ScalarType, point: int) -> vm.ScalarSpec:
+        """Return the specification whose match writes a scalar to a slot of its own."""
+        word = DimVar(scalar.name)
+        self.scalars[scalar] = Dim.of(word)
+        return vm.ScalarSpec(type_.dtype and str(type_.dtype), self.slots.word(word, point))
 
     def _with_symbols(self) -> list[vm.Instruction]:
         """Return the instructions after writing the name of the shape function into each match. The names are known only when all slots
@@ -195,7 +201,14 @@ class _Function:
         self.code.append(vm.Call(dst, callee, args))
 
     def binding(self, binding: Binding) -> None:
-        var, value = binding.var, binding.value
+        var = binding.var
+        self.value(var, binding.value)
+        if var in self.registers and var not in self.scalars and isinstance(var.type, ScalarType) and var.type.value is None:
+            point = self.slots.new_point()
+            spec = self._word_spec(var, var.type, point)
+            self.emit(None, "vm.match", Reg(self.registers[var]), Imm(f"scalar {var.name!r}"), Imm(spec), Imm(point))
+
+    def value(self, var: Var, value: Value) -> None:
         match value:
             case Launch(library=False):
                 self.launch(value)
@@ -259,12 +272,14 @@ class _Function:
 
     def name_again(self, var: Var, atom: Atom) -> None:
         if isinstance(atom, Var):
-            for table in (self.registers, self.places, self.fields, self.scalars):
+            for table in (self.registers, self.places, self.fields, self.scalars, self.literals):
                 if atom in table:
                     table[var] = table[atom]  # type: ignore[assignment]  # one table, one kind of value
             return
         if isinstance(atom, Constant):
             self.places[var] = self.operand(atom)
+        if isinstance(atom, ScalarValue):
+            self.literals[var] = atom
         if var in self.needed:
             self.emit(self._define(var), "vm.copy", self.arg(atom))
 
@@ -310,9 +325,11 @@ class _Function:
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:
         """Return the slot or literal that holds a scalar argument in 64 bits: an integer, or the bits of an f64."""
-        match atom:
-            case Var():
-                return self.slots.of(Dim.of(self.scalars[atom]))
+        match self.literals.get(atom, atom) if isinstance(atom, Var) else atom:
+            case Var(type=ScalarType(value=Dim() as dim)):
+                return self.slots.of(dim)
+            case Var() as scalar:
+                return self.slots.of(self.scalars[scalar])
             case ScalarValue(value=Dim() as dim):
                 return self.slots.of(dim)
             case ScalarValue(value=bool() | int() | float() as value):
@@ -348,13 +365,15 @@ class _Function:
         self.emit(cond, "vm.read_bool", self.arg(choice.cond))
         test = len(self.code)
         self.code.append(vm.If(Reg(cond), 0))
-        self.body(choice.then)
-        self.emit(register, "vm.copy", self.arg(choice.then.result))
+        with self.slots.branch():
+            self.body(choice.then)
+            self.emit(register, "vm.copy", self.arg(choice.then.result))
         jump = len(self.code)
         self.code.append(vm.Goto(0))
         self.code[test] = vm.If(Reg(cond), len(self.code))
-        self.body(choice.orelse)
-        self.emit(register, "vm.copy", self.arg(choice.orelse.result))
+        with self.slots.branch():
+            self.body(choice.orelse)
+            self.emit(register, "vm.copy", self.arg(choice.orelse.result))
         self.code[jump] = vm.Goto(len(self.code))
 
     # --- operands ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from compiler.bytecode.shapes import emit_shape_function
@@ -13,13 +15,17 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 @dataclass(slots=True)
 class Slots:
     """Assigns slots to dimensions. A *match point* is the entry of the function (0) or a match_cast. An expression of variables is computed
-    at the latest match point of these variables."""
+    at the latest match point of these variables.
+
+    A variable that a match_cast of a branch defines is known only in that branch. Another branch, or the code after the If, may define it
+    again, at another match point. All its definitions fill the same slot."""
 
     function: str
     numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])
-    points: dict[DimVar, int] = field(default_factory=dict[DimVar, int])
+    known: set[DimVar] = field(default_factory=set[DimVar])  # the variables that are defined before this place of the function
+    defined: list[set[DimVar]] = field(default_factory=lambda: [set[DimVar]()])  # for each match point, the variables that it defines
+    before: list[frozenset[DimVar]] = field(default_factory=lambda: [frozenset[DimVar]()])  # and those that are defined before it
     bounds: list[Bound] = field(default_factory=list[Bound])
-    num_points: int = 1
 
     def of(self, dim: Dim) -> DimRef:
         """Return the value of a constant dimension, or the slot of a symbolic one."""
@@ -28,12 +34,21 @@ class Slots:
         return Slot(self.numbers.setdefault(dim, len(self.numbers)))
 
     def new_point(self) -> int:
-        self.num_points += 1
-        return self.num_points - 1
+        self.defined.append(set())
+        self.before.append(frozenset(self.known))
+        return len(self.defined) - 1
+
+    @contextmanager
+    def branch(self) -> Generator[None]:
+        """Forget, when the `with` ends, which variables were defined inside it."""
+        outer = set(self.known)
+        yield
+        self.known = outer
 
     def word(self, var: DimVar, point: int) -> Slot:
         """Define a variable that may have any 64-bit value."""
-        self.points[var] = point
+        self.known.add(var)
+        self.defined[point].add(var)
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)
         return Slot(slot.index, defines=True)
@@ -44,7 +59,9 @@ class Slots:
         slot = self.word(var, point)
         upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
         if not extent or var.lower > 0 or upper is not None or var.multiple_of != 1:
-            self.bounds.append(Bound(var.name, slot.index, var.lower, upper, var.multiple_of))
+            bound = Bound(var.name, slot.index, var.lower, upper, var.multiple_of)
+            if bound not in self.bounds:
+                self.bounds.append(bound)
         return slot
 
     def spec(self, type_: Type, point: int) -> Spec:
@@ -67,7 +84,7 @@ class Slots:
         return None if dims is None else tuple(self._dim(d, point, extent=extents) for d in dims)
 
     def _dim(self, dim: Dim, point: int, *, extent: bool) -> DimRef:
-        if dim.var is not None and dim.var not in self.points:
+        if dim.var is not None and dim.var not in self.known:
             return self.define(dim.var, point, extent=extent)
         return self.of(dim)
 
@@ -76,12 +93,13 @@ class Slots:
         return f"{self.function}.shape{point}" if self._derived(point) else None
 
     def text(self) -> str:
-        variables = {v: self.numbers[Dim.of(v)] for v in self.points}
-        parts = [(self.symbol(p), self._derived(p)) for p in range(self.num_points)]
+        variables = {v: self.numbers[Dim.of(v)] for defined in self.defined for v in defined}
+        parts = [(self.symbol(p), self._derived(p)) for p in range(len(self.defined))]
         return "\n\n".join(emit_shape_function(symbol, variables, derived) for symbol, derived in parts if symbol)
 
     def _derived(self, point: int) -> list[tuple[Dim, int]]:
-        return [(d, n) for d, n in self.numbers.items() if d.var is None and max(self.points[v] for v in d.vars()) == point]
+        new, known = self.defined[point], self.defined[point] | self.before[point]
+        return [(d, n) for d, n in self.numbers.items() if d.var is None and not new.isdisjoint(d.vars()) and known.issuperset(d.vars())]
 
     @property
     def names(self) -> tuple[str, ...]:

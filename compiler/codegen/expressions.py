@@ -51,7 +51,8 @@ class Expressions:
                 index = self.indices.value(dim)
                 return Value(str(index.value), DType.I64, index.lanes)
             case scalars.ScalarParam():
-                return self.params[scalar]
+                given = self.params[scalar]  # a float of fewer bits is passed as an f32 that is not yet rounded
+                return self.scalars.rounded(given.operand, given.dtype, given.lanes) if given.dtype.is_float else given
             case scalars.Load(buffer=buffer, indices=indices):
                 return self.memory.load(buffer, indices)
             case scalars.Apply(fn=Fn.LT, args=(scalars.DimScalar(dim=low), scalars.DimScalar(dim=high))):

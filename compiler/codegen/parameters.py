@@ -19,6 +19,8 @@ from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
 from compiler.machine.target import Target
 
+INT64 = range(-(2**63), 2**63)
+
 
 class Parameters:
     def __init__(self, prim: PrimFunc) -> None:
@@ -55,7 +57,9 @@ def _range(dim: DimVar | ScalarParam) -> str:
     if isinstance(dim, ScalarParam):
         return ""
     low, high = bounds(dim)
-    return "" if low is None else f"range(i64 {low}, {-(2**63) if high is None else high + 1}) "
+    if low is None or low <= INT64.start:
+        return ""  # LLVM refuses a range that has all integers
+    return f"range(i64 {low}, {INT64.start if high is None or high + 1 >= INT64.stop else high + 1}) "
 
 
 def from_word(code: Code, word: str, dtype: DType, level: int = 0) -> Value:

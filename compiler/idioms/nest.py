@@ -63,6 +63,12 @@ def _reads_matrices(nest: PerfectNest) -> bool:
     return not any(column in free_dims(value) for _, value in nest.lets) and not any(known & set(e.vars()) for _, e in nest.axes)
 
 
+def is_rectangular(axes: Sequence[tuple[DimVar, Dim]]) -> bool:
+    """Whether no extent depends on the variable of another loop."""
+    variables = {var for var, _ in axes}
+    return not any(variables & set(extent.vars()) for _, extent in axes)
+
+
 def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
     """Return the temporaries allocated around a statement, and the statement."""
     temporaries: list[Buffer] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from compiler.idioms.nest import PerfectNest, perfect_nest, product_nest
+from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, product_nest
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
@@ -161,7 +161,7 @@ def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
     """Return a nest that writes elements along its innermost axis, with its outermost folds, or None for any other nest."""
     nest = product_nest(prim.body)
-    if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
+    if nest is None or not nest.axes or not is_rectangular(nest.axes) or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
     return nest, outermost_folds(nest.store.value)
 

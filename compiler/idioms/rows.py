@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, without_allocations
 from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
@@ -60,7 +60,7 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
     if not folding:
         return None
     rank = len(folding[0].axes)
-    if any(len(n.axes) not in (rank, rank + 1) for n in nests):
+    if any(len(n.axes) not in (rank, rank + 1) or not is_rectangular(n.axes) for n in nests):
         return None
     if any(len(n.axes) != rank for n in folding if n.store.buffer in temporaries):
         return None
@@ -80,6 +80,9 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
         program.append(RowStage(nest, folds, inner))
     if not all(_reads_own_numbers(nest, rank, temporaries) for nest in nests):
         return None
+    outputs = [nest for nest in nests if nest.store.buffer not in temporaries and nest.store.buffer.scope is not Scope.LOCAL]
+    if not all(_writes_own_elements(nest, rank) for nest in outputs) or not all(_reads_own_elements(nest, outputs, rank) for nest in nests):
+        return None
     return RowProgram(row, tuple(program), temporaries)
 
 
@@ -87,6 +90,38 @@ def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, 
     """Whether the stage reads from a temporary only the number that belongs to its own row."""
     places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
     return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
+
+
+def _writes_own_elements(nest: PerfectNest, rank: int) -> bool:
+    """Whether no two rows write the same element: each variable of the row is an index, or follows from one."""
+
+    def follows(var: DimVar, index: Dim) -> bool:
+        return index.var is var or any(extent != Dim.of(0) and (index // extent).var is var for _, extent in nest.axes[rank:])
+
+    return all(extent == Dim.of(1) or any(follows(var, index) for index in nest.store.indices) for var, extent in nest.axes[:rank])
+
+
+def _reads_own_elements(nest: PerfectNest, outputs: Sequence[PerfectNest], rank: int) -> bool:
+    """Whether the stage reads from outputs no elements that other rows write."""
+    return all(
+        _is_own_element(nest, load, writer, rank)
+        for load in loads(nest.store.value)
+        for writer in outputs
+        if writer.store.buffer is load.buffer
+    )
+
+
+def _is_own_element(nest: PerfectNest, load: Load, writer: PerfectNest, rank: int) -> bool:
+    """Whether no other row's loop of `writer` writes the element that the load reads."""
+    places, names = [*zip(writer.store.indices, load.indices, strict=True)], dict(zip(writer.vars[:rank], nest.vars[:rank], strict=True))
+    if any(w.is_const and r.is_const and w != r for w, r in places):
+        return True  # the writer writes another part of the buffer, such as another plane
+    if all(extent == Dim.of(1) or any(w.var is var and r.var is names[var] for w, r in places) for var, extent in writer.axes[:rank]):
+        return True
+    # Otherwise, the load must read what the loop along the row writes, for example the element 4*g + r of part g.
+    loops = [*nest.axes[rank:], *(axis for fold in folds_in(nest.store.value) for axis in fold.axes)]
+    along = [{var: v} for var, extent in writer.axes[rank:] for v, e in loops if e == extent] if writer.axes[rank:] else [{}]
+    return any(all(w.substitute({**names, **loop}) == r for w, r in places) for loop in along)
 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:

@@ -32,8 +32,8 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
     while True:
         match stmt:
             case For(var=var, extent=extent, body=body, kind=LoopKind.SERIAL):
-                if any(v is let for v in extent.vars() for let, _ in lets):
-                    return None  # an extent that was read from memory differs between iterations
+                if {outer for outer, _ in (*axes, *lets)} & set(extent.vars()):
+                    return None  # the extent differs between iterations of a loop around it
                 axes.append((var, extent))
                 stmt = body
             case Let(var=var, value=value, body=body):

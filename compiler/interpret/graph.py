@@ -229,7 +229,10 @@ class _Frame:
                 check_bounds(self.dims, place)
                 return result
             case If(cond=cond, then=then, orelse=orelse):
-                return self.body(then if bool(self.atom(cond)) else orelse)
+                outer = dict(self.dims)
+                result = self.body(then if bool(self.atom(cond)) else orelse)
+                self.dims = outer  # a match_cast after the branch may define the same variables again
+                return result
             case Alloc(type=type_, offset=offset):
                 return self._allocate(type_, offset)
             case Launch():

@@ -166,9 +166,10 @@ def _not_multiple(x: Dim, f: Term) -> Dim:
     f_c, f_m = f
     low: dict[Monomial, int] = {}
     for c, m in x.terms:
+        rest = _without(m, f_m)
         if not m and not f_m:
             low[m] = c % f_c
-        elif _without(m, f_m) is None or c * math.prod(a.factor for a in m) % f_c:
+        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:  # the atoms of f itself supply none of its coefficient
             low[m] = c
     return canonical(low)
 
@@ -262,7 +263,7 @@ def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod
         return canonical({**sums, m: 0, **dict.fromkeys(whole, 0)}) + around * x
     for outer in [a for n in sums for a in n if isinstance(a, Mod) and a.numerator == quotient]:
         high = _product(around, d, bare(outer))
-        if _contains(sums, high, m):  # d * ((x // d) % e) + x % d -> x % (d * e)
+        if _contains(sums, high, m) and _positive(outer.divisor):  # d * ((x // d) % e) + x % d -> x % (d * e) if e > 0
             return canonical({**sums, m: 0, **dict.fromkeys(high, 0)}) + around * _divide(x, d * outer.divisor)[1]
     return None
 

@@ -109,7 +109,8 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape 
         return const(place.value, dtype)
     if isinstance(place, ScalarParam):
         return cast(place, dtype)
-    assert place is not None, "a shape has no elements"
+    if place is None:
+        raise UnknownShape("the type or the extents of an operand are not known; state them with match_cast")
     rank = len(place.shape)
     inner, extents = ijk[len(ijk) - rank :], shape[len(shape) - rank :] or place.shape
     return Load(place, tuple(_index(d, i, s) for d, i, s in zip(place.shape, inner, extents, strict=True)))

@@ -8,8 +8,8 @@
                  callers rely
     call         the result of a function that is called as a value (the entry     a match_cast
                  of the callee checks the arguments)
-    call_tir     operands and outputs have the extents that the loop nest          match_casts
-                 declares, its variables lie within their ranges
+    call_tir     operands and outputs have the extents and types that the loop     match_casts
+                 nest declares, its variables lie within their ranges
     annotation   a value has the annotation that its binding states                a match_cast; branches that do not match are refused
     operator     the relations that the operator declares hold                     match_casts
                  operands agree                                                    match_casts, from the operator's legalization
@@ -176,6 +176,8 @@ class _Checks:
         for i, param in enumerate(params[: len(args)]):
             if isinstance(param, Buffer):
                 args[i] = require_type(self._emit, args[i], _wanted(param, found), places[i])
+            elif isinstance(param, ScalarParam):
+                args[i] = require_type(self._emit, args[i], ScalarType(param.dtype), places[i])
         made = tuple(self._output(param, type_, found) for param, type_ in zip(params[len(args) :], out, strict=True))
         for i, type_ in enumerate(made):
             reused = call.inplace[i] if isinstance(call, CallTir) and call.inplace else None

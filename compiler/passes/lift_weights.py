@@ -4,7 +4,7 @@ Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., ke
 step still reads, or whose shapes define its variables. The functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each
 return a tuple of `prepared` values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so
 packing loops are fast. The results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated.
-So memory need not hold the whole checkpoint and all prepared weights at once.
+So memory need not hold the whole checkpoint and all prepared weights at once. A function that others call stays as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
 from compiler.ops.ranks import RANKS
 from compiler.passes.eliminate_dead_code import has_effect, with_nests
 from compiler.passes.memory.protect_operands import destroyed, taken_in
-from compiler.passes.rewrite import count_uses
+from compiler.passes.rewrite import called_functions, count_uses
 from runtime.executable import PREPARATION
 
 PART_BYTES = 128 << 20
@@ -31,8 +31,9 @@ _MOVABLE = (Call, CallTir, Copy, TupleGet, MakeTuple)
 
 def lift_weights(module: IRModule) -> IRModule:
     lifted: dict[str, Function] = {}
+    called = called_functions(module)  # callers pass the weights themselves, so these functions keep their parameters
     for name, func in module.graph_functions.items():
-        if func.weights and not any(other.startswith(name + PREPARATION) for other in module.functions):
+        if func.weights and name not in called and not any(other.startswith(name + PREPARATION) for other in module.functions):
             lifted |= _lift(name, func, module)
     return module.update(lifted) if lifted else module
 

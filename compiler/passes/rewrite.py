@@ -6,10 +6,10 @@ If it returns an atom, the atom replaces the variable everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.atoms import Atom, FuncRef, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
 from compiler.ir.graph.values import Copy
@@ -116,3 +116,18 @@ def count_uses(body: Body, counts: dict[Var, int] | None = None) -> Mapping[Var,
     if isinstance(body.result, Var):
         counts[body.result] = counts.get(body.result, 0) + 1
     return counts
+
+
+def called_functions(module: IRModule) -> set[str]:
+    """Return the graph functions that a function of the module may call, by name or through a reference."""
+    return {a.name for func in module.graph_functions.values() for a in _atoms(func.body) if isinstance(a, FuncRef)}
+
+
+def _atoms(body: Body) -> Iterator[Atom]:
+    """Yield the operands and results of the body, including branches."""
+    for binding in body.bindings:
+        yield from operands(binding.value)
+        if isinstance(binding.value, If):
+            yield from _atoms(binding.value.then)
+            yield from _atoms(binding.value.orelse)
+    yield body.result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import shutil
@@ -16,7 +17,7 @@ import compiler.ops
 from compiler.cache import MAX_SIDECAR_BYTES, Cache, CacheError, Key, Range
 from compiler.driver import compile_module
 from compiler.ir.text.parser import parse
-from compiler.signature import key_of, signature
+from compiler.signature import SHARED, compiler_version, key_of, signature
 from runtime import flags
 from runtime.errors import BoundExceeded, DamagedFile, UnsafeCache
 from runtime.executable import Executable
@@ -62,6 +63,23 @@ def test_parameters_are_bound_by_name_so_names_are_part_of_a_key() -> None:
 def test_all_that_changes_code_is_part_of_a_key() -> None:
     others = [key(text(body="y = sin(x)")), key(text(), target="x86_64:+avx512f")]
     assert len({k.digest for k in [key(text()), *others]}) == 3
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_change_of_what_programs_share_with_the_runtime_gives_other_keys(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    version, read = compiler_version.__wrapped__, Path.read_bytes
+    before = version()
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read(self) + b"#" * (self.parent.name == "runtime" and self.name == name))
+    assert version() != before
+
+
+def test_the_key_covers_all_modules_of_the_runtime_on_which_programs_rely() -> None:
+    """These packages decide what a program computes, where its arguments lie and what its instructions mean."""
+    packages = ("backends", "bytecode", "idioms", "ir", "machine/intrinsics", "machine/product_steps", "ops", "passes", "sampling")
+    folder = Path(compiler.__path__[0])
+    nodes = (n for package in packages for path in (folder / package).rglob("*.py") for n in ast.walk(ast.parse(path.read_text())))
+    imported = {n.module for n in nodes if isinstance(n, ast.ImportFrom) and n.module is not None and n.module.startswith("runtime.")}
+    assert imported == {f"runtime.{name.removesuffix('.py')}" for name in SHARED}
 
 
 def test_ranges_of_variables_that_data_defines_count() -> None:

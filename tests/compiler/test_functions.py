@@ -83,3 +83,16 @@ def test_a_function_that_calls_itself_keeps_its_temporaries_apart(compute: Compu
     }
     """
     compute(program, np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "called", ["y = @inner(x, w)", "f = @inner y = call f(x, w)", "f = if c { return @inner } else { return @inner } y = call f(x, w)"]
+)
+def test_a_function_with_weights_is_called_with_its_weights(compute: Compute, called: str) -> None:
+    """The compiler prepares no weights of a function that another one calls, because the caller passes the weights as they are."""
+    text = f"""
+        func main(c: bool[], x: f32[n, 4], w: f32[4, 4]) -> object {{ {called} return y }}
+        func inner(x: f32[n, 4], weight w: f32[4, 4]) -> f32[n, 4] {{ t = permute_dims(w) y = linear(x, t) return y }}
+    """
+    random = np.random.default_rng(0)
+    compute(text, np.asarray(True), *(random.normal(size=shape).astype(np.float32) for shape in ((3, 4), (4, 4))))

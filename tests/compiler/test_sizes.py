@@ -113,3 +113,12 @@ def test_the_least_number_divided_by_minus_one_is_refused() -> None:
     text = f"func main(s: shape[n, m]) -> shape[n // m] where n in {-(2**63)}..0, m in -9..9 {{ t = shape[n // m] return t }}"
     assert Session(compile_module(parse(text)), device_threads=1).call("main", (-12, -5)) == (2,)
     assert "does not fit 64 bits" in str(refusal(text, (-(2**63), -1)))
+
+
+@pytest.mark.parametrize("declared", ["-9223372036854775808..", "-9223372036854775808..9223372036854775807", "-3..9223372036854775807"])
+def test_a_declared_range_may_be_as_wide_as_the_integers(declared: str) -> None:
+    text = f"""
+        func main(s: shape[m]) -> object where m in {declared} {{ y = call_tir @f(m) -> i64[1] return y }}
+        prim f(k: dim, out Y: i64[1]) where k in {declared} {{ Y[0] = dim(k) }}
+    """
+    assert Session(compile_module(parse(text)), device_threads=1).call("main", (-3,)).tolist() == [-3]

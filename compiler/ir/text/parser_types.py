@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -61,13 +62,17 @@ class TypeParser(Cursor):
         while self.at("*", "//", "%"):
             op = self.take()
             right = self._factor()
-            if op.text == "*":
-                left = left * right
-            elif right.is_const and right.const == 0:
-                raise self.error("division by zero", op)
-            else:
-                left = left // right if op.text == "//" else left % right
+            with self._refused(op):
+                left = left * right if op.text == "*" else left // right if op.text == "//" else left % right
         return left
+
+    @contextmanager
+    def _refused(self, token: Token) -> Generator[None]:
+        """Raise a ParseError at the token if the algebra of dimensions refuses an operation."""
+        try:
+            yield
+        except (ZeroDivisionError, ValueError) as error:  # a divisor is always zero, or divisions are nested too deep
+            raise self.error(str(error), token) from None
 
     def _factor(self) -> Dim:
         with self.nested:
@@ -86,7 +91,8 @@ class TypeParser(Cursor):
                 operands = self.dims(")")
                 if not operands:
                     raise self.error(f"{token.text} has no operands, expected at least one", token)
-                return dim_min(*operands) if token.text == "min" else dim_max(*operands)
+                with self._refused(token):
+                    return dim_min(*operands) if token.text == "min" else dim_max(*operands)
             return self._variable(self.name("a dimension")).dim
 
     def _variable(self, token: Token) -> DimVar:

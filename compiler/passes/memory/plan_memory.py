@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max
-from compiler.ir.graph.atoms import Atom, FuncRef, Var
+from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.function import Binding, Body, Function, If, Value
 from compiler.ir.graph.values import Alloc
-from compiler.ir.graph.visit import operands, walk_values
+from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ir.prove import bounds, prove_le
 from compiler.ir.types import TensorType, binders_of
 from compiler.ops.memory import Owners
-from compiler.passes.rewrite import rewrite_function
+from compiler.passes.rewrite import called_functions, rewrite_function
 from runtime.executable import PREPARATION
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -46,7 +46,7 @@ class _Life:
 
 
 def plan_memory(module: IRModule) -> IRModule:
-    called = _called(module)
+    called = called_functions(module)
     builder = Builder(module)
     changed = False
     for name, func in module.graph_functions.items():
@@ -135,12 +135,6 @@ class _Lives:
         for life in lives:
             life.last = self._now
         return lives
-
-
-def _called(module: IRModule) -> set[str]:
-    """Return the functions that another function may call, by name or through a reference."""
-    values = (value for func in module.graph_functions.values() for value in walk_values(func.body))
-    return {a.name for value in values for a in operands(value) if isinstance(a, FuncRef)}
 
 
 # --- offsets -----------------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import pytest
 
 import compiler.ops
 from compiler.driver import compile_module
+from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.ir.text.parser import parse
-from runtime.errors import ArgumentMismatch
+from runtime.errors import ArgumentMismatch, BoundExceeded
 from runtime.executable import Call, Executable
 from runtime.session import Session
 
@@ -81,3 +82,82 @@ def test_an_argument_is_not_written_through_another_name_unless_it_may_be(name: 
     x.flags.writeable = False
     with pytest.raises(ArgumentMismatch, match="'x' is changed in place, but the array is read-only"):
         session.call("main", x)
+
+
+REPEATED = """
+func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 1..8 {
+  y: object = if c {
+    a = match_cast x to f32[v]
+    b = concat(a, a, axis=0)
+    s = shape_of(b)
+    return s
+  } else {
+    d = match_cast x to f32[v, 2]
+    e = concat(d, d, d, axis=0)
+    s2 = shape_of(e)
+    return s2
+  }
+  w = match_cast z to f32[v]
+  u = concat(w, w, axis=0)
+  s3 = shape_of(u)
+  r = (y, s3)
+  return r
+}
+"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_and_the_code_after_them_define_a_variable_anew(taken: bool) -> None:
+    """The variable `v` is the length of x in either branch, and the length of z after them."""
+    module = parse(REPEATED)
+    session = Session(compile_module(module), device_threads=1)
+    x, z = np.zeros(3 if taken else (4, 2), np.float32), np.zeros(5, np.float32)
+    expected = ((6,) if taken else (12, 2), (10,))
+    assert Interpreter(module).call("main", np.asarray(taken), x, z) == expected
+    assert session.call("main", np.asarray(taken), x, z) == expected
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_each_branch_checks_the_range_of_the_variable_that_it_defines(taken: bool) -> None:
+    module = parse(REPEATED)
+    session = Session(compile_module(module), device_threads=1)
+    x, z = np.zeros(9 if taken else (9, 2), np.float32), np.zeros(5, np.float32)
+    with pytest.raises(MismatchError, match="v is 9, outside its declared range"):
+        Interpreter(module).call("main", np.asarray(taken), x, z)
+    with pytest.raises(BoundExceeded, match="v = 9 is outside its declared range 1 <= v <= 8"):
+        session.call("main", np.asarray(taken), x, z)
+
+
+@pytest.mark.parametrize(
+    ("params", "scalar", "given"),
+    [
+        ("k: scalar[i64, k]", "j = k", (5,)),
+        ("k: scalar[i64]", "j = match_cast k to scalar[i64, m]", (5,)),
+        ("a: scalar[any]", "j = match_cast a to scalar[f32]", (5.0,)),
+        ("t: tuple[scalar[f32], f32[2]]", "j = t.0", ((5.0, np.zeros(2, np.float32)),)),
+        ("a: scalar[f32]", "t = (x, a, 5.0) j = t.2", (3.0,)),
+        ("c: bool[], a: scalar[f32], b: scalar[f32]", "j = if c { return a } else { return b }", (np.asarray(False), 3.0, 5.0)),
+        ("a: scalar[f32]", "j = @same(a)", (5.0,)),
+    ],
+    ids=["stated", "matched", "of any type", "in a tuple", "literal", "chosen", "returned"],
+)
+def test_a_scalar_may_come_from_any_instruction(params: str, scalar: str, given: tuple[object, ...]) -> None:
+    module = parse(f"""
+        func main(x: f32[n], {params}) -> object {{ {scalar} y = multiply(x, j) z = add(y, j) return z }}
+        func same(a: scalar[f32]) -> scalar[f32] {{ return a }}
+    """)
+    x = np.arange(3, dtype=np.float32)
+    session = Session(compile_module(module), device_threads=1)
+    for _ in range(3):  # later calls may replay an earlier one
+        np.testing.assert_array_equal(session.call("main", x, *given), x * 5 + 5)
+    np.testing.assert_array_equal(Interpreter(module).call("main", x, *given), x * 5 + 5)
+
+
+@pytest.mark.parametrize("number", [5, 5.0])
+def test_a_scalar_of_unknown_type_becomes_what_the_loop_nest_takes(number: float) -> None:
+    module = parse("""
+        func main(x: f32[n], a: scalar[any]) -> object { y = call_tir @scaled(x, a) -> f32[n] return y }
+        prim scaled(X: f32[n], a: scalar f32, out Y: f32[n]) { for i in n { Y[i] = X[i] * a } }
+    """)
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(Session(compile_module(module), device_threads=1).call("main", x, number), x * 5)

@@ -260,6 +260,22 @@ def test_bounds(dim: DimLike, expected: tuple[int | None, int | None]) -> None:
     assert bounds(dim) == expected
 
 
+def test_a_factor_of_the_divisor_is_counted_once() -> None:
+    """`wide*k` is a multiple of `wide` and of 16, but not of 16 * wide, so it reaches into the remainder by 16 * wide."""
+    wide, low, deep = DimVar("wide", lower=16, multiple_of=16), DimVar("low", upper=255), DimVar("deep", lower=1)
+    x, d = 16 * wide * n + wide * k + low, 16 * wide * deep
+    env = {wide: 16, n: 0, k: 15, low: 255, deep: 1}
+    assert (x // d).evaluate(env) == (16 * 15 + 255) // 256
+    assert (x % d).evaluate(env) == (16 * 15 + 255) % 256
+
+
+def test_remainders_join_only_where_the_outer_divisor_is_positive() -> None:
+    turned = DimVar("turned", lower=-4)
+    assert (signed % small) + small * (signed // small % m) == signed % (small * m)
+    joined = (signed % small) + small * (signed // small % turned)
+    assert joined.evaluate({signed: -9, small: 2, turned: -1}) == 1
+
+
 # --- random expressions, compared with evaluation at all small values --------------------------------------------------
 
 Env = dict[DimVar, int]

@@ -99,3 +99,8 @@ def test_an_unknown_shape_is_an_error_with_a_remedy() -> None:
     module = parse("func main(x: f32[ndim=1]) -> f32[ndim=1] { y = exp(x) return y }")
     with pytest.raises(UnknownShape, match=r"exp \(y\): .*match_cast"):
         legalize(module)
+
+
+def test_a_scalar_of_unknown_type_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(UnknownShape, match=r"multiply \(y\): the type or the extents of an operand .*match_cast"):
+        legalize(parse("func main(x: f32[n], a: scalar[any]) -> object { y = multiply(x, a) return y }"))

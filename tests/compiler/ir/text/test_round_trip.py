@@ -406,6 +406,12 @@ def _prim(body: str) -> str:
     return f"prim p(A: f32[n], s: scalar f32, out B: f32[n]) {{\n{body}\n}}"
 
 
+def test_a_dimension_nested_too_deep_is_an_error_of_the_text() -> None:
+    nested = "(3*" * 33 + "n" + "".join(f" + 1) // (m + {i})" for i in range(33))
+    with pytest.raises(ParseError, match="33 deep, expected at most 32; bind a part of it to a variable"):
+        parse(f"func f(x: f32[{nested}]) -> object {{ return x }}")
+
+
 @pytest.mark.parametrize(
     ("source", "line", "column", "message"),
     [
@@ -413,7 +419,8 @@ def _prim(body: str) -> str:
         ("func f(x f32[n]) -> object { return x }", 1, 10, "expected ':' after parameter x, found 'f32'"),
         ("func f(x: f33[n]) -> object { return x }", 1, 11, "unknown element type f33; similar: f32"),
         ("func f(x: f32[n]) -> f32[m] { return x }", 1, 26, "unknown dimension m; known: n"),
-        ("func f(x: f32[n // 0]) -> object { return x }", 1, 17, "division by zero"),
+        ("func f(x: f32[n // 0]) -> object { return x }", 1, 17, "n divided by 0, which is always zero"),
+        ("func f(x: f32[n, 4 % n]) -> object where n in 0..0 { return x }", 1, 20, "4 divided by n, which is always zero"),
         ("func f(x: f32[n]) -> object where k in 0..4 { return x }", 1, 35, "no parameter or match_cast defines it"),
         ("func f(x: f32[n]) -> object where n in 0..4, n in 1..2 { return x }", 1, 46, "has a range already"),
         ("func f(x: f32[n]) -> object where n in 0..m { return x }", 1, 43, "no parameter or match_cast defines it"),

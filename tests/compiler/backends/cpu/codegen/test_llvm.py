@@ -153,6 +153,14 @@ def test_scalar_parameters_follow_the_dimensions(run_native: Any) -> None:
     check(run_native, prim, [integers(9)], [(9,)], **given)
 
 
+@pytest.mark.parametrize("dtype", [F32, DType.F16, DType.BF16, DType.E4M3])
+def test_a_scalar_is_rounded_to_its_type(run_native: Any, dtype: DType) -> None:
+    """A float is passed as an f64, which has more bits than its type."""
+    x, y, scale, i = buffer("x", [N]), buffer("y", [N]), ScalarParam("scale", dtype), DimVar("i", upper=N - 1)
+    prim = PrimFunc((x, scale, y), 1, loop(i, N, store(y, [i], mul(load(x, i), Cast(scale, F32)))))
+    check(run_native, prim, [integers(9)], [(9,)], scalars={scale: 0.3})
+
+
 # --- vectors and masks -------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from compiler.ir.loops.scalars import Apply, Load
 from compiler.ir.loops.statements import Allocate, Store, Tile, When
 from compiler.ir.loops.visit import walk_scalars, walk_stmts
 from compiler.ir.loops.write import Kernel, total
+from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.prefetch import Prefetch
 
 OPERATORS = {
@@ -141,6 +142,47 @@ def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them() -> None:
             target[i] = total((n,), lambda r, source=source, i=i: source[r] * source[i])
     prim = PrimFunc((x.buffer, out.buffer), 1, k.body())
     assert schedule_rows(prim, 16) is None
+
+
+@pytest.mark.parametrize("read", ["n - 1 - i", "min(i + 1, n - 1)", "(i + 5) % n"])
+def test_a_stage_may_read_an_output_of_other_rows(agree: Callable[..., Any], read: str) -> None:
+    """The second stage reads the first output of other rows, so it must not run before all rows of the first output are written."""
+    text = f"""
+        func main(x: f32[n, 16]) -> object {{ t = call_tir @f(x) -> (f32[n], f32[n]) y = t.1 return y }}
+        prim f(X: f32[n, 16], out A: f32[n], out B: f32[n]) {{
+          for i in n {{ A[i] = sum(r in 16) X[i, r] }}
+          for i in n {{ B[i] = A[{read}] }}
+        }}
+    """
+    agree(text, f32(200, 16), rtol=1e-4)
+
+
+def test_a_stage_that_reads_the_element_beside_its_own_waits() -> None:
+    text = """
+        prim f(X: f32[n, 16], out A: f32[n + 1], out B: f32[n]) {
+          for i in n { A[i] = sum(r in 16) X[i, r] }
+          for i in n { B[i] = A[i + 1] }
+        }
+    """
+    assert schedule_rows(parse(text).prim("f"), 16) is None
+
+
+@pytest.mark.parametrize("place", ["0", "i % 2", "i // 2"])
+def test_rows_that_write_the_same_element_are_computed_in_order(place: str) -> None:
+    text = f"prim f(X: f32[n, 16], out A: f32[n]) {{ for i in n {{ A[{place}] = sum(r in 16) X[i, r] }} }}"
+    assert schedule_rows(parse(text).prim("f"), 16) is None
+
+
+@pytest.mark.parametrize(("read", "is_own"), [("4*g + r", True), ("4*(1 - g) + r", False), ("4*g + 3 - r", False)])
+def test_a_part_of_a_row_reads_the_elements_that_it_wrote(read: str, is_own: bool) -> None:
+    """The rows of this kernel are the halves of the rows of X."""
+    text = f"""
+        prim f(X: f32[n, 8], out Q: f32[n, 8], out S: f32[n, 2]) {{
+          for i in n, g in 2, r in 4 {{ Q[i, 4*g + r] = X[i, 4*g + r] * 2.0 }}
+          for i in n, g in 2 {{ S[i, g] = sum(r in 4) Q[i, {read}] }}
+        }}
+    """
+    assert (schedule_rows(parse(text).prim("f"), 16) is not None) is is_own
 
 
 def test_the_best_experts_of_a_token_are_found_in_one_pass(kernels: Callable[..., dict[str, PrimFunc]]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK
+from compiler.idioms.product import product_in
 from compiler.idioms.spatial import match_spatial
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind
@@ -90,3 +91,26 @@ def test_a_nest_that_no_rule_takes_still_runs(agree: Callable[..., Any]) -> None
     prim running(A: f32[n], out B: f32[n]) { for i in n { B[i] = guard(1 <= i < n ? B[i - 1] : 0.0) * 0.5 + A[i] } }
     """
     agree(program, f32(50))
+
+
+@pytest.mark.parametrize(
+    "value", ["X[i, j] * 2.0", "sum(r in m) X[i, r] * X[j, r]", "contract(r in m) X[i, r] by X[j, r]"], ids=["elements", "rows", "product"]
+)
+def test_a_loop_may_end_where_an_outer_loop_says(agree: Callable[..., Any], value: str) -> None:
+    """The extent of the inner loop depends on the outer one, so the elements are no rectangle of rows of equal length."""
+    text = f"""
+        func main(x: f32[n, m]) -> object {{ y = call_tir @lower(x) -> f32[n, n] return y }}
+        prim lower(X: f32[n, m], out Y: f32[n, n]) {{
+          for i in n, j in n {{ Y[i, j] = 0.0 }}
+          for i in n, j in i + 1 {{ Y[i, j] = {value} }}
+        }}
+    """
+    agree(text, np.random.default_rng(0).normal(size=(7, 9)).astype(np.float32))
+
+
+def test_columns_whose_number_depends_on_the_row_are_no_product() -> None:
+    text = (
+        "prim f(X: f32[n, 8], W: f32[n, 8], out Y: f32[n, n]) { for i in n, j in EXTENT { Y[i, j] = contract(r in 8) X[i, r] by W[j, r] } }"
+    )
+    even, uneven = (parse(text.replace("EXTENT", extent)).prim("f") for extent in ("n", "i + 1"))
+    assert product_in(even) is not None and product_in(uneven) is None
