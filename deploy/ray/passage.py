@@ -89,33 +89,42 @@ class Passage(Response):
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])
     num_busy: int = 0
-    lost_s: float | None = None  # time of the first failure since the client got something new
+    alone_s: float = field(default_factory=time.monotonic)  # since when no replica has had this request
+    num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
-        num_pauses = 0
         while True:
-            lease = await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
+            lease = await self._leased()
             if lease is not None and await self._attempt(lease, send):
                 return
-            now_s = time.monotonic()
-            if self.lost_s is None:
-                self.lost_s, num_pauses = now_s, 0
             why = ""
             if self.num_lost >= MOST_LOST:
                 why = f"{self.num_lost} replicas have ended while they had this request, so no other one gets it"
-            elif now_s - self.lost_s > self.patience_s:
+            elif self._left_s <= 0:
                 why = f"no replica has answered within {self.patience_s:g} s; try again later"
             if why and self.started:
                 raise GivenUp(f"{self.method} {self.target}: {why}")
             if why:
                 await self._send_error(ApiError(NO_REPLICA, why), send)
                 return
-            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
-            num_pauses += 1
+            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**self.num_pauses))
+            self.num_pauses += 1
+
+    async def _leased(self) -> Lease | None:
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
+        except TimeoutError:
+            return None
+
+    @property
+    def _left_s(self) -> float:
+        """The time for which this request may still wait for a replica."""
+        return self.alone_s + self.patience_s - time.monotonic()
 
     async def _send_error(self, error: ApiError, send: Send) -> None:
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
@@ -147,6 +156,7 @@ class Passage(Response):
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             self.failed.add(lease.replica)
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
+            self.alone_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
             if self.reading.repeatable:
                 return False
@@ -198,7 +208,7 @@ class Passage(Response):
                 moves = False
             new = [event for event in arrived if is_comment(event) or self.progress.takes(event)]
             if new:
-                self.lost_s, self.num_lost = None, 0
+                self.num_pauses = self.num_lost = 0
                 await send({"type": "http.response.body", "body": b"".join(new), "more_body": True})
 
 

@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import pytest
 
@@ -349,6 +351,41 @@ def test_patience_ends() -> None:
             assert client.status == 503
             assert b"no replica has answered within 0.01 s" in client.body
             assert client.headers["retry-after"] and client.headers["x-should-retry"] == "true"
+
+    run(go())
+
+
+def test_a_wait_for_a_replica_ends_with_the_patience() -> None:
+    """Ray may let a request wait for a replica for longer."""
+
+    async def go() -> None:
+        async def waits(_wish: Wish) -> Lease | None:
+            await asyncio.sleep(60)
+            return None
+
+        async with replicas(streams(WHOLE)) as made:
+            made.borrow = waits  # type: ignore[method-assign]
+            async with asyncio.timeout(30):
+                client = await ask(made, patience_s=0.01)
+            assert client.status == 503 and b"no replica has answered within 0.01 s" in client.body
+
+    run(go())
+
+
+def test_time_in_which_a_replica_has_the_request_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas end, one after the other, each after it has computed for longer than the patience."""
+    skipped_s = [0.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + skipped_s[0])
+    monkeypatch.setattr("deploy.ray.passage.time", clock)
+
+    async def go() -> None:
+        async def ends(request: web.Request) -> web.StreamResponse:
+            skipped_s[0] += 1000.0
+            return await dies(request)
+
+        async with replicas(ends, ends, answers(200, b"{}")) as made:
+            client = await ask(made, path="/v1/embeddings", patience_s=600.0)
+            assert (client.status, len(made.seen)) == (200, 3)
 
     run(go())
 
