@@ -207,8 +207,9 @@ class Passage(Response):
                 self.move(found[1].decode(), heir)
                 moves = False
             new = [event for event in arrived if is_comment(event) or self.progress.takes(event)]
-            if new:
+            if not all(map(is_comment, new)):
                 self.num_pauses = self.num_lost = 0
+            if new:
                 await send({"type": "http.response.body", "body": b"".join(new), "more_body": True})
 
 

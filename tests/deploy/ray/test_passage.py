@@ -340,6 +340,19 @@ def test_a_request_that_ends_replicas_does_not_get_all_of_them() -> None:
     run(go())
 
 
+def test_comments_of_replicas_that_end_are_no_progress() -> None:
+    """A stream that has no token yet sends comments, so a request that ends replicas before its first token gets some from each of them."""
+
+    async def go() -> None:
+        async with replicas(*[streams(b": still working\n\n", dies=True)] * MOST_LOST, streams(WHOLE)) as made:
+            client = Client()
+            with pytest.raises(GivenUp, match="replicas have ended"):
+                await ask(made, client=client)
+            assert len(made.seen) == MOST_LOST and not client.is_whole
+
+    run(go())
+
+
 def test_patience_ends() -> None:
     async def go() -> None:
         async def nothing(_wish: Wish) -> Lease | None:
