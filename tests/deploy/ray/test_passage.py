@@ -22,6 +22,7 @@ from aiohttp import web  # noqa: E402
 from deploy.ray.passage import MOST_LOST, GivenUp  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.wish import Lease, Wish, place_of  # noqa: E402
+from server.api.request.fields import MAX_NAMES  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
 from tests.deploy.ray.scripted import CHAT, SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
@@ -50,6 +51,18 @@ def test_a_request_and_its_answer_pass_unchanged() -> None:
             assert bytes.fromhex(nonce)[:4] == place_of("r0")
             assert HEADER not in client.headers
             assert made.open_requests["r0"] == 0
+
+    run(go())
+
+
+def test_large_headers_of_an_answer_pass() -> None:
+    """The server names the fields that it ignores: MAX_NAMES names of 64 characters, each of which may take 12 bytes."""
+
+    async def go() -> None:
+        names = ", ".join(["%F0%9F%98%80" * 64] * MAX_NAMES)
+        async with replicas(answers(200, b"{}", **{"x-ignored-params": names})) as made:
+            client = await ask(made)
+            assert (client.status, client.headers["x-ignored-params"], len(made.seen)) == (200, names, 1)
 
     run(go())
 
