@@ -35,7 +35,7 @@ from server.peers.named import header_of
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
-MOST_BUSY = 2  # number of times that a request is sent again because a queue is full; then the client gets that answer
+MOST_BUSY = 2  # number of times that a request is sent to another replica because a queue is full; then the client gets that answer
 MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
@@ -68,6 +68,19 @@ class GivenUp(Exception):
     """No replica could serve a request."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The answer of a replica that cannot serve a request now."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    async def send_to(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
 @dataclass(slots=True, eq=False)
 class Passage(Response):
     """An ASGI response: the answer of whichever replica gives it."""
@@ -89,6 +102,7 @@ class Passage(Response):
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])
     num_busy: int = 0
+    refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     alone_s: float = field(default_factory=time.monotonic)  # since when no replica has had this request
     num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
@@ -99,6 +113,9 @@ class Passage(Response):
     async def run(self, send: Send) -> None:
         while True:
             lease = await self._leased()
+            if self.refusal is not None and (lease is None or lease.replica in self.failed):
+                await self.refusal.send_to(send)
+                return
             if lease is not None and await self._attempt(lease, send):
                 return
             why = ""
@@ -177,15 +194,17 @@ class Passage(Response):
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
         is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response
-        if is_busy and (self.num_busy < MOST_BUSY or (is_away and self.method == "POST")):  # probes want to hear that a server is away
+        waits = is_away and self.method == "POST"  # probes want to hear that a server is away
+        if is_busy and (waits or self.num_busy < MOST_BUSY):
             self.failed.add(lease.replica)
             self.num_busy += 1
+            self.refusal = None if waits else _Refusal(answer.status, _passed(answer.headers), whole)
             return False
         heir = lease.replica if self.started else ""
         if not self.started:
             self.fingerprint = answer.headers.get(HEADER, "")
             await send({"type": "http.response.start", "status": answer.status, "headers": _passed(answer.headers)})
-            self.started = True
+            self.started, self.refusal = True, None
         if is_stream:
             await self._stream(answer, heir, send)
         elif not is_held:
