@@ -100,7 +100,8 @@ class Passage(Response):
     created_s: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
-    failed: set[str] = field(default_factory=set[str])
+    failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
+    lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or have another model
     num_busy: int = 0
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     alone_s: float = field(default_factory=time.monotonic)  # since when no replica has had this request
@@ -132,9 +133,10 @@ class Passage(Response):
             self.num_pauses += 1
 
     async def _leased(self) -> Lease | None:
+        wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
         try:
             async with asyncio.timeout(self._left_s):
-                return await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
+                return await self.borrow(wish)
         except TimeoutError:
             return None
 
@@ -168,10 +170,10 @@ class Passage(Response):
             ) as answer:
                 return await self._pass(answer, lease, send)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            self.failed.add(lease.replica)  # it has not got the request
+            self._lose(lease.replica)  # it has not got the request
             return False
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            self.failed.add(lease.replica)
+            self._lose(lease.replica)
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
             self.alone_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
@@ -185,7 +187,13 @@ class Passage(Response):
         finally:
             self.open_requests.end(lease.replica)
 
+    def _lose(self, replica: str) -> None:
+        self.failed.add(replica)
+        self.lost.add(replica)
+
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
+        if answer.status == 503:
+            self.lost.add(lease.replica)  # it starts or stops
         if self.started and answer.status != 200:
             self.failed.add(lease.replica)
             return False

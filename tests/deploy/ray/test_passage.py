@@ -298,6 +298,17 @@ def test_each_busy_replica_is_asked_once(num: int, num_asked: int) -> None:
     run(go())
 
 
+def test_other_requests_hear_which_replicas_may_be_gone() -> None:
+    async def go() -> None:
+        scripts = answers(429, b'{"error":{"code":"queue_full"}}'), dies, answers(503, b"{}"), streams(WHOLE)
+        async with replicas(*scripts, num=5) as made:
+            made.urls[3] = "http://127.0.0.1:9"
+            assert (await ask(made)).body == WHOLE
+            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r1", "r2", "r3"}
+
+    run(go())
+
+
 def test_a_busy_replica_continues_the_stream_of_another_one() -> None:
     async def go() -> None:
         scripts = answers(429, b'{"error":{"code":"queue_full"}}'), streams(WHOLE[:150], dies=True), streams(WHOLE)
