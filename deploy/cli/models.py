@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from deploy.bound import bound
 from deploy.cli.admin import AsJson
 from deploy.cli.chat import MaxTokens, Mcp, Question, Seed, System, Temperature, Yes
 from deploy.cli.output import answers, errors, stages
@@ -190,12 +191,12 @@ def run(
 
 @contextmanager
 def _serving(model: str, options: list[str]) -> Generator[str]:
-    """Start a server and yield its address; stop the server at the end. Settings in the environment are for other servers. They
-    are removed, so that this server needs no key and stores no state."""
+    """Start a server and yield its address; stop the server at the end, however this process ends. Settings in the environment are for
+    other servers. They are removed, so that this server needs no key and stores no state."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
-    words = [*SERVE, model, *options, "--port", "0", "--log-level", "warning"]
+    words = bound((*SERVE, model, *options, "--port", "0", "--log-level", "warning"))
     server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _address(server, model)
