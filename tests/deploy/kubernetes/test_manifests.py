@@ -17,6 +17,7 @@ from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import PREFIX, SETTINGS, read_config
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
+from server.http.websocket import PATHS
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
 from server.models.registry import Registry
@@ -462,6 +463,7 @@ def test_the_route_passes_all_clients_need_and_no_administration() -> None:
         for method in (name.upper() for name in operations):
             is_open = path.startswith("/v1/") and access_of(path, open_metrics=False) is not Access.ADMIN
             assert passes(method, path) is is_open, (method, path)
+    assert all(passes("GET", path.decode()) for path in PATHS), "a WebSocket begins with a GET"
 
 
 def test_a_policy_lets_only_labelled_clients_reach_the_replicas() -> None:
