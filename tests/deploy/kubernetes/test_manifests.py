@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml"))
 OVERLAYS = [folder for folder in KUSTOMIZATIONS if folder != FOLDER / "base"]
 NAME = "app.kubernetes.io/name"
+GRACE_S = 30  # default of terminationGracePeriodSeconds
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -402,6 +404,15 @@ def test_pods_end_after_their_running_requests() -> None:
     probe = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
     assert values["lame_duck_s"] > probe["periodSeconds"], "a pod stops before its probe of readiness has failed"
     assert pod["terminationGracePeriodSeconds"] >= values["lame_duck_s"] + values["drain_s"] + 5
+
+
+def test_pods_of_kserve_end_after_their_running_requests() -> None:
+    """A runtime cannot set the grace period of its pods, so that of Kubernetes applies."""
+    (container,) = of_kind(FOLDER / "overlays" / "kserve", "ServingRuntime")["spec"]["containers"]
+    given = dict(pairwise(container["args"]))
+    lame_duck_s, drain_s = float(given["--lame-duck-s"]), float(given.get("--drain-s", ServerSettings().drain_s))
+    assert lame_duck_s > container["readinessProbe"]["periodSeconds"]
+    assert lame_duck_s + drain_s + 5 <= GRACE_S
 
 
 def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:
