@@ -146,20 +146,21 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
     dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
     text is kept."""
     said: list[str] = []
-    first_s = 0.0
+    first_s, num_before = 0.0, 0  # time of the first text, and the tokens until then: those of thoughts and calls are not shown
     with _writer() as put:
         try:
             for piece in pieces:
-                first_s = first_s or time.monotonic()
+                if not said:
+                    first_s, num_before = time.monotonic(), (usage or {}).get("completion_tokens", 1)
                 said.append(piece)
                 put(piece)
         except KeyboardInterrupt:
             if usage is None:
                 raise
     if usage and (num_tokens := usage["completion_tokens"]) > 1:
-        # not counting the first token, which the prefill of the prompt yields
-        rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)
-        errors.print(f"{num_tokens} tokens, {rate:.0f} tokens/s", style="dim", highlight=False)
+        num_timed = num_tokens - num_before if said else 0
+        rate = f", {num_timed / max(time.monotonic() - first_s, 1e-6):.0f} tokens/s" if num_timed else ""
+        errors.print(f"{num_tokens} tokens{rate}", style="dim", highlight=False)
     return "".join(said)
 
 
