@@ -108,9 +108,9 @@ def first_model(client: Client) -> str:
 
 def _obey(line: str, conversation: Conversation) -> None:
     try:
-        errors.print(conversation.obey(line), markup=False, highlight=False, style="dim")
+        errors.print(conversation.obey(line), highlight=False, style="dim")
     except (CommandError, ServerFault) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", highlight=False)
 
 
 def _answer_or_tell(line: str, talk: Talk) -> None:
@@ -120,7 +120,7 @@ def _answer_or_tell(line: str, talk: Talk) -> None:
         _answer(line, talk, {})
     except ServerFault as error:
         del talk.conversation.turns[num_turns:]
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", highlight=False)
 
 
 def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:

@@ -71,7 +71,7 @@ def _label(source: str, place: str) -> None:
             label = label_of(Load(source, place), report)
     except LoadError as error:
         if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model has no quality label, so print nothing
-            errors.print(f"{source} has no quality label: {error.message}", highlight=False, markup=False, soft_wrap=True)
+            errors.print(f"{source} has no quality label: {error.message}", highlight=False, soft_wrap=True)
     else:
         answers.print(f"{source} as served: {in_words(label)}", highlight=False, soft_wrap=True)
 
@@ -214,5 +214,5 @@ def _address(server: subprocess.Popen[str], model: str) -> str:
             if found := READY.search(line):
                 threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
                 return found[1]
-            errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
+            errors.print(line.rstrip(), style="dim", highlight=False, soft_wrap=True)
     raise ServerFault("the server ended before the model was ready; the lines above give the reason")
