@@ -81,7 +81,10 @@ class Talk:
 
 def _talk(talk: Talk, question: str | None) -> None:
     if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
+        try:
+            question = sys.stdin.read()
+        except UnicodeDecodeError:
+            raise typer.BadParameter("standard input is no text; expected a question in UTF-8") from None
     if question is not None:
         _answer(question.strip(), talk)
         return

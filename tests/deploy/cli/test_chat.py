@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import re
 import stat
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from deploy.cli import line_editor
-from deploy.cli.chat import write
+from deploy.cli.chat import Talk, _talk, write
 from deploy.cli.conversation import COMMANDS, CommandError, Conversation
 from deploy.client import Client
 from tests.terminal import PROMPT, terminal
@@ -172,3 +174,9 @@ def test_a_conversation_tells_its_speed_and_keeps_its_history(demo_server: Any, 
     history = tmp_path / "relaxserve" / "chat_history"
     assert history.read_text().splitlines()[:2] == ["What is the capital of France?", "/model"]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+def test_a_question_on_standard_input_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, talk: Conversation) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG\r\n\xff"), encoding="utf-8"))
+    with pytest.raises(typer.BadParameter, match="standard input is no text; expected a question in UTF-8"):
+        _talk(Talk(talk, {}), None)
