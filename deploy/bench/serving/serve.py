@@ -227,14 +227,16 @@ def decoding_prompts(texts: Texts) -> list[Prompt]:
 
 def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:
     """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
-    token. Alone, its first token comes after `alone_s`."""
+    token. Alone, its first token comes after `alone_s`. If no stream has text before and during that time, nothing is measured."""
     end_s = late.times_s[0]
-    worst = max(b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s)
+    beside = [b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s]
     quiet_s = max(stream.times_s[0] for stream in others)
     calm = [
         b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if (quiet_s < a and b < late.began_s) or a > end_s
     ]
-    median = statistics.median(calm)
+    if not beside or not calm:
+        return []
+    median, worst = statistics.median(calm), max(beside)
     note = (
         f"median {median * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
         f"first token of the prompt {late.ttft_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms"
