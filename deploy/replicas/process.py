@@ -34,7 +34,8 @@ ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
 # replica then continues the requests that have not ended.
 OWN = {"host": "127.0.0.1", "port": 0, "drain_s": 86400.0, "lame_duck_s": 0.0, "open_metrics": True, "batch_store_bytes": 0}
-DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "config", "state_file"))
+DECIDED = (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "state_file")  # replicas of one machine cannot share a state file
+DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*DECIDED, "config"))
 USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
