@@ -1,6 +1,7 @@
 """Run a command that the kernel kills when the process that started it ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
-So the server of a fleet's replica ends when the replica is killed, and the other stages of a model end with the model's worker.
+So the server of a fleet's replica ends when the replica is killed, the other stages of a model end with the model's worker, and the server
+of `relaxserve run` ends with the conversation.
 """
 
 from __future__ import annotations
@@ -9,8 +10,15 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+
+
+def bound(command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that runs `command`, and that the kernel kills when this process ends. The thread that starts it must not end
+    earlier."""
+    return (sys.executable, __file__, str(os.getpid()), *command)
 
 
 def main() -> None:

@@ -79,9 +79,10 @@ class Client:
         called: Callable[[list[dict[str, Any]]], None] = lambda _calls: None,
         **options: object,
     ) -> Iterator[str]:
-        """Yield the answer's text as it arrives. At the end, call `told` with the token usage, and `called` with the calls of tools."""
+        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. At the end,
+        call `called` with the calls of tools."""
         calls: dict[int, dict[str, Any]] = {}
-        usage = {"stream_options": {"include_usage": True}}
+        usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
         for event in self.events("POST", "/v1/chat/completions", body):
             if event.get("usage"):

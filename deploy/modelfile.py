@@ -53,7 +53,7 @@ def read(text: str, name: str) -> Modelfile:
 def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
     """Yield each instruction in upper case, with the number of its first line and its value. A value in triple quotes may have several
     lines."""
-    lines = iter(enumerate(text.splitlines(), 1))
+    lines = iter(enumerate(text.split("\n"), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue

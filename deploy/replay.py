@@ -131,7 +131,7 @@ def parsed(answer: str) -> Any:
         return json.loads(answer)
     except ValueError:
         pass
-    events = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith(("data:", "{"))]
+    events = [line.removeprefix("data:").strip() for line in answer.split("\n") if line.startswith(("data:", "{"))]
     joined: dict[str, Any] = {}
     for event in events:
         try:

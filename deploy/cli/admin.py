@@ -129,7 +129,7 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
         table.add_row(*_row(model))
     answers.print(table)
     for failed in listed.get("failed", ()):
-        errors.print(f"{failed['model']} failed to load: {failed['error']['message']}", style="red", markup=False, highlight=False)
+        errors.print(f"{failed['model']} failed to load: {failed['error']['message']}", style="red", highlight=False)
 
 
 def _row(model: dict[str, Any]) -> list[str]:

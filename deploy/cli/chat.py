@@ -81,7 +81,10 @@ class Talk:
 
 def _talk(talk: Talk, question: str | None) -> None:
     if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
+        try:
+            question = sys.stdin.read()
+        except UnicodeDecodeError:
+            raise typer.BadParameter("standard input is no text; expected a question in UTF-8") from None
     if question is not None:
         _answer(question.strip(), talk)
         return
@@ -108,9 +111,9 @@ def first_model(client: Client) -> str:
 
 def _obey(line: str, conversation: Conversation) -> None:
     try:
-        errors.print(conversation.obey(line), markup=False, highlight=False, style="dim")
+        errors.print(conversation.obey(line), highlight=False, style="dim")
     except (CommandError, ServerFault) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", highlight=False)
 
 
 def _answer_or_tell(line: str, talk: Talk) -> None:
@@ -120,7 +123,7 @@ def _answer_or_tell(line: str, talk: Talk) -> None:
         _answer(line, talk, {})
     except ServerFault as error:
         del talk.conversation.turns[num_turns:]
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
+        errors.print(f"error: {error}", style="red", highlight=False)
 
 
 def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
@@ -146,20 +149,21 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
     dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
     text is kept."""
     said: list[str] = []
-    first_s = 0.0
+    first_s, num_before = 0.0, 0  # time of the first text, and the tokens until then: those of thoughts and calls are not shown
     with _writer() as put:
         try:
             for piece in pieces:
-                first_s = first_s or time.monotonic()
+                if not said:
+                    first_s, num_before = time.monotonic(), (usage or {}).get("completion_tokens", 1)
                 said.append(piece)
                 put(piece)
         except KeyboardInterrupt:
             if usage is None:
                 raise
     if usage and (num_tokens := usage["completion_tokens"]) > 1:
-        # not counting the first token, which the prefill of the prompt yields
-        rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)
-        errors.print(f"{num_tokens} tokens, {rate:.0f} tokens/s", style="dim", highlight=False)
+        num_timed = num_tokens - num_before if said else 0
+        rate = f", {num_timed / max(time.monotonic() - first_s, 1e-6):.0f} tokens/s" if num_timed else ""
+        errors.print(f"{num_tokens} tokens{rate}", style="dim", highlight=False)
     return "".join(said)
 
 

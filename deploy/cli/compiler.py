@@ -50,7 +50,7 @@ def opt(
         chosen = chosen.until(until)
     if passes is not None:
         chosen = chosen.only([name.strip() for name in passes.split(",")])
-    answers.print(print_module(chosen(_read(program))), markup=False, highlight=False, soft_wrap=True, end="")
+    answers.print(print_module(chosen(_read(program))), highlight=False, soft_wrap=True, end="")
 
 
 def eval_(

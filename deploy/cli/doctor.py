@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from deploy.cli.output import answers
 from runtime.units import in_units
@@ -16,7 +16,8 @@ from runtime.units import in_units
 if TYPE_CHECKING:
     from deploy.machine import Machine
 
-OK, NOTE, FAULT = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]fault[/red]"
+OK, NOTE, FAULT = "ok", "note", "fault"
+STYLES = {OK: "green", NOTE: "yellow", FAULT: "red"}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -39,7 +40,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     else:
         table = Table(box=None, show_header=False)
         for mark, subject, text in findings:
-            table.add_row(mark, subject, text)
+            table.add_row(Text(mark, STYLES[mark]), subject, text)
         answers.print(table, highlight=False)
     if any(mark == FAULT for mark, _, _ in findings):
         raise typer.Exit(1)
@@ -68,11 +69,11 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
         (OK, "cache", disk) if cache.writable else (FAULT, "cache", f"{cache.path} cannot be written; set RELAXSERVE_CACHE to a folder")
     )
     if machine.gpus and machine.gpu_problem:
-        rows.append((NOTE, "GPU", escape(f"{', '.join(machine.gpus)}; models run on the CPU: {machine.gpu_problem}")))
+        rows.append((NOTE, "GPU", f"{', '.join(machine.gpus)}; models run on the CPU: {machine.gpu_problem}"))
     else:
         rows += [(OK, f"GPU {number}", f"{gpu}; models run on it with --device cuda:{number}") for number, gpu in enumerate(machine.gpus)]
     if not machine.gpus:
         rows.append((OK, "GPU", "none; models run on the CPU"))
     for name in machine.missing_extras:
-        rows.append((NOTE, name, escape(f"not installed: pip install 'relaxserve[{name}]' to {EXTRAS[name][1]}")))
+        rows.append((NOTE, name, f"not installed: pip install 'relaxserve[{name}]' to {EXTRAS[name][1]}"))
     return rows

@@ -29,7 +29,7 @@ def dynamo(context: typer.Context) -> None:
         from deploy.dynamo.engine import run
     except ModuleNotFoundError as error:
         if is_help:
-            answers.print("The options are shown if Dynamo is installed: pip install 'relaxserve[dynamo]'", markup=False, highlight=False)
+            answers.print("The options are shown if Dynamo is installed: pip install 'relaxserve[dynamo]'", highlight=False)
             return
         if (error.name or "").partition(".")[0] != "dynamo":
             raise

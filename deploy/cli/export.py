@@ -63,4 +63,4 @@ def export(
             library = export_c(opened, load.name, machine, folder, report, prefix=names, shared=shared)
             what = f"Build the example there: {build_command(library.name)}"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)
+    answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False, soft_wrap=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.output import ReportStage, answers, errors, stages
@@ -79,7 +78,7 @@ def inspect(
     answers.print(_forms(forms, best, qualities), highlight=False)
     for name, one in qualities.items():
         if isinstance(one, LoadError):
-            errors.print(f"{name} was not measured: {one.message}", highlight=False, markup=False, soft_wrap=True)
+            errors.print(f"{name} was not measured: {one.message}", highlight=False, soft_wrap=True)
 
 
 def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[str, Quality | LoadError]) -> Table:
@@ -170,10 +169,10 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("model", escape(found.source))
+    table.add_row("model", found.source)
     table.add_row("family", found.family)
     if found.defaults:
-        table.add_row("defaults", escape(found.defaults))
+        table.add_row("defaults", found.defaults)
     table.add_row("serves", ", ".join(found.serves) + (f" ({found.embedding_note})" if found.embedding_note else ""))
     table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
     table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")
@@ -195,7 +194,7 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("numbers", f"{found.numeric_class}: {NUMBERS.get(found.numeric_class, NUMBERS_OF_GPU)}")
     for scheme, count in found.schemes.items():
         table.add_row("", f"{count} products of {scheme}")
-    table.add_row("signature", escape(_inputs_of(found.signature)))
+    table.add_row("signature", _inputs_of(found.signature))
     verdict = f"needs at most {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
     table.add_row("fits here", f"yes: {verdict}" if found.fits else f"no: {verdict}")
     for line in advice:

@@ -46,11 +46,11 @@ def launch(
     settings = chosen.settings(served)
     if served.context < 2 * chosen.first_tokens:
         text = f"{agent} begins with about {chosen.first_tokens:,} tokens, and the context of {served.model} is {served.context:,}"
-        errors.print(f"{text}: load the model with a larger max_context", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"{text}: load the model with a larger max_context", style="yellow", highlight=False, soft_wrap=True)
     file = written(settings)
     words = [chosen.program, *settings.arguments, *([] if file is None else [str(file)]), *(arguments or [])]
     if show:
-        answers.print(script(settings, words, key), markup=False, highlight=False, soft_wrap=True)
+        answers.print(script(settings, words, key), highlight=False, soft_wrap=True)
         return
     start(chosen, words, settings)
 

@@ -29,7 +29,7 @@ def history() -> Generator[None]:
         try:
             _write(file)
         except OSError as error:
-            errors.print(f"the history {file} cannot be written: {error.strerror}", style="dim", markup=False, highlight=False)
+            errors.print(f"the history {file} cannot be written: {error.strerror}", style="dim", highlight=False)
 
 
 def _write(file: Path) -> None:

@@ -7,6 +7,7 @@ is taller than the terminal, only its end is shown.
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from types import TracebackType
 from typing import Self
@@ -18,6 +19,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 BETWEEN_DRAWS_S = 0.08
+LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+$")  # a line as Markdown knows it; Python's splitlines also cuts at other characters
 
 
 class MarkdownWriter:
@@ -55,7 +57,7 @@ class MarkdownWriter:
         starts = [token.map[0] for token in tokens if token.level == 0 and token.map is not None and token.nesting >= 0]
         if len(starts) < 2:
             return
-        lines = self._rest.splitlines(keepends=True)
+        lines = LINE.findall(self._rest)
         self._live.update("", refresh=True)
         for start, end in itertools.pairwise(starts):
             self._print("".join(lines[start:end]))

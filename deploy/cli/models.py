@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from deploy.bound import bound
 from deploy.cli.admin import AsJson
 from deploy.cli.chat import MaxTokens, Mcp, Question, Seed, System, Temperature, Yes
 from deploy.cli.output import answers, errors, stages
@@ -70,7 +71,7 @@ def _label(source: str, place: str) -> None:
             label = label_of(Load(source, place), report)
     except LoadError as error:
         if error.code is not ErrorCode.NOT_A_GENERATIVE_MODEL:  # an embedding model has no quality label, so print nothing
-            errors.print(f"{source} has no quality label: {error.message}", highlight=False, markup=False, soft_wrap=True)
+            errors.print(f"{source} has no quality label: {error.message}", highlight=False, soft_wrap=True)
     else:
         answers.print(f"{source} as served: {in_words(label)}", highlight=False, soft_wrap=True)
 
@@ -190,12 +191,12 @@ def run(
 
 @contextmanager
 def _serving(model: str, options: list[str]) -> Generator[str]:
-    """Start a server and yield its address; stop the server at the end. Settings in the environment are for other servers. They
-    are removed, so that this server needs no key and stores no state."""
+    """Start a server and yield its address; stop the server at the end, however this process ends. Settings in the environment are for
+    other servers. They are removed, so that this server needs no key and stores no state."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
-    words = [*SERVE, model, *options, "--port", "0", "--log-level", "warning"]
+    words = bound((*SERVE, model, *options, "--port", "0", "--log-level", "warning"))
     server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _address(server, model)
@@ -213,5 +214,5 @@ def _address(server: subprocess.Popen[str], model: str) -> str:
             if found := READY.search(line):
                 threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
                 return found[1]
-            errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
+            errors.print(line.rstrip(), style="dim", highlight=False, soft_wrap=True)
     raise ServerFault("the server ended before the model was ready; the lines above give the reason")

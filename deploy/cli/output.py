@@ -12,8 +12,9 @@ from rich.console import Console
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width, so choose one
-errors = Console(stderr=True)
+# Brackets are no markup, because commands print names of files and texts of others.
+answers = Console(width=None if sys.stdout.isatty() else 160, markup=False)  # a pipe has no width, so choose one
+errors = Console(stderr=True, markup=False)
 
 ReportStage = Callable[[str, float], None]
 
@@ -27,9 +28,9 @@ class Bars:
 
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[stage]}"),
+            TextColumn("{task.fields[stage]}", markup=False),
             TimeElapsedColumn(),
             console=errors,
             transient=True,
@@ -49,7 +50,7 @@ class Bars:
     def show(self, name: str, stage: str, fraction: float) -> None:
         if not errors.is_terminal:
             if self._stages.get(name) != stage:
-                errors.print(f"{name}: {stage}", markup=False, highlight=False)
+                errors.print(f"{name}: {stage}", highlight=False)
             self._stages[name] = stage
             return
         if name not in self._tasks:

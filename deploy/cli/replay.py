@@ -51,4 +51,4 @@ def _show(difference: Difference) -> None:
     if difference.fingerprint not in ("", request.fingerprint):
         lines.append(f"  the log is of {request.fingerprint}, and the model is {difference.fingerprint}: program, files or numbers differ")
     for line in lines:
-        answers.print(line, markup=False, highlight=False, soft_wrap=True)
+        answers.print(line, highlight=False, soft_wrap=True)

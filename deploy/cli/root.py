@@ -54,5 +54,5 @@ def run(command: Callable[[], None]) -> None:
         status = status_of(error)
         if status is None:
             raise
-        errors.print(f"error: {error}" if str(error) else "interrupted", style="red", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"error: {error}" if str(error) else "interrupted", style="red", highlight=False, soft_wrap=True)
         sys.exit(status)

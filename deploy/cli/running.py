@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from deploy.cli.admin import DEFAULT_URL, STOPPED_S, Key, Url
@@ -37,7 +36,7 @@ def stop(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
     """
     done = Client(url, key, timeout_s=STOPPED_S).post(f"/sleep?model={quote(model, safe='')}&mode=wait", {})
     state = "sleeps" if done["is_sleeping"] else "is still busy, and stays loaded"
-    answers.print(f"{model} {state}", markup=False, highlight=False)
+    answers.print(f"{model} {state}", highlight=False)
 
 
 def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
@@ -53,10 +52,10 @@ def show(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in _rows(entry, client.post("/api/show", {"model": model})):
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     answers.print(table)
     if call := call_of(entry, client.url, has_key=bool(key)):
-        answers.print(f"\n{call}", markup=False, highlight=False, soft_wrap=True)
+        answers.print(f"\n{call}", highlight=False, soft_wrap=True)
 
 
 def call_of(entry: Mapping[str, Any], url: str, *, has_key: bool) -> str:
@@ -101,7 +100,7 @@ def cp(
       relaxserve cp qwen gpt-4o-mini
     """
     Client(url, key).post("/api/create", {"model": destination, "from": source, "stream": False})
-    answers.print(f"{source} is also called {destination}", markup=False, highlight=False)
+    answers.print(f"{source} is also called {destination}", highlight=False)
 
 
 def create(
@@ -131,7 +130,7 @@ def create(
     fields = {**made.fields, **{each: given[each] for each in OF_NO_PARAMETER if each in given}}
     body = {"model": name, "from": made.source, "stream": False, "parameters": {**made.parameters, **parameters}, **fields}
     Client(url, key).post("/api/create", body)
-    answers.print(f"{name} is made from {made.source}", markup=False, highlight=False)
+    answers.print(f"{name} is made from {made.source}", highlight=False)
 
 
 def _text(file: Path) -> str:

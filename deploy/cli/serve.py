@@ -68,7 +68,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
     token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
-        errors.print(note, markup=False, highlight=False, soft_wrap=True)
+        errors.print(note, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
         specs = default_models()
     elif form and not model:
@@ -130,7 +130,7 @@ async def greet(registry: Registry, url: str) -> bool:
     if registry.settings.log_format == "json":
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
-    errors.print(greeting(registry, url), markup=False, highlight=False, soft_wrap=True)
+    errors.print(greeting(registry, url), highlight=False, soft_wrap=True)
     return True
 
 

@@ -35,5 +35,5 @@ def stage(
     configure("info", "text")
     listener = listener_of(host.removeprefix("[").removesuffix("]"), int(port))
     host, port = listener.getsockname()[:2]
-    errors.print(f"relaxserve stage at {host} port {port}", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"relaxserve stage at {host} port {port}", highlight=False, soft_wrap=True)
     offer(listener, secret)

@@ -95,7 +95,7 @@ def _asked(question: str) -> str:
 
 def _show(text: str, style: str) -> None:
     answers.file.flush()
-    errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    errors.print(text, style=style, highlight=False, soft_wrap=True)
 
 
 def _printable(text: str) -> str:

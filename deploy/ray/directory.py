@@ -20,7 +20,7 @@ from deploy.ray.wish import Lease, Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
 MOST_MOVED = 10_000  # ids of responses that are remembered because another replica stores them than the one they name
-AVOID_S = 5.0  # seconds for which other requests avoid a replica that has failed one, because it may be lost and Ray not know it yet
+AVOID_S = 5.0  # seconds for which other requests avoid a replica that one has lost, because Ray may not know yet that it is gone
 
 
 class Directory:
@@ -30,7 +30,7 @@ class Directory:
         self._owners = Owners(clock=clock)
         self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
         self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with what they mean for this process
-        self._failed_s: dict[str, float] = {}  # when a replica last failed a request, by name
+        self._lost_s: dict[str, float] = {}  # when a request last lost a replica, by name
         self._is_told = False
         self._moved: OrderedDict[str, str] = OrderedDict()  # the replica that stores a response, by the id of the response
         self._lock = threading.Lock()  # Ray's router may run in a thread of its own
@@ -47,7 +47,7 @@ class Directory:
                 self._owners.forget(stats.keys())
             self.requests.forget(stats.keys())
             self._reports, self._stats, self._is_told = stats, read, True
-            self._failed_s = {name: then_s for name, then_s in self._failed_s.items() if name in stats}
+            self._lost_s = {name: then_s for name, then_s in self._lost_s.items() if name in stats}
 
     def _read(self, name: str, found: Mapping[str, Any], now_s: float) -> Mapping[str, Any]:
         """Return a report with `num_others`, the replica's requests from other processes, and with `kept_since_s`, the time by this
@@ -102,16 +102,16 @@ class Directory:
         pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless
         `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
-        self._failed_s |= dict.fromkeys(wish.avoided & stats.keys(), now_s)
-        # A request avoids a replica that has failed another one, unless only this replica stores the response that the request names.
-        failed = {name for name, then_s in self._failed_s.items() if now_s - then_s < AVOID_S and place_of(name) != wish.place}
-        order = self.rank(replace(wish, avoided=wish.avoided | failed), {name: 0 for name in stats if "url" in stats[name]})
+        self._lost_s |= dict.fromkeys(wish.lost & stats.keys(), now_s)
+        # A request avoids a replica that another one has lost, unless only this replica stores the response that the request names.
+        lost = {name for name, then_s in self._lost_s.items() if now_s - then_s < AVOID_S and place_of(name) != wish.place}
+        order = self.rank(replace(wish, avoided=wish.avoided | lost), {name: 0 for name in stats if "url" in stats[name]})
         if not order or order[0] in wish.avoided:
             return None
         best = order[0]
         lease = Lease(best, str(stats[best]["url"]), str(stats[best]["key"]))
         if shares:
-            kept = self._kept(wish, [name for name in order if name not in wish.avoided | failed or name == best])
+            kept = self._kept(wish, [name for name in order if name not in wish.avoided | lost or name == best])
             owner = max(kept, key=kept.__getitem__)
             giver = str(stats[owner]["url"]) if kept[owner] - kept[best] >= LEAST_BLOCKS else ""
             lease = replace(lease, giver=giver, num_new=wish.num_blocks - kept[owner])

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from deploy.ray.scaling import TARGET_REQUESTS
+from deploy.replicas.process import DECIDED
 from deploy.settings import model_entry
 from server.models.state import ModelSpec
 
@@ -25,7 +26,7 @@ class Pool(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     models: list[str | dict[str, Any]] = Field(default=["demo"], min_length=1)  # as in the configuration file of a server
-    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file
+    settings: dict[str, Any] = {}  # other settings of each server, as in its configuration file, but none that replicas decide
     min_replicas: int = Field(default=2, ge=0)
     max_replicas: int = Field(default=2, ge=1)
     # running and waiting requests that each replica should have, if the number of replicas follows the load
@@ -40,6 +41,8 @@ class Pool(BaseModel):
     @model_validator(mode="after")
     def check(self) -> Pool:
         _ = self.names  # raises an error if an entry is wrong
+        if (decided := next((name for name in ("models", *DECIDED) if name in self.settings), None)) is not None:
+            raise ValueError(f"settings has {decided}, which the pool or its replicas decide; leave it out")
         if self.num_stages > 1:
             self._check_stages()
         if self.min_replicas > self.max_replicas:

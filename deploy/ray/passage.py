@@ -35,7 +35,7 @@ from server.peers.named import header_of
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
-MOST_BUSY = 2  # number of times that a request is sent again because a queue is full; then the client gets that answer
+MOST_BUSY = 2  # number of times that a request is sent to another replica because a queue is full; then the client gets that answer
 MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
 QUEUE_FULL = b'"queue_full"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
@@ -68,6 +68,19 @@ class GivenUp(Exception):
     """No replica could serve a request."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The answer of a replica that cannot serve a request now."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    async def send_to(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": False})
+
+
 @dataclass(slots=True, eq=False)
 class Passage(Response):
     """An ASGI response: the answer of whichever replica gives it."""
@@ -87,35 +100,50 @@ class Passage(Response):
     created_s: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
-    failed: set[str] = field(default_factory=set[str])
+    failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
+    lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or have another model
     num_busy: int = 0
-    lost_s: float | None = None  # time of the first failure since the client got something new
+    refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
+    alone_s: float = field(default_factory=time.monotonic)  # since when no replica has had this request
+    num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
-        num_pauses = 0
         while True:
-            lease = await self.borrow(replace(self.reading.wish, avoided=frozenset(self.failed)))
+            lease = await self._leased()
+            if self.refusal is not None and (lease is None or lease.replica in self.failed):
+                await self.refusal.send_to(send)
+                return
             if lease is not None and await self._attempt(lease, send):
                 return
-            now_s = time.monotonic()
-            if self.lost_s is None:
-                self.lost_s, num_pauses = now_s, 0
             why = ""
             if self.num_lost >= MOST_LOST:
                 why = f"{self.num_lost} replicas have ended while they had this request, so no other one gets it"
-            elif now_s - self.lost_s > self.patience_s:
+            elif self._left_s <= 0:
                 why = f"no replica has answered within {self.patience_s:g} s; try again later"
             if why and self.started:
                 raise GivenUp(f"{self.method} {self.target}: {why}")
             if why:
                 await self._send_error(ApiError(NO_REPLICA, why), send)
                 return
-            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**num_pauses))
-            num_pauses += 1
+            await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**self.num_pauses))
+            self.num_pauses += 1
+
+    async def _leased(self) -> Lease | None:
+        wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await self.borrow(wish)
+        except TimeoutError:
+            return None
+
+    @property
+    def _left_s(self) -> float:
+        """The time for which this request may still wait for a replica."""
+        return self.alone_s + self.patience_s - time.monotonic()
 
     async def _send_error(self, error: ApiError, send: Send) -> None:
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
@@ -142,11 +170,12 @@ class Passage(Response):
             ) as answer:
                 return await self._pass(answer, lease, send)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-            self.failed.add(lease.replica)  # it has not got the request
+            self._lose(lease.replica)  # it has not got the request
             return False
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-            self.failed.add(lease.replica)
+            self._lose(lease.replica)
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
+            self.alone_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
             if self.reading.repeatable:
                 return False
@@ -158,7 +187,13 @@ class Passage(Response):
         finally:
             self.open_requests.end(lease.replica)
 
+    def _lose(self, replica: str) -> None:
+        self.failed.add(replica)
+        self.lost.add(replica)
+
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
+        if answer.status == 503:
+            self.lost.add(lease.replica)  # it starts or stops
         if self.started and answer.status != 200:
             self.failed.add(lease.replica)
             return False
@@ -167,15 +202,17 @@ class Passage(Response):
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
         is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response
-        if is_busy and (self.num_busy < MOST_BUSY or (is_away and self.method == "POST")):  # probes want to hear that a server is away
+        waits = is_away and self.method == "POST"  # probes want to hear that a server is away
+        if is_busy and (waits or self.num_busy < MOST_BUSY):
             self.failed.add(lease.replica)
             self.num_busy += 1
+            self.refusal = None if waits else _Refusal(answer.status, _passed(answer.headers), whole)
             return False
         heir = lease.replica if self.started else ""
         if not self.started:
             self.fingerprint = answer.headers.get(HEADER, "")
             await send({"type": "http.response.start", "status": answer.status, "headers": _passed(answer.headers)})
-            self.started = True
+            self.started, self.refusal = True, None
         if is_stream:
             await self._stream(answer, heir, send)
         elif not is_held:
@@ -197,8 +234,9 @@ class Passage(Response):
                 self.move(found[1].decode(), heir)
                 moves = False
             new = [event for event in arrived if is_comment(event) or self.progress.takes(event)]
+            if not all(map(is_comment, new)):
+                self.num_pauses = self.num_lost = 0
             if new:
-                self.lost_s, self.num_lost = None, 0
                 await send({"type": "http.response.body", "body": b"".join(new), "more_body": True})
 
 

@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 
+from deploy.bound import bound
 from deploy.replicas.passed_log import PassedLog
-from deploy.replicas.process import BOUND
 from runtime.launch import command
 
 LISTENS = re.compile(r"relaxserve stage at \S+ port (\d+)\n")
@@ -25,9 +25,8 @@ class StageProcess:
             listen = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
             words = (*command("deploy.cli"), "stage", "--listen", listen, "--secret-file", f"/proc/self/fd/{secret_fd}")
             environment = {"RELAXSERVE_THREADS": str(num_threads), **os.environ}
-            bound = (sys.executable, str(BOUND), str(os.getpid()), *words)
             self._process = subprocess.Popen(
-                bound, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", pass_fds=[secret_fd]
+                bound(words), env=environment, stderr=subprocess.PIPE, text=True, errors="replace", pass_fds=[secret_fd]
             )
         finally:
             os.close(secret_fd)

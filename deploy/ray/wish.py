@@ -73,6 +73,7 @@ class Wish:
     keys: tuple[bytes, ...] = ()  # keys of the prompt's beginnings, the shortest first, then the key of the session if there is one
     place: bytes = b""  # `place_of` the replica that must serve the request, because it stores an earlier response; empty: any may
     avoided: frozenset[str] = frozenset()  # replicas that have failed this request
+    lost: frozenset[str] = frozenset()  # those of them that may be gone, so that other requests avoid them, too
     num_blocks: int = 0  # number of keys, from the first on, that stand for blocks of the prompt
 
 

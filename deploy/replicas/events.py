@@ -8,13 +8,17 @@ class Events:
 
     def __init__(self, media_type: str) -> None:
         self._end = b"\n" if "ndjson" in media_type else b"\n\n"
-        self._rest = b""
+        self._rest = bytearray()  # a begun event
 
     def push(self, data: bytes) -> list[bytes]:
         if not self._rest and data.endswith(self._end) and data.find(self._end) == len(data) - len(self._end):
             return [data]  # one whole event, as servers write them
-        *whole, self._rest = (self._rest + data).split(self._end)
-        return [event + self._end for event in whole]
+        num_searched = max(0, len(self._rest) - len(self._end) + 1)
+        self._rest += data
+        if self._rest.find(self._end, num_searched) < 0:
+            return []
+        *whole, self._rest = self._rest.split(self._end)
+        return [bytes(event + self._end) for event in whole]
 
 
 def is_comment(event: bytes) -> bool:

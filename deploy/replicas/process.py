@@ -9,7 +9,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, HTTPHand
 
 import yaml
 
+from deploy.bound import bound
 from deploy.replicas.passed_log import PassedLog
 from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
@@ -29,13 +29,13 @@ from server.messages import LOCAL
 from server.settings import SettingsError
 
 FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
-BOUND = Path(__file__).parents[1] / "bound.py"
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
 # replica then continues the requests that have not ended.
 OWN = {"host": "127.0.0.1", "port": 0, "drain_s": 86400.0, "lame_duck_s": 0.0, "open_metrics": True, "batch_store_bytes": 0}
-DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "config", "state_file"))
+DECIDED = (*OWN, "kv_events", "kv_events_replay", "kv_events_name", "state_file")  # replicas of one machine cannot share a state file
+DROPPED = frozenset(f"{PREFIX}{name.upper()}" for name in (*DECIDED, "config"))
 USAGE = re.compile(r"^vllm:kv_cache_usage_perc\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
@@ -93,7 +93,7 @@ class ServerProcess:
         environment |= {f"{PREFIX}INGRESS_KEY": self.key}
         if num_threads is not None:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
-        words = (sys.executable, str(BOUND), str(os.getpid()), *command("deploy.cli"), "serve", "--config", str(config))
+        words = bound((*command("deploy.cli"), "serve", "--config", str(config)))
         # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
         self._process = subprocess.Popen(
             words, env=environment, process_group=0, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"

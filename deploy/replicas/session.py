@@ -12,6 +12,7 @@ from server.lost_machines import notice_loss
 CONNECT_S = 5.0
 LOST_S = 20.0  # seconds without acknowledgements after which the kernel breaks a connection
 IDLE_S = 30.0  # shorter than the keep_alive_s of servers
+MOST_HEADER_BYTES = 64 << 10  # more than the longest header that servers write, which names the fields that they ignore
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -21,6 +22,7 @@ def new_session() -> aiohttp.ClientSession:
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
         auto_decompress=False,
         cookie_jar=aiohttp.DummyCookieJar(),
+        max_field_size=MOST_HEADER_BYTES,
     )
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from deploy.bound import bound
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -19,7 +17,6 @@ from server.stages.link import Link
 from server.stages.places import Place
 from server.workers.worker_process import FROM_OUTSIDE, describe_status
 
-BOUND = Path(__file__).parents[1] / "bound.py"
 CONNECT_S = 10.0
 AGAIN_S = 0.2  # seconds before a host that turned this worker away is asked again
 ENDS_S = 2.0  # seconds from the end of a connection to the end of its process
@@ -85,7 +82,7 @@ def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket
     """Start the process of a stage, which ends with this one, and return a connection to it. If a connection is given, the process serves
     that one."""
     near, far = (inherited, inherited) if inherited is not None else socket.socketpair()
-    words = [sys.executable, str(BOUND), str(os.getpid()), *command("deploy.stages.process"), str(far.fileno())]
+    words = bound((*command("deploy.stages.process"), str(far.fileno())))
     try:
         # The worker's stages are in its process group, which the front kills as a whole. A host's are not in the group of its terminal.
         group = None if inherited is None else 0

@@ -22,6 +22,7 @@ from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
 from server.api.answer.socket import SILENT_S
 from server.http.auth import Access, access_of
+from server.http.multipart import MAX_FORM_BYTES
 from server.http.websocket import PATHS
 from server.settings import ServerSettings
 from tests.debian import file, program
@@ -56,7 +57,7 @@ def test_nginx_waits_as_long_as_the_server_and_takes_what_it_takes() -> None:
     (read_s,) = {float(value.removesuffix("s")) for value in directive("proxy_read_timeout")}
     assert read_s >= settings.max_timeout_s > settings.heartbeat_s
     (size,) = directive("client_max_body_size")
-    assert num_bytes(size) == settings.max_body_bytes
+    assert num_bytes(size) >= max(settings.max_body_bytes, settings.max_audio_bytes, settings.max_file_bytes) + MAX_FORM_BYTES
 
 
 def test_nginx_denies_the_paths_of_the_administration() -> None:

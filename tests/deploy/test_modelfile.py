@@ -43,3 +43,8 @@ def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ModelfileError) as refused:
         read(text, "Modelfile")
     assert str(refused.value).startswith(message)
+
+
+def test_a_text_keeps_characters_that_are_no_line_feeds() -> None:
+    text = "one\u2028two\x0cthree\x85four\nfive"
+    assert read(f'FROM a\nSYSTEM """{text}"""', "Modelfile").fields["system"] == text

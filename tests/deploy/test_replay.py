@@ -82,3 +82,9 @@ def test_what_is_no_log_is_named(tmp_path: Path, text: str) -> None:
         list(read_log(tmp_path / "log"))
     with pytest.raises(ServerFault, match="cannot be read: No such file"):
         list(read_log(tmp_path / "absent"))
+
+
+def test_only_line_feeds_end_the_lines_of_a_stream() -> None:
+    """JSON may hold other ends of lines as they are, such as U+2028, and an event would be left out with the text that differs."""
+    stream = 'data: {"choices":[{"index":0,"delta":{"content":"one\u2028two\x85"}}]}\n\ndata: [DONE]\n\n'
+    assert parsed(stream) == {"choices": [{"index": 0, "delta": {"content": "one\u2028two\x85"}}]}

@@ -34,6 +34,7 @@ from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
+from deploy.bench.arguments import whole
 from deploy.bench.compute.case import Case, Run, Steps, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
@@ -291,12 +292,12 @@ def model_options(prog: str, description: str | None) -> argparse.ArgumentParser
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="size of a head; by default the shape's")
-    parser.add_argument("--kv-heads", type=int, help="number of heads of keys and values, a divisor of the heads; by default the shape's")
-    parser.add_argument("--layers", type=int, help="number of layers; by default the shape's, for a mixture as many as memory holds")
+    parser.add_argument("--kv-heads", type=whole, help="number of heads of keys and values, a divisor of the heads; by default the shape's")
+    parser.add_argument("--layers", type=whole, help="number of layers; by default the shape's, for a mixture as many as memory holds")
     parser.add_argument("--quantize", default="bf16", help=f"format of the weights in memory; {FP8}, {Q4_K_M.lower()}: as in such files")
     parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=whole)
     parser.add_argument("--json", action="store_true")
     return parser
 

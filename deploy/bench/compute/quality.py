@@ -27,6 +27,7 @@ from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from deploy import demo
+from deploy.bench.arguments import at_least, whole
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.costs import tables_of
@@ -249,8 +250,8 @@ def main(argv: list[str] | None = None) -> None:
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--schemes", default=",".join(SCHEMES), help="as int8,int4-64")
-    parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--length", type=int, default=64, help="number of tokens of each sequence")
+    parser.add_argument("--sequences", type=whole, default=32)
+    parser.add_argument("--length", type=at_least(2), default=64, help="number of tokens of each sequence")
     parser.add_argument("--text", type=Path, help="file whose beginning is the text")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

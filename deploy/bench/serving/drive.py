@@ -48,6 +48,7 @@ class Stream:
     num_tokens: int = 0
     times_s: list[float] = field(default_factory=list[float])
     num_at_first: int = 1  # tokens that the client had at the first time of `times_s`: more than one if the first ones have no text
+    has_ended: bool = False
 
     @property
     def ttft_s(self) -> float:
@@ -178,16 +179,20 @@ class OverHttp:
         deep = asyncio.Event()
 
         def look() -> None:
-            if all(len(stream.times_s) >= LATE_AFTER for stream in early):
+            if all(stream.has_ended or len(stream.times_s) >= LATE_AFTER for stream in early):
                 deep.set()
 
-        tasks = [asyncio.create_task(self._follow(p, s, look)) for p, s in zip(prompts, early, strict=True)]
+        running = asyncio.gather(*(self._follow(p, s, look) for p, s in zip(prompts, early, strict=True)))
         if late is None:
-            await asyncio.gather(*tasks)
+            await running
             return early
-        await deep.wait()
+        waiting = asyncio.ensure_future(deep.wait())
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if running.done():
+            running.result()  # raises the error of a stream that has failed
         last = Stream(0.0)
-        await asyncio.gather(*tasks, self._follow(late, last, look))
+        await asyncio.gather(running, self._follow(late, last, look))
         return [*early, last]
 
     async def _follow(self, prompt: Prompt, stream: Stream, look: Callable[[], None]) -> None:
@@ -196,6 +201,8 @@ class OverHttp:
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
             if stream.hear(event):
                 look()
+        stream.has_ended = True
+        look()
 
 
 async def post_stream(

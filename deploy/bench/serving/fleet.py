@@ -17,10 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from deploy.bench.arguments import number, whole
 from deploy.bench.fleet.costs import MACHINES, measure, read
 from deploy.bench.fleet.figures import Objective, figures_of
 from deploy.bench.fleet.policies import POLICIES
@@ -114,20 +114,6 @@ def _measured(model: str) -> dict[str, object]:
         return asdict(measure(loaded.step_model))
 
 
-def _number(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (number := float(text)) < float("inf"):
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-
-
-def _whole(text: str) -> int:
-    with suppress(ValueError):
-        if (number := int(text)) > 0:
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="relaxserve bench fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--simulate", action="store_true", help="simulate a fleet")
@@ -135,37 +121,37 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="demo", help="the model that --measure measures")
     parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
     parser.add_argument(
-        "--slowdown", type=_number, default=1.0, help="how many times as long as measured a step takes, if a machine is shared"
+        "--slowdown", type=number, default=1.0, help="how many times as long as measured a step takes, if a machine is shared"
     )
-    parser.add_argument("--capacity", type=_whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
+    parser.add_argument("--capacity", type=whole, help="tokens whose pages fit into the memory of a replica; those of --costs by default")
     parser.add_argument("--trace", choices=sorted(TRACES), default="poisson")
-    parser.add_argument("--rate", type=_number, default=2.0, help="requests per second, on average")
-    parser.add_argument("--minutes", type=_number, default=10.0)
-    parser.add_argument("--prompt", type=_whole, default=128, help="tokens of a prompt, on average; of a session's request: those it adds")
-    parser.add_argument("--new", type=_whole, default=64, help="tokens of an answer, on average")
+    parser.add_argument("--rate", type=number, default=2.0, help="requests per second, on average")
+    parser.add_argument("--minutes", type=number, default=10.0)
+    parser.add_argument("--prompt", type=whole, default=128, help="tokens of a prompt, on average; of a session's request: those it adds")
+    parser.add_argument("--new", type=whole, default=64, help="tokens of an answer, on average")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cells", type=_whole, default=1, help="groups of replicas, each with a router of its own")
-    parser.add_argument("--replicas", type=_whole, default=2, help="replicas of each cell")
-    parser.add_argument("--most-replicas", type=_whole, default=0, help="replicas of each cell at most; their number then follows the load")
+    parser.add_argument("--cells", type=whole, default=1, help="groups of replicas, each with a router of its own")
+    parser.add_argument("--replicas", type=whole, default=2, help="replicas of each cell")
+    parser.add_argument("--most-replicas", type=whole, default=0, help="replicas of each cell at most; their number then follows the load")
     parser.add_argument(
-        "--target-requests", type=_number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
+        "--target-requests", type=number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
     )
     parser.add_argument(
-        "--network", type=_number, help="bytes per second at which replicas give each other pages; they give none by default"
+        "--network", type=number, help="bytes per second at which replicas give each other pages; they give none by default"
     )
-    parser.add_argument("--prefill-replicas", type=_whole, default=0, help="further replicas of each cell, which only compute long prompts")
-    parser.add_argument("--prefill-tokens", type=_whole, default=2048, help="least number of new prompt tokens that they compute")
+    parser.add_argument("--prefill-replicas", type=whole, default=0, help="further replicas of each cell, which only compute long prompts")
+    parser.add_argument("--prefill-tokens", type=whole, default=2048, help="least number of new prompt tokens that they compute")
     parser.add_argument(
-        "--patience", type=_number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
+        "--patience", type=number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
     )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
-    parser.add_argument("--queue", type=_whole, default=128, help="requests of its least loaded replica at which a cell is full")
+    parser.add_argument("--queue", type=whole, default=128, help="requests of its least loaded replica at which a cell is full")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
-    parser.add_argument("--fail-replicas", type=_whole, help="number of replicas of each such cell that fail; all by default")
-    parser.add_argument("--fail-s", type=_number, default=60.0, help="seconds for which these replicas are away")
-    parser.add_argument("--first", type=_number, default=1.0, help="the objective: seconds to the first token")
-    parser.add_argument("--token", type=_number, default=0.1, help="the objective: seconds per further token")
-    parser.add_argument("--price", type=_number, default=1.0, help="price of a replica for an hour")
+    parser.add_argument("--fail-replicas", type=whole, help="number of replicas of each such cell that fail; all by default")
+    parser.add_argument("--fail-s", type=number, default=60.0, help="seconds for which these replicas are away")
+    parser.add_argument("--first", type=number, default=1.0, help="the objective: seconds to the first token")
+    parser.add_argument("--token", type=number, default=0.1, help="the objective: seconds per further token")
+    parser.add_argument("--price", type=number, default=1.0, help="price of a replica for an hour")
     parser.add_argument("--json", action="store_true")
     return parser
 

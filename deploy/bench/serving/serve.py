@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from deploy import demo
+from deploy.bench.arguments import at_least, clients
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
@@ -36,6 +37,7 @@ from server.engine.step_model import StepLimits
 from server.load_settings import MAX_GAP_MS
 from server.messages import Load
 from server.models.state import ModelSpec
+from server.settings import SettingsError
 
 CLIENTS = (1, 4, 8, 16, 32, 64)
 ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
@@ -70,16 +72,21 @@ class Run:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
-    clients: list[int] = options.clients
+    numbers: list[int] = options.clients
     spec = spec_of(folder, options)
     load = Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch, device=spec.device)
     loaded = load_model(load, lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
-    limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
+    limits = model.limits
+    if options.length > (most := min(limits.max_tokens, limits.max_context // 2)):
+        raise SettingsError(
+            f"--length is {options.length}; expected at most {most}: a step of the model takes a prompt, and its context both"
+        )
+    driver = InProcess(loaded, temperature=options.temperature)
     texts = Texts(limits.vocab_size, options.length)
     if options.burst is None:
-        figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n, texts)]
+        figures = [figure for n in numbers for figure in run_figures(driver, model, [f"{n} clients"], n, texts)]
         figures += prefix_figures(driver, texts, limits, "") + arrival_figures(driver, model, texts)
     else:
         figures = burst_figures(driver, model, options.burst, texts) + arrival_figures(driver, model, texts)
@@ -87,7 +94,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     del loaded, model, driver  # servers load the model again
     if options.http:
         with served(spec) as url:
-            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures, texts)
+            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, numbers, figures, texts)
     return figures
 
 
@@ -158,11 +165,11 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int, 
     return [*stream_figures(name, streams), Figure(f"{name}: throughput / ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
 
 
-def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure], texts: Texts) -> list[Figure]:
+def http_figures(driver: OverHttp, limits: StepLimits, numbers: Sequence[int], inside: list[Figure], texts: Texts) -> list[Figure]:
     driver.run(texts.several(0, 1, num_new=8))
     rates = {figure.name: figure.value for figure in inside}
     figures: list[Figure] = []
-    for n in clients:
+    for n in numbers:
         streams = driver.run(texts.several(n, n))
         figures += stream_figures(f"{n} clients over HTTP", streams)
         lost = 1 - throughput(streams) / rates[f"{n} clients: throughput"]
@@ -227,14 +234,16 @@ def decoding_prompts(texts: Texts) -> list[Prompt]:
 
 def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:
     """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
-    token. Alone, its first token comes after `alone_s`."""
+    token. Alone, its first token comes after `alone_s`. If no stream has text before and during that time, nothing is measured."""
     end_s = late.times_s[0]
-    worst = max(b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s)
+    beside = [b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s]
     quiet_s = max(stream.times_s[0] for stream in others)
     calm = [
         b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if (quiet_s < a and b < late.began_s) or a > end_s
     ]
-    median = statistics.median(calm)
+    if not beside or not calm:
+        return []
+    median, worst = statistics.median(calm), max(beside)
     note = (
         f"median {median * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
         f"first token of the prompt {late.ttft_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms"
@@ -251,17 +260,17 @@ def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
-    parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
-    parser.add_argument("--length", type=int, default=LENGTH, help="tokens of each client's prompt, and new tokens of each client")
-    parser.add_argument("--burst", type=int, help="measure only this number of clients at once, twice, and arrivals at random")
+    parser.add_argument("--clients", type=_numbers_of_clients, default=list(CLIENTS), help="as 1,4,32")
+    parser.add_argument("--length", type=at_least(2), default=LENGTH, help="tokens of each client's prompt, and new tokens of each client")
+    parser.add_argument("--burst", type=clients, help="measure only this number of clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--http", action="store_true", help="also measure a server over HTTP")
     parser.add_argument("--json", action="store_true")
     return parser
 
 
-def _counts(text: str) -> list[int]:
-    return [int(count) for count in text.split(",")]
+def _numbers_of_clients(text: str) -> list[int]:
+    return [clients(number) for number in text.split(",")]
 
 
 def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from deploy.cli import line_editor
+from deploy.cli.chat import Talk, _talk, write
 from deploy.cli.conversation import COMMANDS, CommandError, Conversation
+from deploy.client import Client
 from tests.terminal import PROMPT, terminal
 
 MODELS = [
@@ -124,6 +128,38 @@ def test_a_second_interrupt_in_a_row_leaves(typed: Callable[..., None]) -> None:
         line_editor.ask()
 
 
+def spoken(kind: str, numbers: range) -> list[dict[str, Any]]:
+    """Return events with a token each; the usage counts the tokens so far."""
+    return [{"choices": [{"delta": {kind: "x"}}], "usage": {"completion_tokens": number}} for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        (spoken("content", range(1, 42)), "41 tokens, 40 tokens/s"),
+        (spoken("reasoning_content", range(1, 500)) + spoken("content", range(500, 521)), "520 tokens, 20 tokens/s"),
+        (spoken("reasoning_content", range(1, 500)), "499 tokens"),
+        (spoken("content", range(1, 2)), ""),
+    ],
+)
+def test_the_speed_is_that_of_the_tokens_after_the_first_text(
+    events: list[dict[str, Any]], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer takes a second from its first text on. Thoughts that come before it, and calls of tools, are not shown."""
+    times = [100.0]
+
+    class Thinking(Client):
+        def events(self, method: str, path: str, body: Any = None) -> Iterator[Any]:
+            assert body["stream_options"]["continuous_usage_stats"]
+            yield from events
+            times[0] = 101.0
+
+    monkeypatch.setattr("deploy.cli.chat.time.monotonic", lambda: times[0])
+    usage: dict[str, int] = {}
+    write(Thinking("http://127.0.0.1:1").chat("m", [], told=usage.update), usage)
+    assert capsys.readouterr().err.strip() == told
+
+
 @pytest.mark.xdist_group("demo server")
 def test_a_conversation_tells_its_speed_and_keeps_its_history(demo_server: Any, tmp_path: Path) -> None:
     with terminal(["relaxserve", "chat"], {**demo_server.environment, "XDG_STATE_HOME": str(tmp_path)}) as chat:
@@ -140,3 +176,9 @@ def test_a_conversation_tells_its_speed_and_keeps_its_history(demo_server: Any, 
     history = tmp_path / "relaxserve" / "chat_history"
     assert history.read_text().splitlines()[:2] == ["What is the capital of France?", "/model"]
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+def test_a_question_on_standard_input_that_is_no_text_is_refused(monkeypatch: pytest.MonkeyPatch, talk: Conversation) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG\r\n\xff"), encoding="utf-8"))
+    with pytest.raises(typer.BadParameter, match="standard input is no text; expected a question in UTF-8"):
+        _talk(Talk(talk, {}), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -117,6 +118,19 @@ def test_an_interrupt_ends_a_load(command: list[str], tmp_path: Path) -> None:
         shown.interrupt()
         assert shown.ended() == 130 and "Traceback" not in shown.said, shown.said
     until(lambda: not processes_with(tmp_path), "a process of the load goes on")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_server_for_one_conversation_ends_with_it(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGHUP: the user closes the terminal."""
+    with terminal(
+        ["relaxserve", "run", "demo"], {**OWN, "RELAXSERVE_CACHE": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path)}
+    ) as chat:
+        chat.until(PROMPT)
+        assert any("deploy.worker" in line for line in processes_with(tmp_path))
+        chat.process.send_signal(number)
+        chat.process.wait(60)
+        until(lambda: not processes_with(tmp_path), "the server goes on")
 
 
 def processes_with(folder: Path) -> list[str]:

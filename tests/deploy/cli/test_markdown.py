@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from deploy.cli.markdown import MarkdownWriter
+from deploy.cli.markdown import MarkdownWriter, _rendered
 
 ANSWER = """# Rivers
 
@@ -123,3 +123,17 @@ def test_a_block_that_is_taller_than_the_terminal_is_printed_once() -> None:
     lines = [f"line {number}  \n" for number in range(50)]
     shown = written(lines, height=8)[1]
     assert [shown.count(f"line {number}") for number in (20, 49)] == [1, 1]
+
+
+@pytest.mark.parametrize("char", ["\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_only_line_feeds_and_carriage_returns_end_lines(char: str) -> None:
+    """Markdown knows no other ends of lines, so a block is not cut in its middle."""
+    text = f"One{char}two{char}three{char}four.\n\n```\na = 1\nb = 2\n```\n\nEnd.\r\n\r\nAfter\rthe end.\n"
+    whole = io.StringIO()
+    Console(file=whole, force_terminal=True, width=60, height=40, color_system="standard", legacy_windows=False).print(_rendered(text))
+    assert words_of(screen(written([text])[0])) == words_of(screen(whole.getvalue()))
+
+
+def words_of(text: str) -> list[list[str]]:
+    """Return the words of each line that is not empty."""
+    return [words for line in text.split("\n") if (words := [word for word in line.split(" ") if word])]

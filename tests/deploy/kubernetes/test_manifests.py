@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import PREFIX, SETTINGS, read_config
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
+from server.http.websocket import PATHS
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
 from server.models.registry import Registry
@@ -27,6 +29,7 @@ FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml"))
 OVERLAYS = [folder for folder in KUSTOMIZATIONS if folder != FOLDER / "base"]
 NAME = "app.kubernetes.io/name"
+GRACE_S = 30  # default of terminationGracePeriodSeconds
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -403,6 +406,15 @@ def test_pods_end_after_their_running_requests() -> None:
     assert pod["terminationGracePeriodSeconds"] >= values["lame_duck_s"] + values["drain_s"] + 5
 
 
+def test_pods_of_kserve_end_after_their_running_requests() -> None:
+    """A runtime cannot set the grace period of its pods, so that of Kubernetes applies."""
+    (container,) = of_kind(FOLDER / "overlays" / "kserve", "ServingRuntime")["spec"]["containers"]
+    given = dict(pairwise(container["args"]))
+    lame_duck_s, drain_s = float(given["--lame-duck-s"]), float(given.get("--drain-s", ServerSettings().drain_s))
+    assert lame_duck_s > container["readinessProbe"]["periodSeconds"]
+    assert lame_duck_s + drain_s + 5 <= GRACE_S
+
+
 def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:
     pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
@@ -462,6 +474,7 @@ def test_the_route_passes_all_clients_need_and_no_administration() -> None:
         for method in (name.upper() for name in operations):
             is_open = path.startswith("/v1/") and access_of(path, open_metrics=False) is not Access.ADMIN
             assert passes(method, path) is is_open, (method, path)
+    assert all(passes("GET", path.decode()) for path in PATHS), "a WebSocket begins with a GET"
 
 
 def test_a_policy_lets_only_labelled_clients_reach_the_replicas() -> None:

@@ -76,13 +76,13 @@ def test_ray_is_asked_when_all_have_failed_a_request() -> None:
     assert directory.rank(Wish(avoided=frozenset("ab")), {"a": 0, "b": 0, "new": 0})[0] == "new"
 
 
-def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while() -> None:
+def test_a_replica_that_a_request_has_lost_is_avoided_by_others_for_a_while() -> None:
     now_s = [100.0]
     directory = Directory(lambda: now_s[0])
     directory.hear({"a": reported("a"), "b": reported("b", 9)})
 
-    def chosen(*avoided: str) -> str | None:
-        found = directory.choose(Wish(avoided=frozenset(avoided)))
+    def chosen(*lost: str) -> str | None:
+        found = directory.choose(Wish(avoided=frozenset(lost), lost=frozenset(lost)))
         return None if found is None else found.replica
 
     assert [chosen(), chosen("a"), chosen()] == ["a", "b", "b"]
@@ -95,10 +95,19 @@ def test_a_replica_that_failed_a_request_is_avoided_by_others_for_a_while() -> N
     assert chosen() == "a", "it has started again"
 
 
-def test_a_replica_that_failed_another_request_is_asked_for_what_only_it_stores() -> None:
+def test_a_replica_that_was_busy_for_a_request_is_not_avoided_by_others() -> None:
+    """It answers, so it is there, and its queue gets shorter with each step."""
     directory = Directory()
     directory.hear({"a": reported("a"), "b": reported("b", 9)})
-    assert directory.choose(Wish(avoided=frozenset("a"))) is not None
+    first, second = (directory.choose(Wish(avoided=frozenset(avoided))) for avoided in ("a", ""))
+    assert first is not None and second is not None
+    assert (first.replica, second.replica) == ("b", "a")
+
+
+def test_a_replica_that_another_request_has_lost_is_asked_for_what_only_it_stores() -> None:
+    directory = Directory()
+    directory.hear({"a": reported("a"), "b": reported("b", 9)})
+    assert directory.choose(Wish(avoided=frozenset("a"), lost=frozenset("a"))) is not None
 
     def chosen(wish: Wish) -> str | None:
         found = directory.choose(wish)

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from deploy.ray.options import Fleet, Pool
+from deploy.replicas.process import DECIDED
 from deploy.settings import SETTINGS
 from tests.conftest import ROOT
 
@@ -100,6 +101,10 @@ def test_the_documentation_lists_all_options() -> None:
         ({"pools": {"a": {"num_stages": 2, "models": [{"source": "demo", "stages": ["h:1", "local"]}]}}}, "name stages of their own"),
         ({"pools": {"a": {"num_stages": 2, "settings": {"peer_secret_file": "x"}}}}, "models in stages give and take no pages"),
         ({"patience_s": 0}, "greater than 0"),
+        *(
+            ({"pools": {"a": {"settings": {name: 1}}}}, f"settings has {name}, which the pool or its replicas")
+            for name in ("models", *DECIDED)
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

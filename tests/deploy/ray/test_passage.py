@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from subprocess import PIPE
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +22,7 @@ from aiohttp import web  # noqa: E402
 from deploy.ray.passage import MOST_LOST, GivenUp  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
 from deploy.ray.wish import Lease, Wish, place_of  # noqa: E402
+from server.api.request.fields import MAX_NAMES  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
 from tests.deploy.ray.scripted import CHAT, SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
@@ -48,6 +51,18 @@ def test_a_request_and_its_answer_pass_unchanged() -> None:
             assert bytes.fromhex(nonce)[:4] == place_of("r0")
             assert HEADER not in client.headers
             assert made.open_requests["r0"] == 0
+
+    run(go())
+
+
+def test_large_headers_of_an_answer_pass() -> None:
+    """The server names the fields that it ignores: MAX_NAMES names of 64 characters, each of which may take 12 bytes."""
+
+    async def go() -> None:
+        names = ", ".join(["%F0%9F%98%80" * 64] * MAX_NAMES)
+        async with replicas(answers(200, b"{}", **{"x-ignored-params": names})) as made:
+            client = await ask(made)
+            assert (client.status, client.headers["x-ignored-params"], len(made.seen)) == (200, names, 1)
 
     run(go())
 
@@ -257,7 +272,7 @@ def test_a_request_that_acts_is_not_sent_twice() -> None:
     [
         ((answers(429, b'{"error":{"code":"queue_full"}}'), streams(WHOLE)), 200, 2),
         ((*[answers(503, b"{}")] * 4, streams(WHOLE)), 200, 5),  # a server that starts or stops
-        ((answers(429, b'{"error":{"code":"queue_full"}}'),), 429, 3),
+        ((answers(429, b'{"error":{"code":"queue_full"}}'),), 429, 2),
         ((answers(429, b'{"error":{"code":"rate_limit_exceeded"}}'),), 429, 1),
         ((answers(400, b"{}"),), 400, 1),
         ((answers(500, b"{}"),), 500, 1),
@@ -268,6 +283,38 @@ def test_a_busy_replica_is_passed_over_and_other_errors_are_answers(scripts: Seq
         async with replicas(*scripts) as made:
             assert (await ask(made)).status == status
             assert len(made.seen) == num
+
+    run(go())
+
+
+@pytest.mark.parametrize(("num", "num_asked"), [(1, 1), (2, 2), (3, 3), (4, 3)])
+def test_each_busy_replica_is_asked_once(num: int, num_asked: int) -> None:
+    async def go() -> None:
+        async with replicas(answers(429, b'{"error":{"code":"queue_full"}}', **{"retry-after": "7"}), num=num) as made:
+            client = await ask(made)
+            assert (client.status, client.headers["retry-after"], len(made.seen)) == (429, "7", num_asked)
+            assert b"queue_full" in client.body
+
+    run(go())
+
+
+def test_other_requests_hear_which_replicas_may_be_gone() -> None:
+    async def go() -> None:
+        scripts = answers(429, b'{"error":{"code":"queue_full"}}'), dies, answers(503, b"{}"), streams(WHOLE)
+        async with replicas(*scripts, num=5) as made:
+            made.urls[3] = "http://127.0.0.1:9"
+            assert (await ask(made)).body == WHOLE
+            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r1", "r2", "r3"}
+
+    run(go())
+
+
+def test_a_busy_replica_continues_the_stream_of_another_one() -> None:
+    async def go() -> None:
+        scripts = answers(429, b'{"error":{"code":"queue_full"}}'), streams(WHOLE[:150], dies=True), streams(WHOLE)
+        async with replicas(*scripts) as made:
+            client = await ask(made)
+            assert (client.status, client.body, len(made.seen)) == (200, WHOLE, 3)
 
     run(go())
 
@@ -301,7 +348,7 @@ def test_a_probe_hears_that_no_server_is_ready() -> None:
     async def go() -> None:
         async with replicas(answers(503, b"{}")) as made:
             assert (await ask(made, method="GET", path="/health/ready")).status == 503
-            assert len(made.seen) == 3
+            assert len(made.seen) == 2
 
     run(go())
 
@@ -338,6 +385,19 @@ def test_a_request_that_ends_replicas_does_not_get_all_of_them() -> None:
     run(go())
 
 
+def test_comments_of_replicas_that_end_are_no_progress() -> None:
+    """A stream that has no token yet sends comments, so a request that ends replicas before its first token gets some from each of them."""
+
+    async def go() -> None:
+        async with replicas(*[streams(b": still working\n\n", dies=True)] * MOST_LOST, streams(WHOLE)) as made:
+            client = Client()
+            with pytest.raises(GivenUp, match="replicas have ended"):
+                await ask(made, client=client)
+            assert len(made.seen) == MOST_LOST and not client.is_whole
+
+    run(go())
+
+
 def test_patience_ends() -> None:
     async def go() -> None:
         async def nothing(_wish: Wish) -> Lease | None:
@@ -349,6 +409,41 @@ def test_patience_ends() -> None:
             assert client.status == 503
             assert b"no replica has answered within 0.01 s" in client.body
             assert client.headers["retry-after"] and client.headers["x-should-retry"] == "true"
+
+    run(go())
+
+
+def test_a_wait_for_a_replica_ends_with_the_patience() -> None:
+    """Ray may let a request wait for a replica for longer."""
+
+    async def go() -> None:
+        async def waits(_wish: Wish) -> Lease | None:
+            await asyncio.sleep(60)
+            return None
+
+        async with replicas(streams(WHOLE)) as made:
+            made.borrow = waits  # type: ignore[method-assign]
+            async with asyncio.timeout(30):
+                client = await ask(made, patience_s=0.01)
+            assert client.status == 503 and b"no replica has answered within 0.01 s" in client.body
+
+    run(go())
+
+
+def test_time_in_which_a_replica_has_the_request_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas end, one after the other, each after it has computed for longer than the patience."""
+    skipped_s = [0.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + skipped_s[0])
+    monkeypatch.setattr("deploy.ray.passage.time", clock)
+
+    async def go() -> None:
+        async def ends(request: web.Request) -> web.StreamResponse:
+            skipped_s[0] += 1000.0
+            return await dies(request)
+
+        async with replicas(ends, ends, answers(200, b"{}")) as made:
+            client = await ask(made, path="/v1/embeddings", patience_s=600.0)
+            assert (client.status, len(made.seen)) == (200, 3)
 
     run(go())
 

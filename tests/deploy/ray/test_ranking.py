@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 from deploy.ray.owners import Owners
@@ -78,3 +80,40 @@ def test_old_keys_and_lost_replicas_are_forgotten() -> None:
     owners.learn(KEYS[1:2], "b")
     owners.forget({"b"})
     assert owners.num_kept(KEYS, {"a": 0.0, "b": 0.0}) == {"a": 0, "b": 2}
+
+
+def test_a_replica_that_ends_costs_no_look_at_all_keys() -> None:
+    """There may be half a million keys, and the streams of all other replicas wait meanwhile."""
+
+    class Counted(OrderedDict[bytes, Any]):
+        num_seen = 0
+
+        def __iter__(self) -> Iterator[bytes]:
+            for key in super().__iter__():
+                self.num_seen += 1
+                yield key
+
+    owners = Owners()
+    owners._used = Counted()
+    owners.learn([at.to_bytes(8) for at in range(1000)], "a")
+    owners.forget({"b"})
+    assert owners._used.num_seen < 10
+    assert owners.num_kept([(0).to_bytes(8)], {"a": 0.0}) == {"a": 0}
+
+
+def test_replicas_that_have_ended_take_no_memory() -> None:
+    """A beginning that all prompts share is used for as long as the ingress lives."""
+    owners = Owners()
+    for number in range(100):
+        owners.learn(KEYS[:1], f"replica {number}")
+        owners.forget({f"replica {number}"})
+    assert len(owners._used[KEYS[0]]) < 5
+    assert owners.num_kept(KEYS[:1], {"replica 99": 0.0, "replica 98": 0.0}) == {"replica 99": 1, "replica 98": 0}
+
+
+def test_a_replica_that_comes_back_has_only_what_it_computes_then() -> None:
+    owners = Owners()
+    owners.learn(KEYS, "a")
+    owners.forget({"b"})
+    owners.learn(KEYS[:2], "a")
+    assert owners.num_kept(KEYS, {"a": 0.0}) == {"a": 2}

@@ -199,12 +199,16 @@ def killed(place: Place, num_lines: int, num_kills: int, num_clients: int, seed:
         for number in compared:
             now = client.post("/v1/chat/completions", json=line(model, number)["body"]).raise_for_status().json()
             num_different += by_id[str(number)]["response"]["body"]["choices"] != now["choices"]
-    note = f"{num_lines} lines, killed at {', '.join(map(str, num_done))}"
     return [
-        Figure("lines without an answer", num_lines - len(by_id), "", 0, note=note),
+        Figure("lines without an answer", num_lines - len(by_id), "", 0, note=f"{num_lines} lines, {how_killed(num_done)}"),
         Figure("lines with two answers", len(answers) - len(by_id), "", 0),
         Figure("answers that differ from live ones", num_different, "", 0, note=f"of {len(compared)}"),
     ]
+
+
+def how_killed(num_done: Sequence[int]) -> str:
+    """Say when the server was killed. `num_done`: for each kill, the lines that were answered before it."""
+    return f"killed at {', '.join(map(str, num_done))}" if num_done else "not killed"
 
 
 def _until_cut(url: str, model: str, num_clients: int) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.bench.serving.drive import OverHttp, Prompt, Stream, post_stream
+from deploy.bench.serving.drive import LATE_AFTER, OverHttp, Prompt, Stream, post_stream
 
 EVENTS = b'data: {"at":1}\n\n: still working\n\ndata: {"at":2}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -93,3 +93,34 @@ def test_a_speed_counts_the_tokens_between_the_times_it_divides_by() -> None:
 def test_other_servers_get_no_salt() -> None:
     bodies = [OverHttp("http://127.0.0.1:1", "m", temperature=0.0, cache_salt=salt)._body for salt in ("", "s")]
     assert [body.get("cache_salt") for body in bodies] == [None, "s"]
+
+
+def texts(num: int, *, last: str = "stop") -> bytes:
+    """Return a stream of so many texts; the tokens after them have none."""
+    events = [{"choices": [{"text": "a", "finish_reason": None}]}] * num + [{"choices": [{"text": "", "finish_reason": last}]}]
+    return PLAIN + b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+
+async def driven(*answers: bytes) -> list[Stream]:
+    """Send a prompt for each answer but the last, and a late one, to a server that gives the answers in turn."""
+    coming = iter(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(next(coming))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(20):
+        driver = OverHttp(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "m", temperature=0.0)
+        return await driver._run([Prompt((1,), 4)] * (len(answers) - 1), Prompt((1,), 4))
+
+
+def test_a_late_prompt_waits_for_no_stream_that_has_ended() -> None:
+    """A model may write tokens without text, such as those that would end an answer."""
+    *others, late = asyncio.run(driven(texts(LATE_AFTER), texts(3), texts(1)))
+    assert {len(stream.times_s) for stream in others} == {LATE_AFTER + 1, 4} and len(late.times_s) == 2
+
+
+def test_a_late_prompt_does_not_wait_for_streams_that_fail() -> None:
+    with pytest.raises(RuntimeError, match="the server answered HTTP"):
+        asyncio.run(driven(texts(3), b"HTTP/1.1 429 Too Many Requests\r\n\r\nlater", texts(1)))

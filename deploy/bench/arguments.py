@@ -1,0 +1,38 @@
+"""Numbers among the arguments of benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import suppress
+
+from server.load_settings import MOST_SEQUENCES
+
+
+def number(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (found := float(text)) < float("inf"):
+            return found
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
+def whole(text: str) -> int:
+    return at_least(1)(text)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        with suppress(ValueError):
+            if (found := int(text)) >= least:
+                return found
+        expected = "above 0" if least == 1 else f"of at least {least}"
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number {expected}")
+
+    return parsed
+
+
+def clients(text: str) -> int:
+    """Parse a number of clients. Each is a sequence of the batch."""
+    if (found := whole(text)) > MOST_SEQUENCES:
+        raise argparse.ArgumentTypeError(f"{text} clients are more than the {MOST_SEQUENCES} sequences of the largest batch")
+    return found
