@@ -17,7 +17,8 @@ from compiler.ops.tables import Operands
 
 
 def tensor_operand(args: Sequence[Type], index: int, name: str, *, ndim: int | None = None, layout: str = "") -> TensorType:
-    """Return the annotation of a tensor operand. An object counts as a tensor of unknown shape and element type."""
+    """Return the annotation of a tensor operand. An object counts as a tensor of unknown shape and element type.
+    `name` and `layout` describe the operand in errors."""
     match args[index]:
         case ObjectType():
             return TensorType(None, None, ndim)

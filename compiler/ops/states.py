@@ -155,7 +155,7 @@ def _taps_numpy(weight: Any) -> Any:
 
 
 CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest, relations=_taps_relations)
-"""The weights of a convolution as checkpoints store them, in the order in which the convolution reads them: [taps, size]."""
+"""Transpose the weights of a convolution from [size, 1, taps], as checkpoints store them, to [taps, size], as `causal_conv` reads them."""
 
 
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:

@@ -220,7 +220,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add."""
+    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add of floats."""
 
     kernel: Kernel
     buffer: Buffer

@@ -56,7 +56,8 @@ def bounds_of(kind: Kind) -> NDArray[np.float32]:
 
 
 def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -> TensorType:
-    """Return the annotation of a result with one value per group. Raise AnnotationError if operands do not fit together."""
+    """Return the annotation of a result with one value per group. Raise AnnotationError if operands do not fit together.
+    `names` are those of all operands, with the shift last."""
     bits = bits_attr(attrs, SEARCHED)
     if attrs["kind"] not in SEARCHED_KINDS:
         raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected {' or '.join(SEARCHED_KINDS)}")

@@ -176,7 +176,7 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Drop results of a call that nothing reads."""
+        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))
