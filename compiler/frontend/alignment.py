@@ -20,7 +20,8 @@ def default_heads(num_layers: int, num_heads: int) -> Heads:
 
 
 def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
-    """Return the heads that a file of the folder names, or else those of `default_heads`."""
+    """Return the heads that a file of the folder names, or else those of `default_heads`. Raise ConfigError if a file names
+    other things than heads of the model, or a head twice."""
     for name in FILES:
         found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
         if found is None:

@@ -3,7 +3,8 @@ replays.
 
 Before: launches of loop nests, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings
 with at least one launch is a captured block. The order of bindings is kept, except that a check of dimensions within a sequence moves
-before it. """
+before it.
+"""
 
 from __future__ import annotations
 
