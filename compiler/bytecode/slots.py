@@ -32,15 +32,15 @@ class Slots:
         return self.num_points - 1
 
     def word(self, var: DimVar, point: int) -> Slot:
-        """Define a variable that may have any 64-bit value."""
+        """Define a variable that gets its value at this match point and may have any 64-bit value. Return its slot."""
         self.points[var] = point
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)
         return Slot(slot.index, defines=True)
 
     def define(self, var: DimVar, point: int, *, extent: bool) -> Slot:
-        """Define a variable that gets its value at this match point, where its bounds are checked. The extent of a tensor is at least 0
-        anyway, so an `extent` without other bounds needs no check."""
+        """Define a variable that gets its value at this match point, where its bounds are checked. Return its slot. The extent of a tensor
+        is at least 0 anyway, so an `extent` without other bounds needs no check."""
         slot = self.word(var, point)
         upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
         if not extent or var.lower > 0 or upper is not None or var.multiple_of != 1:

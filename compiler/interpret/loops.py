@@ -41,7 +41,8 @@ class InterpretError(CompileError):
 
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
-    """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables."""
+    """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables.
+    `dims` has values of further variables. Raise InterpretError if the function does something undefined."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)

@@ -46,9 +46,10 @@ class Truncations(Row):
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
     def truncate(self, then: Callable[[], None]) -> None:
-        """Apply top_k, top_p and typical_p as three iterations of one loop. Each keeps the tokens nearest to `center`, up to the wanted
-        number or weight, and finds the last token to keep in a list of candidates. `then` draws the token. If nothing else reads the row,
-        the last truncation does not rewrite it: the row still has all tokens, but its sums contain only those for which `within` holds."""
+        """Apply top_k, top_p and typical_p as three iterations of one loop, and min_p before typical_p. Each iteration keeps the tokens
+        nearest to `center`, up to the wanted number or weight, and finds the last token to keep in a list of candidates. `then` draws the
+        token. If nothing else reads the row, the last truncation does not rewrite it: the row still has all tokens, but its sums contain
+        only those for which `within` holds."""
         k = self.k
 
         def reach() -> Scalar:
