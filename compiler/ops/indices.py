@@ -136,7 +136,8 @@ def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
 
 
 def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the NumPy function of an operator, so that it is called with safe indices."""
+    """Wrap the NumPy function of an operator, so that it is called with safe indices. `names` are the names of its operands; `indices` says
+    which of them are indices, and of what."""
 
     def safe(*args: Any, **attrs: Any) -> Any:
         given = dict(zip(names, args, strict=False))

@@ -275,7 +275,8 @@ class _Scan:
                 self.out[t, h, block + c] = cast(_over(sums, c), self.out.dtype)
 
     def _prefetch(self, t: Dim, h: Dim, first: Dim) -> None:
-        """Prefetch what a later token reads and writes. The rows of a head are too far apart for the hardware to prefetch them."""
+        """Prefetch what a later token reads and writes in head `h`, of values from column `first` on. The rows of a head are too far apart
+        for the hardware to prefetch them."""
         for x in (self.k, self.q):
             self._fetch(x[t, self._head(h), 0], self.rows)
         for x in (self.v, self.out):

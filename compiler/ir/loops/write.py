@@ -110,7 +110,7 @@ class Kernel:
 
     @contextmanager
     def nest(self, extents: Sequence[DimLike], names: str = "ijklmnpquvwxyz") -> Generator[tuple[Dim, ...]]:
-        """Open nested serial loops and yield their variables."""
+        """Open nested serial loops, and yield their variables, which have the letters of `names` as names."""
         with ExitStack() as stack:
             yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
 

@@ -43,7 +43,7 @@ F32, LANES = DType.F32, 16
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """Return the index, within a page, of element `j` of the key that is at `offset` in the page."""
+    """Return the index, within a page, of element `j` of the key, of `size` elements, that is at `offset` in the page."""
     return j * PAGE + offset
 
 
@@ -173,7 +173,8 @@ def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
-    """Write the scales of the keys, then the scales of the values if they are given, to the cache."""
+    """Write the scales of the keys, then those of the values if they are given, to the cache. `tops` has for each the largest magnitudes
+    of the lanes, [tokens, heads, lanes]."""
     for which, of_lanes in enumerate(tops):
         _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):

@@ -244,7 +244,7 @@ class _Optional:
 
 
 def constant(extent: Dim, what: str, least: int = 1) -> int:
-    """Return an extent as a number. Raise AnnotationError if it is symbolic or less than `least`."""
+    """Return an extent as a number. Raise AnnotationError, which names it by `what`, if it is symbolic or less than `least`."""
     if not extent.is_const or extent.const < least:
         raise AnnotationError(f"{what} is {extent}, expected a number of at least {least}")
     return extent.const

@@ -120,7 +120,8 @@ class Row:
             yield u, lane, BLOCK * b + LANES * u + lane
 
     def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
-        """Apply `body` to each block of the row. The last block of the logits may be partial."""
+        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, its `read` gives -inf beyond the
+        vocabulary."""
         full = self.vocab // BLOCK if read == self.raw else self.blocks
         if full:
             with self.k.serial("b", full) as b:

@@ -212,7 +212,8 @@ class Truncations(Row):
 
     @contextmanager
     def each_id(self, count: Dim, part: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the tokens of part `part` of the list. Yield each token's id and its index within the part."""
+        """Loop over the tokens of part `part` of the list, which has `count` tokens. Yield each token's id and its index within the
+        part."""
         with self.k.serial("e", dim_min(LANES, count - LANES * part)) as e:
             yield self.k.let("id", self.list[self.g, LANES * part + e]), e
 
