@@ -88,7 +88,8 @@ class Signature:
 
 
 def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:
-    """Lower all functions of a module. `symbols` is the prefix of the names of shape functions."""
+    """Lower all functions of a module. `kernels` has the code of its loop nests, and `signatures` the facts about its entry points, both by
+    name. `symbols` is the prefix of the names of shape functions."""
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name], program.early[name] = len(program.kernel_table), code.early

@@ -46,7 +46,7 @@ class Slots:
         self.known = outer
 
     def word(self, var: DimVar, point: int) -> Slot:
-        """Define a variable that may have any 64-bit value."""
+        """Define a variable that gets its value at this match point and may have any 64-bit value. Return its slot."""
         self.known.add(var)
         self.defined[point].add(var)
         slot = self.of(Dim.of(var))
@@ -54,8 +54,8 @@ class Slots:
         return Slot(slot.index, defines=True)
 
     def define(self, var: DimVar, point: int, *, extent: bool) -> Slot:
-        """Define a variable that gets its value at this match point, where its bounds are checked. The extent of a tensor is at least 0
-        anyway, so an `extent` without other bounds needs no check."""
+        """Define a variable that gets its value at this match point, where its bounds are checked. Return its slot. The extent of a tensor
+        is at least 0 anyway, so an `extent` without other bounds needs no check."""
         slot = self.word(var, point)
         upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
         if not extent or var.lower > 0 or upper is not None or var.multiple_of != 1:

@@ -83,7 +83,7 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
 
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
-    """Emit a function that calls `derive` and runs each record. It returns 0, or the error that `derive` returns."""
+    """Emit a function that calls `derive` and, if that succeeds, runs each record. It returns 0, or the error that `derive` returns."""
     code, program = Code(), decoder.program
     buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
     heap = _at(code, "%sequence", layout.heaps[function.name])

@@ -27,7 +27,7 @@ SIZE_BYTES = 8
 
 
 class Helpers:
-    """Processes that compile kernels. Each of the first kernels starts one, and all end with the `with` statement."""
+    """Processes that compile kernels. Each of the first `count` kernels starts one, and all end with the `with` statement."""
 
     def __init__(self, count: int, target: Target) -> None:
         self._count = count

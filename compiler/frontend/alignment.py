@@ -21,7 +21,7 @@ def default_heads(num_layers: int, num_heads: int) -> Heads:
 
 def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
     """Return the heads that a file of the folder names. If no file names any, or a file names layers that the model does not have, return
-    those of `default_heads`."""
+    those of `default_heads`. Raise ConfigError if a file names other things than heads, or a head twice."""
     for name in FILES:
         found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
         if found is None:

@@ -71,7 +71,8 @@ def _read_window(inner: Fields, window: str | int, each: int) -> int:
 
 
 def read_token(fields: Fields, vocab_size: int, default: int | None) -> int:
-    """Return the audio token, which newer and older files name differently."""
+    """Return the audio token, for which newer and older files have different fields. `default` is the token if there is no field; None:
+    there must be one. Raise ConfigError if the token is not in the vocabulary."""
     name = "audio_token_index" if "audio_token_index" in fields else "audio_token_id"
     token = fields.integer(name, minimum=0) if name in fields or default is None else default
     if token >= vocab_size:

@@ -277,8 +277,8 @@ def read_decoder(
     bias: str = "",
 ) -> ModelConfig:
     """Read the fields that most decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
-    RMS norm. If `intermediate_size` is given, the field is not read. `bias` names the flag that gives biases to all projections of
-    attention."""
+    RMS norm. `eps` and `default_head_dim` are the values of absent fields, and `eps_field` and `act` are names of fields. If
+    `intermediate_size` is given, the field is not read. `bias` names the flag that gives biases to all projections of attention."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -330,7 +330,8 @@ def read_activation(fields: Fields, name: str, default: str) -> Activation:
 
 
 def read_windows(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer. If `layer_types` is present, it overrides the family's rule `has_window(layer)`."""
+    """Return the window of each layer. If `layer_types` is present, it overrides the family's rule `has_window(layer)`.
+    Raise ConfigError if a layer has a window and `window` is None."""
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     rule = ["sliding_attention" if window is not None and has_window(layer) else "full_attention" for layer in range(num_layers)]
     types = read_kinds(fields, rule, ("sliding_attention", "full_attention"))

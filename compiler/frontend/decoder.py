@@ -97,8 +97,9 @@ def build_step(
     layers: range | None = None,
     ranks: int = 1,
 ) -> IRModule:
-    """Build the program of a step. With `layers` it computes only these layers: with the first layer it also embeds the tokens, and only
-    the program of the last layer has a head. If `ranks` is more than 1, each of these ranks runs the program."""
+    """Build the program `entry` of a step. `dtypes` has the type of each tensor of the checkpoint, `forms` the forms of the matrices that
+    it stores as encoded numbers. With `layers` the program computes only these layers: with the first layer it also embeds the tokens, and
+    only the program of the last layer has a head. If `ranks` is more than 1, each of these ranks runs the program."""
     net = Net(dtypes, format, forms=forms, numerics=numerics, ranks=ranks)
     return _module(net, of_rank(config, ranks), bounds, cache_dtype, entry, layers)
 

@@ -29,7 +29,7 @@ EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
 
 
 class Checked(Derived):
-    """A source whose matrices are checked when they are read."""
+    """A source that checks matrices when they are read. Reading one with a value that is not finite raises DamagedFile."""
 
     def __init__(self, source: WeightSource) -> None:
         super().__init__(source, source.tensors)

@@ -16,7 +16,8 @@ def joint_name(pattern: str) -> str:
 
 
 class Joint(Derived):
-    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read."""
+    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read. `members` has
+    the names of these tensors, in order, by the name of the joined one."""
 
     def __init__(self, source: WeightSource, members: Mapping[str, tuple[str, ...]]) -> None:
         self.members = members
@@ -44,8 +45,8 @@ class Joint(Derived):
 
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
     """Return the source with joined tensors: tensors whose names differ only in the number for which `*` stands in a pattern become one
-    tensor. A pattern is a name within a layer. If one of the tensors is missing or has another shape, they are not joined, and `Accounting`
-    reports them."""
+    tensor. A pattern is a name within a layer. If one of the tensors is missing or has another shape or type, they are not joined, and
+    `Accounting` reports them."""
     found: dict[str, dict[int, str]] = {}
     for pattern in (pattern for pattern in patterns if "*" in pattern):
         before, after = map(re.escape, pattern.split("*"))

@@ -39,7 +39,8 @@ NEXT = 1  # hops after those of the frames that a call computes
 
 
 def listens(name: str) -> bool:
-    """Return whether a tensor belongs to an encoder of audio in conversations; its connector has the names of those of images."""
+    """Return whether the tensor with this name belongs to an encoder of audio in conversations. A connector outside the encoder does not
+    count, since connectors of images have the same names."""
     return name.startswith(ENCODERS)
 
 

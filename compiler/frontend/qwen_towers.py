@@ -41,7 +41,7 @@ class Qwen2(AnySize):
         return self.merged(self.joined(self.norm(x, f"{self.connector}{self.last_norm}")), self.connector, size)
 
     def merged(self, joined: Var, prefix: str, size: int) -> Var:
-        """Apply two matrices to the joined patches of each square."""
+        """Apply two matrices, with GELU between them, to the joined patches of each square."""
         wide = self.vision.hidden_size * self.vision.num_patches
         hidden = self.net.call(GELU, self.linear(joined, f"{prefix}{self.matrices[0]}", wide, wide))
         return self.linear(hidden, f"{prefix}{self.matrices[1]}", wide, size)

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class CannotDivide(ModelError):
-    """The model cannot be divided over this number of ranks."""
+    """Raised if a model, or a tensor of it, cannot be divided over this number of ranks."""
 
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:

@@ -136,7 +136,8 @@ def _what_is_there(directory: Path) -> str:
 
 
 def parse_config(values: object) -> ModelConfig:
-    """Parse the content of a config.json."""
+    """Parse the content of a config.json. Raise UnknownModel if no family reads its model type, and ConfigError if a field is missing, is
+    not known, or has an unsupported value."""
     fields = Fields(values, "config.json")
     fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads the field
     fields.skip(*JUDGING)  # `read_verdict` reads these fields

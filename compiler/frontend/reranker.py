@@ -51,7 +51,7 @@ class Verdict:
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
     """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. Return None if the files do not
-    describe such a reranker."""
+    describe such a reranker. Raise ConfigError if they describe one that is not supported."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
     if found is None and family == FAMILY and _is_causal(config) and _has_template(directory):
         found = _tokens_of_words(directory, f"the chat template is that of Qwen3-Reranker; state {FIELDS[0]} in config.json", *WORDS)

@@ -207,8 +207,9 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
 
 
 def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, ...]:
-    """Return the axis whose coordinate rotates each pair. `mrope_section` has the number of pairs of each of the three axes. The pairs of
-    an axis are adjacent or, if they are interleaved, the axes take turns, and the first axis also has all pairs that are left."""
+    """Return the axis whose coordinate rotates each pair. `mrope_section`, or else `default`, has the number of pairs of each of the three
+    axes. The pairs of an axis are adjacent or, if they are interleaved, the axes take turns, and the first axis also has all pairs that are
+    left."""
     fields = rope_fields(config)
     sections = fields.raw("mrope_section", list(default))
     if not isinstance(sections, list) or len(sections) != 3 or any(type(count) is not int or count < 0 for count in sections):

@@ -14,7 +14,7 @@ from compiler.ir.dtypes import DType
 
 
 class CannotSplit(ModelError):
-    """The model cannot be computed in stages."""
+    """Raised if a model cannot be computed in this number of stages."""
 
 
 def require_splittable(config: ModelConfig, num_stages: int) -> None:

@@ -242,7 +242,8 @@ class Renamed(Derived):
 
 
 def open_safetensors(path: str | Path) -> Safetensors:
-    """Open the weights of a file or of a model directory."""
+    """Open the weights of a file or of a model directory. Raise UnsafeFile if the weights are pickles, and ModelError if there are none, if
+    some are missing, or if it is not clear which files belong together."""
     path = Path(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise _unsafe([path.name])
@@ -267,7 +268,8 @@ def open_safetensors(path: str | Path) -> Safetensors:
 
 
 def _parts(found: list[Path]) -> list[Path] | None:
-    """Return the parts of a model in order, or its only file. Return None if the names do not say that all files are parts of one model."""
+    """Return the parts of a model in order, or its only file. Return None if the names do not say that all files are parts of one model.
+    Raise ModelError if parts are missing."""
     names = {tuple(parts_of(file.name)) for file in found}
     if len(names) != 1:
         return None

@@ -70,7 +70,7 @@ def is_rectangular(axes: Sequence[tuple[DimVar, Dim]]) -> bool:
 
 
 def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
-    """Return the temporaries allocated around a statement, and the statement."""
+    """Return the temporaries that are allocated around the innermost statement, the outermost first, and that statement."""
     temporaries: list[Buffer] = []
     while isinstance(stmt, Allocate):
         temporaries.append(stmt.buffer)

@@ -42,8 +42,8 @@ class RowProgram:
 
 
 def match_rows(body: Stmt) -> RowProgram | None:
-    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. The axes of the first stage that folds
-    are the row axes. Return None if nothing is folded or the stages have no rows in common."""
+    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. Stages on parts of each row may
+    follow. The axes of the first stage that folds are the row axes. Return None for other kernels."""
     temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):
@@ -176,8 +176,8 @@ def _with_own_line(nest: PerfectNest, own: Mapping[Buffer, Buffer]) -> PerfectNe
 
 
 def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """Replace each temporary, which holds one number per row, by one number per thread or block. `outer` maps the temporaries of the whole
-    row, which are already replaced, to their numbers."""
+    """Replace each temporary, which holds one number per row, by one number per thread or block, in memory of this scope. `outer` maps the
+    temporaries of the whole row, which are already replaced, to their numbers."""
     own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, scope) for t in program.temporaries}
     numbers = {**outer, **own}
 

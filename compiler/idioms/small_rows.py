@@ -27,8 +27,8 @@ Part = SpatialNest | Best
 class SmallRows:
     num_rows: Dim
     parts: tuple[Part, ...]
-    kept: tuple[Buffer, ...]  # the buffers whose own row later parts read
-    inputs: tuple[Buffer, ...]  # the inputs whose own row several parts read
+    kept: tuple[Buffer, ...]  # the buffers of which later parts read their own row
+    inputs: tuple[Buffer, ...]  # the inputs of which several parts read their own row
 
     @property
     def chooses(self) -> bool:

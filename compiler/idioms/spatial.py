@@ -70,8 +70,8 @@ def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) ->
 def read_integers(
     k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim], held: Mapping[DimVar, Scalar] | None = None
 ) -> dict[DimVar, Dim]:
-    """Return the values `point` of the loop variables, and the integers that the nest reads with them. The integers in `held` have been
-    read before."""
+    """Return the values of the loop variables, which are those of `point`, and of the integers that the nest reads. Those in `held` are not
+    read again."""
     known = dict(point)
     for var, value in nest.lets:
         read = held[var] if held and var in held else rewrite_dims(value, known)

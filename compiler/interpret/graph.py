@@ -114,7 +114,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
 
 def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     """Deduce a call again from the sizes of its operands, so that an operator refuses here what it refuses during compilation if all sizes
-    are constants. NumPy alone would broadcast some operands that compiled code refuses."""
+    are constants. Raise MismatchError for what it refuses. NumPy alone would broadcast some operands that compiled code refuses."""
     op, stated = call.op, [type_of(a) for a in call.args]
     types = tuple(_type_of_value(value, type_) for value, type_ in zip(values, stated, strict=True))
     try:

@@ -41,7 +41,8 @@ class InterpretError(CompileError):
 
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
-    """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables."""
+    """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables.
+    `dims` has values of further variables. Raise InterpretError if the function does something undefined."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
@@ -281,7 +282,8 @@ class _Frame:
                 self._check_active(buffer, axis, np.asarray(place), extent)
 
     def _check_active(self, buffer: Buffer, axis: int, place: Array, extent: int) -> None:
-        """Raise if an active point is outside. Places of rank 1 were already selected by `active`, so all their points count."""
+        """Raise InterpretError if an active point is outside. Places of rank 1 were already selected by `active`, so all their points
+        count."""
         outside = (place < 0) | (place >= extent)
         if self.active is not None and (place.ndim == self.rank or not place.ndim):
             outside = outside & self.active

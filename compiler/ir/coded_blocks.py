@@ -114,7 +114,7 @@ def _even_signs() -> NDArray[np.uint32]:
 
 
 def _codes(name: str, indices: Array, signs: Array) -> Bytes:
-    """Return the codes of the points of a grid with these `indices`, two per byte. `signs` are words with the signs of eight codes."""
+    """Return the codes of the points of grid `name` with these `indices`, two per byte. `signs` are words with the signs of eight codes."""
     return np.ascontiguousarray(_grid(name)[indices].view("<u4") ^ signs).view(np.uint8)
 
 

@@ -37,7 +37,7 @@ V = TypeVar("V")
 
 
 class Registry(Generic[V]):
-    """A table of named things that other modules extend. An unknown name raises an error that lists the known names."""
+    """A table of named things that other modules extend. Indexing by an unknown name raises UnknownName, which lists the known names."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun

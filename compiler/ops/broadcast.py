@@ -45,8 +45,8 @@ def _largest_but_zero(dims: frozenset[Dim]) -> Dim:
 
 
 def _stretched(dim: Dim) -> frozenset[Dim]:
-    """Return the extents that broadcast to `dim`, or `dim` itself. Without this, chains of operators would nest ever deeper expressions of
-    the same extents."""
+    """Return the extents from which `_largest_but_zero` made `dim`, or `dim` alone if that function did not make it. Without this, chains
+    of operators would nest ever deeper expressions of the same extents."""
     for atom in dim.atoms():
         if isinstance(atom, Max) and _largest_but_zero(found := frozenset(atom.operands)) == dim:
             return found
@@ -104,7 +104,7 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
 
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
     """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`. Without
-    `shape`, each extent of the operand must be 1 or equal to that of the result."""
+    `shape`, each extent of the operand must be proved to be 1, or equal that of the result."""
     if isinstance(place, Const):
         return const(place.value, dtype)
     if isinstance(place, ScalarParam):

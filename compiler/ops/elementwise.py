@@ -1,5 +1,5 @@
-"""Elementwise operators: arithmetic, comparisons, logic, activations and other functions. Operands broadcast as in NumPy. All tensors have
-the same element type, except the condition of `where`. A scalar operand is converted to that type."""
+"""Elementwise operators: arithmetic, comparisons, logic, activations and other functions. Operands broadcast as in NumPy. All tensor
+operands have the same element type, except the condition of `where`. A scalar operand is converted to that type."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def _deduce(kind: str, result: DType | None = None) -> Deduce:
 
 
 def _common_dtype(args: Sequence[Type]) -> DType | None:
-    """Return the element type that the tensors share, or None if it is unknown. Raise AnnotationError if a scalar among the operands does
-    not fit into it."""
+    """Return the element type that the tensors share, or None if it is unknown. Raise AnnotationError if tensors have different element
+    types, or if a scalar among the operands does not fit into the shared type."""
     dtype = same_dtype([a for a in args if isinstance(a, TensorType)])
     for arg in args:
         if isinstance(arg, ScalarType) and arg.dtype is not None and dtype is not None and not _takes(dtype, arg):
@@ -264,7 +264,8 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
-    """Cast as the compiled code does: a float becomes an integer by truncation, saturates at the ends, and NaN becomes 0."""
+    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range becomes its end, and NaN becomes
+    0."""
     if not (dtype.is_int and DType.from_numpy(value.dtype).is_float):
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)

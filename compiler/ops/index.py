@@ -38,7 +38,7 @@ def inside(value: Scalar, extent: Dim) -> Scalar:
 
 
 def clamped_index(k: Kernel, name: str, value: Scalar, extent: Dim) -> Dim:
-    """Bind an index that is clamped to 0 .. extent - 1."""
+    """Bind `value`, clamped to 0 .. extent - 1, to a variable with this name, and return it as an index."""
     return k.let(name, maximum(minimum(cast(value, DType.I64), extent - 1), 0), extent - 1)
 
 
@@ -81,8 +81,8 @@ TAKE = define("take", "x, indices", _take_type, _take_numpy, _take_nest, {"axis"
 
 
 def _along(x: TensorType, indices: TensorType, attrs: Attrs) -> int | None:
-    """Return the axis, or None if the rank is unknown. Raise AnnotationError if the ranks, or the extents of other axes, are proved to
-    differ."""
+    """Return the axis of `x` that the attribute `axis` names, or None if the rank of `x` is unknown. Raise AnnotationError if the indices
+    are no integers, or if the ranks, or the extents of other axes, are proved to differ."""
     wants_int(indices, "indices")
     if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
         raise AnnotationError(f"indices have rank {indices.ndim}, expected {x.ndim}, the rank of x")
@@ -138,7 +138,7 @@ def _scatter_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _write_updates(k: Kernel, operands: Operands, out: Array) -> Checks:
-    """Write the updates in row-major order, so that the last of several updates at one index wins."""
+    """Write the updates in row-major order, so that the last of several updates at one index wins. Return the run-time checks."""
     x, indices, updates = k.arrays(*(operands.buffer(i) for i in range(3)))
     axis = axis_attr(operands.attrs, len(x.shape))
     extent = x.shape[axis]

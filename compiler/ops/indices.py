@@ -51,7 +51,7 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`factor` times the extent of an axis of an operand, plus `more`. An axis that is a text is the attribute with this name."""
+    """`factor` times the extent of an axis of an operand, plus `more`. If `axis` is a text, the attribute with this name is the axis."""
 
     operand: str
     axis: int | str = 0
@@ -69,15 +69,16 @@ Shapes = Mapping[str, Sequence[Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An operand whose elements are indices in 0 .. `bound` - 1. For `OWNERS`, the bound is the list of starts. For `CAPPED`, it is a bound
-    per column."""
+    """An operand whose elements are indices in 0 .. `bound` - 1. For `OWNERS`, `bound` is the extent of the list of starts. For `CAPPED`,
+    it is a bound per column. With `ahead`, a safe copy is made before the operator runs."""
 
     treatment: Treatment
     bound: Bound | Mapping[int, Bound]
     ahead: bool = False
 
     def bound_of(self, shapes: Shapes, attrs: Mapping[str, Any]) -> Any:
-        """Return the bound for operands of these shapes. Return None if the extent is unknown."""
+        """Return the bound for operands of these shapes: a number, None if the extent is unknown, or for `CAPPED` one of these per
+        column."""
         return _value_of(self.bound, shapes, attrs)
 
 
@@ -126,7 +127,7 @@ def owners(starts: str) -> Index:
 
 
 def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
-    """Return the element type of the safe copy. Starts and owners may be larger than every given element."""
+    """Return the element type of the safe copy. It is at least i32 for starts and owners, which may be larger than every given element."""
     widens = treatment in (Treatment.STARTS, Treatment.OWNERS) and dtype not in (I32, I64)
     return I32 if widens else dtype
 
@@ -135,7 +136,8 @@ def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
 
 
 def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the NumPy function of an operator, so that it is called with safe indices."""
+    """Wrap the NumPy function of an operator, so that it is called with safe indices. `names` are the names of its operands; `indices` says
+    which of them are indices, and of what."""
 
     def safe(*args: Any, **attrs: Any) -> Any:
         given = dict(zip(names, args, strict=False))

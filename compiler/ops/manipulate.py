@@ -41,7 +41,7 @@ def _of_shape(x: TensorType, shape: ShapeType) -> TensorType:
 
 
 def wanted_shape(args: Sequence[Type], index: int) -> ShapeType:
-    """Return the shape operand that gives the shape of the result. Raise AnnotationError if an extent is proved negative."""
+    """Return operand `index`, the shape of the result. Raise AnnotationError if it is no shape, or an extent is proved negative."""
     shape = shape_operand(args, index, "shape")
     for i, d in enumerate(shape.dims or ()):
         if prove_lt(d, 0):
@@ -104,7 +104,7 @@ def _squeeze_view(operands: Operands) -> View:
 SQUEEZE = define("squeeze", "x", _squeeze_type, lambda x, axes: np.squeeze(x, axes), _squeeze_view, {"axes": REQUIRED}, view=True)
 
 
-# --- permutations --------------------------------------------------------------------------------------------------------
+# --- broadcasting and permutations -----------------------------------------------------------------------------------------
 
 
 def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
@@ -181,7 +181,7 @@ FLIP = define("flip", "x", _flip_type, lambda x, axes: np.array(np.flip(x, axes)
 
 
 def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
-    """Return the begin of a slice, clamped into the axis, and its number of elements."""
+    """Return the begin of a slice of an axis with this extent, clamped into the axis, and the number of elements of the slice."""
     begin = dim_min(dim_max(dim_attr(attrs, "begin"), 0), extent)
     end = extent if attrs["end"] is None else dim_min(dim_attr(attrs, "end"), extent)
     return begin, ceil_div(dim_max(end - begin, 0), int_attr(attrs, "stride", 1))

@@ -15,8 +15,8 @@ from compiler.ops.tables import VIEWS
 
 
 def shared_with(value: Value) -> tuple[Atom, ...]:
-    """Return the operands, or the results of an If's branches, whose memory `value` may share. Return none if `value` has its own memory.
-    The result of an in-place call counts as new memory, since nothing may read the old value afterwards."""
+    """Return the operands, or the results of an If's branches, whose memory `value` may share. Return no atoms if `value` has its own
+    memory. The result of an in-place call counts as new memory, since nothing may read the old value afterwards."""
     match value:
         case If(then=then, orelse=orelse):
             return then.result, orelse.result

@@ -40,7 +40,7 @@ def _norm(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _sum(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambda v: v) -> Scalar:
-    """Return the sum of `term(element)` over a row."""
+    """Return the sum of `term(element)` over the row of `x` at the index `row`."""
     return total((x.shape[-1],), lambda r: term(cast(x[*row, r], F32)))
 
 

@@ -17,7 +17,8 @@ from compiler.ops.tables import Operands
 
 
 def tensor_operand(args: Sequence[Type], index: int, name: str, *, ndim: int | None = None, layout: str = "") -> TensorType:
-    """Return the annotation of a tensor operand. An object counts as a tensor of unknown shape and element type."""
+    """Return the annotation of a tensor operand. An object counts as a tensor of unknown shape and element type.
+    `name` and `layout` describe the operand in errors."""
     match args[index]:
         case ObjectType():
             return TensorType(None, None, ndim)
@@ -59,7 +60,7 @@ def agree(wanted: Dim, given: Dim, what: str) -> None:
 
 
 def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[tuple[int, Type], ...]:
-    """Return the run-time checks of the operands that are not proved to have the extents in `wanted`."""
+    """Return the run-time checks of the operands that are not proved to have the extents in `wanted`, by number of the operand."""
     given = {i: operands.buffer(i) for i in wanted}
     wrong = [i for i, shape in wanted.items() if not all(prove_eq(w, g) for w, g in zip(shape, given[i].shape, strict=True))]
     return tuple((i, TensorType(tuple(wanted[i]), given[i].dtype)) for i in wrong)
@@ -89,7 +90,7 @@ def int_attr(attrs: Mapping[str, Any], name: str, least: int | None = None) -> i
 
 
 def dim_attr(attrs: Mapping[str, Any], name: str) -> Dim:
-    """Return an attribute that is an integer or an expression of symbolic variables."""
+    """Return an attribute that is an integer or an expression of symbolic variables. Raise AnnotationError if it is neither."""
     return _as_dim(attrs[name], name)
 
 
@@ -118,12 +119,14 @@ def dtype_attr(attrs: Mapping[str, Any], name: str = "dtype") -> DType:
 
 
 def axis_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axis") -> int:
-    """Return the attribute as an axis in 0 .. ndim - 1. A negative axis counts from the end."""
+    """Return the attribute as an axis in 0 .. ndim - 1. A negative axis counts from the end. Raise AnnotationError if there is no such
+    axis."""
     return _axis(int_attr(attrs, name), ndim, name)
 
 
 def axes_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axes") -> tuple[int, ...]:
-    """Return the attribute as distinct axes in the order given. A single integer stands for one axis."""
+    """Return the attribute as axes in the order given. A single integer stands for one axis. Raise AnnotationError if an axis does not
+    exist, or is named twice."""
     value = attrs[name]
     items = [value] if isinstance(value, int) else _items(value, name)
     axes = tuple(_axis(int_attr({name: item}, name), ndim, name) for item in items)

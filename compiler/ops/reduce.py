@@ -1,7 +1,8 @@
 """Reductions along axes, cumulative sums, sorting and top-k.
 
 Reductions accumulate floats smaller than f32 in f32, and round the result once; a cumulative sum is rounded to the element type at every
-element. A reduction of no elements gives the identity of its function, and their mean is NaN. argmax and argmin need at least one element.
+element. A reduction of no elements gives the identity of its function; the mean of no elements is NaN. argmax and argmin need at least one
+element.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ def order(value: Scalar) -> Scalar:
 def write_best(
     k: Kernel, out: Array, num_experts: Dim, score: Callable[[Dim, Dim], Scalar], best: Sequence[Array], chosen: Sequence[Array]
 ) -> None:
-    """Find the scores of the k best experts, from the best to the k-th. Then find the experts that are at least as good as the k-th, from
-    the lowest number to the highest. `score(token, expert)` is an f32; `best` and `chosen` are k arrays with an i64 per token."""
+    """Write to `best` the ranks of the k best experts, from the best to the k-th. Then write to `chosen` and `out` the experts that rank at
+    least as high as the k-th, from the lowest number to the highest. `score(token, expert)` is an f32; `best` and `chosen` are k arrays
+    with an i64 per token."""
     tokens, size = out.shape[:1], (num_experts,)
 
     def rank(t: Dim, e: Dim) -> Scalar:

@@ -227,7 +227,8 @@ class _Scan:
             self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
 
     def _begin(self, state: Array, layer: Dim, source: Dim, block: Dim) -> None:
-        """Read the state, and prefetch the next block, which the thread probably computes next."""
+        """Read this block of the state from page `source`, or fill it with zeros if that is 0. While reading, prefetch the block after it,
+        which the thread probably computes next."""
         kernel, lanes = self.kernel, self.lanes
         with kernel.when(not_equal(index(source), 0)), kernel.serial("r", self.rows) as r:
             row = block + r * self.width
@@ -274,7 +275,8 @@ class _Scan:
                 self.out[t, h, block + c] = cast(_over(sums, c), self.out.dtype)
 
     def _prefetch(self, t: Dim, h: Dim, first: Dim) -> None:
-        """Prefetch what a later token reads and writes. The rows of a head are too far apart for the hardware to prefetch them."""
+        """Prefetch what a later token reads and writes in head `h`, of values from column `first` on. The rows of a head are too far apart
+        for the hardware to prefetch them."""
         for x in (self.k, self.q):
             self._fetch(x[t, self._head(h), 0], self.rows)
         for x in (self.v, self.out):

@@ -155,11 +155,11 @@ def _taps_numpy(weight: Any) -> Any:
 
 
 CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest, relations=_taps_relations)
-"""The weights of a convolution as checkpoints store them, in the order in which the convolution reads them: [taps, size]."""
+"""Transpose the weights of a convolution from [size, 1, taps], as checkpoints store them, to [taps, size], as `causal_conv` reads them."""
 
 
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
-    """Return the annotations of x and of `before`, the inputs that precede each sequence."""
+    """Return the annotations of x and of the inputs that precede each sequence, the operand with the number `before`."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[t, size]"), "x")
     kept = wants_float(tensor_operand(args, before, "before", ndim=3, layout="[s, rows, size]"), "before")
     if x.shape is not None and kept.shape is not None:

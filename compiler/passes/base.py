@@ -100,7 +100,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Count:
-    """Report how many passes have run."""
+    """Call `tell` after each pass with the number of passes that have run."""
 
     tell: Callable[[int], None]
     count: int = 0
@@ -112,7 +112,7 @@ class Count:
 
 @dataclass(slots=True)
 class Dump:
-    """Write the program to numbered files, at the start and after each pass that changed it."""
+    """Write the program to numbered files in `folder`, at the start and after each pass that changed it."""
 
     folder: Path
     count: int = 0

@@ -1,8 +1,9 @@
 """Find captured regions: sequences of bindings that need nothing from the host. Each becomes a captured block, which one native call
 replays.
 
-Before: launches, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings with at least
-one launch is a captured block. The order of bindings is kept, except that a check of dimensions within a sequence moves before it.
+Before: launches of loop nests, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings
+with at least one launch is a captured block. The order of bindings is kept, except that a check of dimensions within a sequence moves
+before it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ Emit = Callable[[MatchCast], Var]  # adds a check to the program, and returns th
 
 
 def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
-    """Return the atom if its annotation implies `wanted`, else a match_cast of the atom to `wanted`."""
+    """Return the atom if its annotation implies `wanted`, else a match_cast of the atom to `wanted`, whose messages name `boundary`."""
     proved = subsumes(wanted, type_of(atom)).level is Level.PASS
     return atom if proved else emit(MatchCast(atom, wanted, boundary))
 
@@ -200,7 +200,8 @@ class _Checks:
         return stated if subsumes(wanted, stated).level is Level.PASS else wanted
 
     def _integers(self, params: Sequence[Buffer | ScalarParam | DimVar], args: list[Atom], places: list[str]) -> dict[DimVar, Dim]:
-        """Return the values of a nest's integer variables. An argument of unknown value gets a new variable, which a match_cast binds."""
+        """Return the values of a nest's integer variables, and replace their arguments in `args` by these values. An argument of unknown
+        value gets a new variable, which a match_cast binds."""
         found: dict[DimVar, Dim] = {}
         for i, param in enumerate(params[: len(args)]):
             if not isinstance(param, DimVar):
@@ -218,7 +219,8 @@ class _Checks:
         return found
 
     def _extents(self, params: Sequence[Buffer | ScalarParam | DimVar], types: Sequence[Type], found: dict[DimVar, Dim]) -> set[DimVar]:
-        """Bind the variables that shapes define: to known extents, or else to new variables, which the check of the operand defines."""
+        """Add to `found` the variables that shapes define, and return them. Their values are known extents, or else new variables, which
+        the check of the operand defines."""
         shaped: set[DimVar] = set()
         for known in (True, False):
             for param, type_ in zip(params, types, strict=True):

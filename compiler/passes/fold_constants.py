@@ -57,7 +57,7 @@ def _constant(value: Call | CallTir) -> bool:
 
 
 def evaluate(module: IRModule, value: Value, var: Var) -> np.ndarray:
-    """Evaluate a value by interpreting it as a program of its own."""
+    """Evaluate a value, which `var` names, by interpreting it as a program of its own."""
     body = Body((Block((Binding(var, value),)),), var)
     program = module.update({"": Function((), body, var.type)})
     return np.asarray(Interpreter(program).call(""))

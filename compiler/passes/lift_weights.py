@@ -87,7 +87,8 @@ def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
 
 
 def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
-    """Rename values whose names are taken. Weights are bound by name, so their names must differ."""
+    """Return a variable for each wanted value, with a new name if its name is in `given` or taken. Weights are bound by name, so their
+    names must differ."""
     taken, own = set(given), dict[Var, Var]()
     for var in wanted:
         name = next(n for n in chain([var.name], (f"{var.name}_{i}" for i in count(1))) if n not in taken)

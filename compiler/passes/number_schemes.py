@@ -174,7 +174,8 @@ def _unpacking(q: Atom, values: Mapping[Var, Value]) -> Call | None:
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:
-    """Return the 8-bit integers, and their scales, from which a scale was itself dequantised. Return () for other scales."""
+    """Return the 8-bit integers, and their scales, from which a scale was itself dequantised. Return () for other scales, and without
+    groups."""
     made = values.get(scale) if isinstance(scale, Var) else None
     if not has_groups or not isinstance(made, Call) or made.op is not DEQUANTIZE or len(made.args) != 2:
         return ()

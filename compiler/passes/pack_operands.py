@@ -144,7 +144,7 @@ class PackOperands:
 
 
 def _integer(buffer: Buffer, format: IntegerFragments, panel: Buffer, scalar: Scalar) -> Scalar:
-    """Replace an integer that is read from the buffer by the packed integer."""
+    """Replace an integer that is read from the buffer by the integer packed in `panel`, as an f32. Return any other scalar unchanged."""
     found = stored_number(scalar)
     if found is None or not isinstance(found.place, Load) or found.place.buffer is not buffer:
         return scalar

@@ -60,7 +60,8 @@ class RoundOperands:
         return rewrite_module(module, replace)
 
     def _takes_experts(self, rows: tuple[Dim, ...] | None, scaled: Mapping[str, Any] | None) -> bool:
-        """Return whether a tile multiplies rows of this shape by matrices that they choose."""
+        """Return whether a tile multiplies rows of this shape by matrices that they choose. `scaled` has the attributes of the matrices'
+        dequantisation, or is None."""
         if not self.of_experts:
             return scaled is not None and scaled["kind"] == Kind.E4M3
         group = 0 if scaled is None else scaled["group"]  # 0: as long as the row

@@ -78,7 +78,7 @@ def _check(builder: Builder, atom: Atom, bound: Dim, place: str) -> None:
 
 
 def _something_to_read(builder: Builder, count: Dim, type_: TensorType, place: str) -> None:
-    """Require that `count` is not 0 if there are indices to clamp."""
+    """Require that `count` is not 0 if there are indices to clamp. `type_` is their annotation."""
     assert type_.shape is not None
     wanted = dim_max(count, dim_min(num_elements(type_.shape), 1))
     require_equal(builder.emit, wanted, count, f"{place} (what the indices number)")

@@ -49,8 +49,8 @@ def measure_steps(known: Served) -> Timed:
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
-    """Return the step times that an earlier start stored, or measure them now and store them. Measuring large steps of a large model takes
-    seconds."""
+    """Return the step times that an earlier start stored in the file `kept_at`. If there are none, or none for an example of some medium,
+    measure them now and store them. Measuring large steps of a large model takes seconds."""
     costs = None if kept_at is None else _read(kept_at)
     if costs is None or any(limits.medium not in costs.excerpts_s for limits in model.limits.excerpts):
         costs = measured(model)
@@ -60,7 +60,8 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
 
 
 def measured(model: StepModel) -> Measured:
-    """Measure steps of one prompt, from one token to the largest step. Their keys and values go to pages that no sequence owns yet."""
+    """Measure steps of one prompt, from one token up to the largest step, or up to the last for which ENOUGH_S leaves time; then, what
+    context and excerpts add. Their keys and values go to pages that no sequence owns yet."""
     limits = model.limits
     steps: dict[int, float] = {}
     began_s = time.perf_counter()
@@ -153,7 +154,7 @@ def _seconds(model: StepModel, batch: StepBatch) -> float:
 
 
 def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
-    """Return the seconds of the fastest of the steps. A step that is not brief is the last one."""
+    """Return the seconds of the fastest of the steps. Once they have taken BRIEF_S together, the others do not run."""
     took_s: list[float] = []
     for batch in batches:
         began_s = time.perf_counter()
@@ -166,7 +167,7 @@ def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
 
 
 def _read(path: Path) -> Measured | None:
-    """Return None if the file is missing, malformed or implausible."""
+    """Return the times that a file has, or None if it is missing, malformed or implausible."""
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)

@@ -78,7 +78,7 @@ class Formed(Opened):
 
 
 def find_source(known: Asked) -> Located:
-    """Find the source on this machine, or download it."""
+    """Find the source on this machine, or download it. Raise LoadError if that fails."""
     known.progress(FETCH, 0.0)
     path = locate(known.load.source, partial(known.progress, FETCH), known.load.hub_token)
     return Located(**carried(known, Asked), path=path)
@@ -99,7 +99,8 @@ def open_source(known: Located) -> Opened:
 
 @refusals()
 def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights, but no weights."""
+    """Read the configuration and the headers of the weights, but no weights. Raise LoadError if they cannot be read or are not
+    supported."""
     return _open_gguf(path) if path.is_file() else _open_folder(path)
 
 

@@ -39,15 +39,16 @@ def _launches(executable: Executable, function: VMFunction) -> int:
 
 
 def _variables(function: VMFunction) -> dict[str, int | None]:
-    """Return the largest value of each variable, or None if it is unbounded or depends on other variables."""
+    """Return the largest value of each variable of a function, or None if it is unbounded or depends on other variables."""
     upper = {bound.slot: bound.upper for bound in function.bounds}
     found = {function.slots[slot]: upper.get(slot) for slot in function.variables if slot is not None}
     return {name: most if isinstance(most, int) else None for name, most in found.items()}
 
 
 def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:
-    """Yield the largest values of each size class: each class of row counts combined with each class of page-table lengths. All other
-    variables are at most the number of rows, since there are never more sequences than rows."""
+    """Yield the largest values of the variables in each size class: each class of row counts combined with each class of page-table
+    lengths. A variable without a maximum (None) has the value MANY. All others are at most the number of rows, since there are never more
+    sequences than rows."""
     most = {name: MANY if upper is None else upper for name, upper in variables.items()}
     lead = next((name for name in ROWS if name in most), None)
     tables = [name for name in most if name.startswith("p") and not name.startswith("pages")]

@@ -30,7 +30,9 @@ STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of hugg
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
-    """Download a model by its hub id, or resume an interrupted download. Return the model's folder or GGUF file."""
+    """Download a model by its hub id, or resume an interrupted download. Return the model's folder or GGUF file. Call `report` with the
+    completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names a file, but no or several GGUF
+    models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
     fresh = [file for file in _offered(source, token) if file.will_download]
     arrived = _Arrived(sum(file.file_size or 0 for file in fresh), report)
@@ -145,7 +147,7 @@ def _require_digest(path: Path) -> None:
 
 
 class _Arrived:
-    """Counts bytes that several threads have downloaded, and reports every percent."""
+    """Counts bytes that several threads have downloaded, and reports the completed fraction at every further percent."""
 
     def __init__(self, num_bytes: int, report: Callable[[float], None]) -> None:
         self._expected = num_bytes

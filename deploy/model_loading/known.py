@@ -68,7 +68,8 @@ class Asked:
 
 
 def begin(load: Load, progress: Progress = silent) -> Asked:
-    """Begin a load. Raise LoadError if this machine cannot run its target, or if another user can write to the cache."""
+    """Begin a load. Raise LoadError if this machine cannot run its target, if `tensor_parallel` does not fit the other settings or the
+    GPUs, or if another user can write to the cache."""
     number = number_of(load.device)
     try:
         with refusals():
@@ -109,7 +110,7 @@ def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:
 
 @contextmanager
 def refusals() -> Generator[None]:
-    """Turn errors of the model and of the machine into a LoadError."""
+    """Turn errors of the model and of the machine into a LoadError: files that cannot be read, an unsafe cache, too little memory."""
     try:
         yield
     except (ModelError, UnsafeCache) as error:

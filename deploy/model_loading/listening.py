@@ -21,7 +21,8 @@ from server.messages import Clip
 
 
 def listening_limits(listening: Listening, config: ModelConfig) -> ListeningLimits:
-    """Return the limits of a model that listens. The cost of a clip is estimated by the weights that its frames multiply."""
+    """Return the limits of a model that listens. The cost of a clip, in tokens of a prompt, is estimated by the weights that its frames
+    multiply."""
     limits = ListeningLimits(listening.num_hops, listening.merge, listening.audio_token, 1, listening.ends, listening.piece_hops)
     own = listening.num_layers * listening.hidden_size * (4 * listening.hidden_size + 2 * listening.intermediate_size)
     decoder = config.num_layers * config.hidden_size * (4 * config.hidden_size + 3 * config.intermediate_size)
@@ -50,7 +51,8 @@ def heard(listening: Listening, clip: Clip, call: Callable[..., Rows], row_size:
 
 
 def rows_of_clip(clip: Clip, rows: Rows, row_size: int) -> Rows:
-    """Return the rows of a clip's tokens. If rows of images are longer, zeros fill up those of audio."""
+    """Return those of the program's `rows` that are the clip's tokens. If `row_size` is larger, because rows of images are longer, zeros
+    follow the numbers of each row."""
     rows = rows[: clip.num_tokens]
     found = np.zeros((len(rows), max(row_size, rows.shape[1])), np.float32)
     found[:, : rows.shape[1]] = rows

@@ -24,7 +24,8 @@ READ = (".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt")  # suffixe
 
 
 def locate(source: str, report: Callable[[float], None] = origins.unwatched, hub_token: str | None = None) -> Path:
-    """Return the model's folder or its GGUF file. Call `report` with the completed fraction of a download."""
+    """Return the model's folder or its GGUF file. Call `report` with the completed fraction of a download. Raise LoadError if the source
+    does not exist, cannot be downloaded, or names no single model."""
     path = _here(source)
     return _folder_or_gguf(_downloaded(source, report, hub_token) if path is None else path)
 
@@ -51,7 +52,8 @@ def _here(source: str) -> Path | None:
 
 
 def _snapshot(path: Path) -> Path:
-    """Return the model of a repository's folder in the hub's cache, which has a folder `snapshots`. Return any other path unchanged."""
+    """Return the model's folder if the path is a repository's folder in the hub's cache, which has a folder `snapshots`, or this folder.
+    Raise LoadError if the choice of a snapshot is not clear. Return any other path unchanged."""
     snapshots = path if path.name == SNAPSHOTS else path / SNAPSHOTS
     if not snapshots.is_dir() or (path / CONFIG).exists():
         return path
@@ -87,7 +89,7 @@ def _folder_or_gguf(path: Path) -> Path:
 
 
 def _require_whole(path: Path) -> Path:
-    """Raise LoadError if a file is one of several in the folder of a model."""
+    """Return the path of a file. Raise LoadError if it is not GGUF and lies beside a config.json: it is one of the files of a model."""
     if path.suffix == ".gguf" or not lexists(path.with_name(CONFIG)):
         return path
     raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} is one of the files of a model; name its folder, {path.parent}")

@@ -126,7 +126,8 @@ class _Decoder(_Mode):
 
 
 def _numerics(load: Load) -> Numerics:
-    """Return the numerics that the load asks for. On a GPU, only its own are possible, because its tensor cores round in their own way."""
+    """Return the numerics that the load asks for. On a GPU they are FAST, because its tensor cores round in their own way. Raise LoadError
+    for an unknown name, or if a load on a GPU names PORTABLE."""
     if load.numerics not in tuple(Numerics):
         raise LoadError(ErrorCode.INVALID_VALUE, f"numerics is {load.numerics!r}; expected one of {', '.join(Numerics)}")
     found = Numerics(load.numerics)
@@ -268,6 +269,7 @@ Mode = Generator | Transcriber | Embedder | Encoder
 
 
 def mode_of(files: ModelFiles, load: Load) -> Mode:
+    """Return the mode for these files. Raise LoadError or ModelError if a setting of the load does not go with them."""
     limit = files.config.max_context
     if load.max_context is not None and load.max_context > limit:
         text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"

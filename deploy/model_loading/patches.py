@@ -125,8 +125,8 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
 
 def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Floats:
     """Return the share of each entry of the table of positions in each patch, [patches, entries]. For SigLIP 2, the table is scaled to the
-    size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets the mean of
-    those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
+    size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets a weighted mean
+    of those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
     found: list[Floats] = []
     entries, one = np.arange(vision.table_edge, dtype=np.float32), np.float32(1)
     for crop, at in zip(crops, points, strict=True):

@@ -127,7 +127,8 @@ def wanted_plan(known: Compiled, device: Limits) -> Plan:
 
 
 def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
-    """Suggest a setting with which the model fits. One page is padding, which stores no context."""
+    """Suggest a setting with which the model fits, if `room_bytes` are left for its KV cache. One page is padding, which stores no
+    context."""
     room = max(0, room_bytes) // page_bytes if page_bytes else 0
     num_tokens = (room - 1) * PAGE_SIZE
     if load.kv_cache_bytes is not None and room >= 2:
@@ -144,7 +145,8 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
     many pages as are useful, up to a limit. If `kv_cache_bytes` is a share, the limit is that share of the free memory. If it is None, the
     limit is the larger of DEFAULT_KV_BYTES and the pages of one sequence of full length, but at most this model's share of the free memory.
     If the load names no context either, the limit is also at most half of the free memory, or DEFAULT_KV_BYTES if that is more. The limit
-    never goes below `floor` pages."""
+    never goes below `floor` pages. The free memory is `room_bytes`, which the rest of the model leaves; for shares, less what the load
+    reserves for other models. Raise LoadError if a number of bytes is less than two pages of each group."""
     each = [of.group.bytes_per_page for of in pages]
     floor, least, most = ([of.floor for of in pages], [of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or not pages:
@@ -194,6 +196,7 @@ def _arena_of(function: VMFunction) -> int:
 
 
 def weights_of(params: Iterable[ParamSpec]) -> int:
+    """Return the number of bytes of the weights."""
     return sum(_spec_bytes(p.spec) for p in params)
 
 

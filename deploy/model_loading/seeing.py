@@ -22,7 +22,8 @@ from server.messages import Crop
 
 
 def seeing_limits(vision: Vision, config: ModelConfig) -> SeeingLimits:
-    """Return the limits of a vision model. The cost of a crop is estimated by the weights that its patches multiply."""
+    """Return the limits of a vision model. The cost of a crop, in tokens of a prompt, is estimated by the weights that its patches
+    multiply."""
     edge = vision.patches_per_edge // vision.merge
     most, pixels = vision.most_squares, vision.crop_size**2 * COLOURS
     limits = SeeingLimits(pixels, edge, vision.image_token, 1, most, vision.three_axes, vision.both_ways, bool(vision.between))
@@ -56,7 +57,7 @@ class Seer(ExcerptEncoder):
 
 
 def encoded_in_parts(session: Session, vision: Vision, crops: Iterable[Crop]) -> InParts[list[Rows]]:
-    """Run the program for some crops, in parts: yield between two parts, and return the rows of each crop."""
+    """Run the program `see` for some crops, in parts: yield between two parts, and return the rows of each crop."""
     found: list[Rows] = []
     for some in together(vision, crops):
         rows = yield from session.in_parts(ENTRY, *inputs_of(vision, some))

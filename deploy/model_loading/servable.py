@@ -57,7 +57,8 @@ class Servable(Formed):
 
 @refusals()
 def choose_program(known: Formed) -> Servable:
-    """Choose the mode and build its program. Raise LoadError if the weights are not exactly those of the program."""
+    """Choose the mode and build its program. Raise LoadError if a setting of the load does not go with the model, or if the weights, apart
+    from those that the mode names as unused, are not exactly those of the program."""
     files, mode = known.files, mode_of(known.files, known.load)
     module = mode.module()
     try:

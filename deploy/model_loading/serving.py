@@ -87,7 +87,8 @@ def serve(known: Bound) -> Served:
 
 
 def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: MemoryAccount, relay: Relay | None = None) -> Model:
-    """Make the model of a program. `relay` is given if the program is the last stage of the model."""
+    """Make the model of a program. `num_pages` has one entry per cache group; `account` counts the pages' bytes. `relay` is given if the
+    program is the last stage of the model."""
     match mode:
         case Generator():
             pool, limits = KVPool(mode.groups, num_pages, account, session.device), limits_of(mode, num_pages)
@@ -170,7 +171,7 @@ def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors
 
 
 class _Stepping:
-    """A decoder with its KV pool. Each call runs one step."""
+    """A decoder with its KV pool. Each call of `run` computes one step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session

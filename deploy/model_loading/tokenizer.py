@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The files that describe a model's tokenizer. They are read once, at first use."""
+    """The files that describe a model's tokenizer. They are read once, at first use. The methods raise LoadError if one is missing or
+    malformed."""
 
     path: Path
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
@@ -52,7 +53,7 @@ class TokenizerSource:
             return self._files.eos_ids() if self.gguf is None else _ends_of(self.gguf)
 
     def defaults(self) -> BesideModel:
-        """Return the defaults that the file beside the model sets."""
+        """Return the defaults that the file beside the model sets, which is read at each call."""
         with _refusal(self.path):
             file = defaults_of(self.path)
             return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()

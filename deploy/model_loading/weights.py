@@ -26,7 +26,7 @@ class Bound(Planned):
 
 
 def bind(known: Planned) -> Bound:
-    """Bind the weights of each program of the model."""
+    """Bind the weights of each program of the model. Raise ModelError if one does not fit its program."""
     executable, packed = known.program.executable, list[Path]()
     entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)

@@ -57,7 +57,8 @@ def seeing(
     *,
     interleaved: bool = False,
 ) -> ModelConfig:
-    """Return the configuration of a decoder with its encoder of images, if it has one."""
+    """Return the configuration of a decoder with its encoder of images, if it has one. `text` has the fields of the decoder. `sections` and
+    `interleaved` are those of `read_axes`."""
     if vision is None:
         return config
     assert config.rope is not None

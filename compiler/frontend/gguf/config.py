@@ -77,7 +77,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
 
 
 def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
-    """Return the pooling of a model that was trained for embeddings, or None if the file states none. Raise ModelError for a reranker."""
+    """Return the pooling of a model that was trained for embeddings, or None if the file states none. Raise ModelError for a reranker
+    and for unknown numbers."""
     name = f"{gguf.architecture}.pooling_type"
     match file.metadata.get(name, 0):
         case 0:
@@ -91,7 +92,8 @@ def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
 
 
 def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
-    """Return the number of layers that predict further tokens. They follow the layers of the decoder."""
+    """Return the number of layers that predict further tokens. They follow the layers of the decoder. `prefix` begins the key in the
+    metadata. Raise DamagedFile if the entry is no such number."""
     count = metadata.get(f"{prefix}nextn_predict_layers", 0)
     if type(count) is not int or not 0 <= count <= MOST_AHEAD:
         raise DamagedFile(f"nextn_predict_layers is {count!r}, expected an integer from 0 to {MOST_AHEAD}")

@@ -106,7 +106,8 @@ UNSTATED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # th
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the contents of files by file name: tokenizer.json, tokenizer_config.json with special tokens and chat template,
-    generation_config.json, and a config.json with only the context length."""
+    generation_config.json, and a config.json with only the context length. Raise ModelError for a vocabulary of another kind, and
+    DamagedFile if it does not describe a tokenizer."""
     vocabulary = _Vocabulary(metadata)
     try:
         tokenizer = _written(vocabulary)
@@ -174,8 +175,8 @@ def _written(vocabulary: _Vocabulary) -> bytes:
 
 
 def _as_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the merges as texts like `a b`, or none if one would be read as other tokens, or as a version. A decoder of JSON makes one
-    object per text, and three per pair."""
+    """Return the merges as texts like `a b`, or an empty list if one of these texts would be read as other tokens, or as a version. A
+    decoder of JSON makes one object per text, and three per pair."""
     texts = [f"{left} {right}" for left, right in merges]
     is_clear = all(text.count(" ") == 1 and not text.startswith("#version") for text in texts)
     return texts if is_clear else []

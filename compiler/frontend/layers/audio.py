@@ -30,7 +30,7 @@ Attend = Callable[[Var, Var, Var], Var]  # computes attention, from the queries,
 
 
 def log_mel(net: Net, num_mels: int, num_hops: DimLike, samples: Var, loudest: Var, sounding: Var) -> Var:
-    """Return the log-mel spectrogram, [hops, mels], scaled as Whisper does."""
+    """Return the log-mel spectrogram, [hops, mels], scaled as Whisper does. The inputs are those of the program `hear` (`hearing.py`)."""
     num_hops = Dim.of(num_hops)
     hops = net.reshape(samples, num_hops + (ROWS - 1), HOP)
     windows = net.call(CONCAT, *(net.slice(hops, 0, row, num_hops + row) for row in range(ROWS)), axis=1)

@@ -428,7 +428,8 @@ def mix(layer: Layer, q: Var) -> Var:
 
 
 def attention_to_audio(step: Step, cache: HeardCache, rows: Var, q: Var, number: int, head: int) -> Var:
-    """Return the attention weights of the tokens `rows` over all frames in one head, [rows, frames]."""
+    """Return the attention weights of the tokens `rows` over all frames, [rows, frames], in head `head` of layer `number`. `q` has the
+    queries of all tokens."""
     net, group, count = step.net, cache.group, cache.group.num_parts
     held, *scales = cache.held
     parts, heads, h, i32 = _extent(held, 2), group.num_kv_heads, _extent(rows, 0), "i32"

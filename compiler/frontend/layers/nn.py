@@ -48,7 +48,7 @@ OFFSETS = {Offset.NONE: NO_OFFSET, Offset.ZERO: ZERO, Offset.SHIFT: SHIFT}
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """How the weights of matrix products are stored in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
-    `group` of inputs (0: one scale per row). Files' floats of 16 bits keep their type, f16 or bf16."""
+    `group` of inputs (0: one scale per row). Floats of 16 bits in files keep their type, f16 or bf16."""
 
     bits: int
     group: int = 0
@@ -70,7 +70,7 @@ class WeightFormat:
     @staticmethod
     def parse(text: str) -> WeightFormat:
         """Parse the name of a format, such as `auto`, `auto-fast`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `4bit` or `int4-32`, or
-        a number of bits per weight such as `4.6`."""
+        a number of bits per weight such as `4.6`. Raise ConfigError for other texts."""
         if text == "auto":
             return AS_STORED
         if text == "auto-fast":

@@ -57,7 +57,7 @@ def method_named(config: Mapping[str, Any]) -> str:
 
 def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
     """Return the methods by which the weights next to this config.json are quantised: none if they are not quantised, several if matrices
-    are quantised by different methods."""
+    are quantised by different methods. Raise ConfigError for an unknown method or fields that are not supported."""
     name = next((name for name in FIELDS if config.get(name) is not None), None)
     if name is None:
         return ()

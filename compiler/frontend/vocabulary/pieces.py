@@ -31,7 +31,7 @@ def merges_by_score(ids: Mapping[str, int], kinds: Sequence[int], scores: Sequen
     """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
     piece into two other pieces would be a merge, but only one of these ways ever happens. As long as the piece's two parts are neighbours,
     no merge has crossed the bounds of the piece, so its characters were merged as if they stood alone. Gemma has 2.2 ways per piece, and a
-    tokenizer with a merge for each way takes a third longer to build."""
+    tokenizer with a merge for each way takes a third longer to build. Raise DamagedFile if the pieces are too long for this."""
     if (work := sum(len(piece) ** 2 for piece in ids)) > MAX_SPLIT_CHARS:
         raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
     ids = {piece: id for piece, id in ids.items() if kinds[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}

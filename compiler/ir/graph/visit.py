@@ -54,9 +54,9 @@ def called_nests(body: Body) -> Iterator[str]:
 
 
 def used_vars(value: Value) -> Uses:
-    """Return everything on which the value depends, with one exception: a variable that is a whole dimension in the annotation of a
-    match_cast, which the match_cast defines or, if it is known already, tests. Such a variable (see `binders_of`) is included only if the
-    value uses it outside that annotation; in the branches of an If, before the match_cast."""
+    """Return everything on which the value depends, except for variables that a match_cast in it defines or, if they are known already,
+    tests: those that are a whole dimension of its annotation (see `binders_of`). Such a variable is included if the value also uses it
+    elsewhere; in the branches of an If, only if the use comes before the match_cast."""
     found = _Uses()
     found.value(value)
     return found.result

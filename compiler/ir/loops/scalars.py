@@ -139,7 +139,8 @@ class Format(ABC):
         return 3
 
     def lines(self, k: Dim) -> Dim:
-        """Return the number of lines that store the first `k` elements of a panel's columns. A line has `depth` elements of each column."""
+        """Return the number of lines that store the first `k` elements of each column of a panel. A line has `depth` elements of each
+        column."""
         return k // self.depth
 
     @abstractmethod

@@ -110,7 +110,7 @@ class Kernel:
 
     @contextmanager
     def nest(self, extents: Sequence[DimLike], names: str = "ijklmnpquvwxyz") -> Generator[tuple[Dim, ...]]:
-        """Open nested serial loops and yield their variables."""
+        """Open nested serial loops, and yield their variables, which have the letters of `names` as names."""
         with ExitStack() as stack:
             yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
 
@@ -220,7 +220,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add."""
+    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add of floats."""
 
     kernel: Kernel
     buffer: Buffer

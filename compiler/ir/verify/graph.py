@@ -278,7 +278,7 @@ def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def unjoined(module: IRModule, var: Var, value: If) -> str:
-    """Say which branch is not proved to match the annotation, or return ""."""
+    """Say which branch is not proved to match the annotation of `var`, or return ""."""
     for name, side in (("first", value.then), ("second", value.orelse)):
         given = type_of(side.result, lambda name: _signature(module, name))
         verdict = subsumes(var.type, given)

@@ -10,8 +10,8 @@ If each value is the beginning of its key, the second axis has length 1, and onl
 Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. Operators that read or write the cache take
 the layer as an operand, so that all layers share one kernel.
 
-An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. It stores `round(x / scale)`, with the scale that
-maps the largest magnitude of a token's head to 127.
+An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. It stores `round(x / scale)`. The scale maps the
+largest magnitude of the elements that share it to 127.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ F32, LANES = DType.F32, 16
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """Return the index, within a page, of element `j` of the key that is at `offset` in the page."""
+    """Return the index, within a page, of element `j` of the key, of `size` elements, that is at `offset` in the page."""
     return j * PAGE + offset
 
 
@@ -52,7 +52,7 @@ def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
 
 
 def bound_layer(k: Kernel, layer: Scalar, cache: Buffer) -> Dim:
-    """Bind the operand `layer` as an index of the cache."""
+    """Bind the operand `layer` as an index of the first axis of the cache, and return the index."""
     return k.let("layer", cast(layer, DType.I64), cache.shape[0] - 1)
 
 
@@ -69,8 +69,9 @@ TOKENS = "[tokens, heads, size]"
 
 
 def cache_operand(args: tuple[Type, ...], index: int, halves: int, heads: Dim | None, size: Dim | None) -> TensorType:
-    """Return the annotation of the cache. Raise AnnotationError if its pages do not fit `heads` heads of `size` elements. `halves` is 2 for
-    keys and values, and 1 for keys alone."""
+    """Return the annotation of the cache, operand `index`. Raise AnnotationError if it is no tensor of rank 5, or is proved not to have
+    `halves` halves on its second axis and pages for `heads` heads of `size` elements. `halves` is 2 for keys and values, and 1 for keys
+    alone. None: unknown."""
     cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
     if cache.shape is not None:
         agree(Dim.of(halves), cache.shape[1], "dimension 1 of cache")
@@ -93,7 +94,8 @@ def check_per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim |
 
 
 def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Type:
-    """Return the annotation of the cache's scales. An i8 cache needs scales, and no other cache may have them."""
+    """Return the annotation of operand `index`, the scales of the cache, or ObjectType if there are none. An i8 cache needs scales, and no
+    other cache may have them."""
     if len(args) <= index:
         if cache.dtype is DType.I8:
             raise AnnotationError("cache is i8, and its scales are missing; expected one scale per token and head")
@@ -155,7 +157,8 @@ def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim
 
 
 def _lane_tops(kernel: Kernel, names: str, sources: Sequence[Buffer]) -> list[Array]:
-    """Return, for each source, the largest magnitude of the elements that a lane reads if vectors read each row, [tokens, heads, lanes]."""
+    """Return an array [tokens, heads, lanes] per source. Each entry is the largest magnitude of the elements that this lane reads if
+    vectors read the row one after another. `names` names the arrays."""
     tokens, heads, size = sources[0].shape
     lanes = next(lanes for lanes in (LANES, 8, 4, 2, 1) if prove_divisible(size, lanes))
     found = [kernel.workspace(f"{name}_tops", tokens, heads, lanes) for name in names]
@@ -170,7 +173,8 @@ def _of_lane(x: Array, t: Dim, h: Dim, lanes: int, lane: Dim, r: Dim) -> Scalar:
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, tops: Sequence[Array], slots: Buffer) -> None:
-    """Write the scales of the keys, then the scales of the values if they are given, to the cache."""
+    """Write the scales of the keys, then those of the values if they are given, to the cache. `tops` has for each the largest magnitudes
+    of the lanes, [tokens, heads, lanes]."""
     for which, of_lanes in enumerate(tops):
         _, heads, lanes = of_lanes.shape
         with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):

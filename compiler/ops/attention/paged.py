@@ -5,8 +5,9 @@ window, only to the last `window` of those positions. If `positions` is [tokens,
 each token attends to, and there is no window. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache has
 only keys, and a value is the first `value_size` elements of its key.
 
-Over pages of bf16, a back end may round queries and weights to bf16, so that a machine's units for bf16 multiply them. If the attribute
-`exact` is true, it must not. Over pages of 8 bits, it may round them to integers of `row_bits` bits, 8 or 16.
+Over pages of bf16, a back end may round queries and attention weights to bf16, so that a machine's units for bf16 multiply them. If the
+attribute `exact` is true, it must not. Over pages of 8 bits, it may round queries and attention weights to integers of `row_bits` bits, 8
+or 16.
 """
 
 from __future__ import annotations

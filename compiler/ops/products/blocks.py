@@ -85,7 +85,7 @@ def _bytes_of(format: Blocks, blocks: Array, row: Sequence[Dim], block: Dim) -> 
 
 
 def _stored_numbers(format: Blocks, byte: Byte, at: Dim) -> Scalar:
-    """Return an element of the numbers: a byte with two numbers of 4 bits, or one number of more bits."""
+    """Return element `at` of the numbers as they are stored: a byte with two numbers of 4 bits, or one number of more bits."""
     if format.bits != 4:
         return _integer(format.numbers, byte, at)
     low, high = (_integer(format.numbers, byte, at * 2 + odd, format.middle) for odd in (0, 1))
@@ -93,7 +93,7 @@ def _stored_numbers(format: Blocks, byte: Byte, at: Dim) -> Scalar:
 
 
 def _integer(of: Integers, byte: Byte, at: Dim, middle: int = 0) -> Scalar:
-    """Return the integer at a position of its block, plus `middle`."""
+    """Return the integer at position `at` of its block, plus `middle`."""
     found: list[Scalar] = []
     for part in of.parts:
         whole, shift = byte(Dim.of(part.byte(at))), Dim.of(part.shift(at))

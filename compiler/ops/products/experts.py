@@ -85,7 +85,8 @@ EXPERT_LINEAR = define(
 
 
 def _by_expert(experts: Any, size: int, dtype: str, of_expert: Callable[[int, Any], Any]) -> Any:
-    """Return the rows that `of_expert` computes for each expert and the mask of the rows that chose it."""
+    """Return the result, [rows, size]. `of_expert(e, mask)` computes its rows for expert `e`; `mask` selects the rows that chose this
+    expert."""
     out = np.empty((len(experts), size), DType(dtype).numpy)
     for e in np.unique(experts):
         out[experts == e] = of_expert(e, experts == e)

@@ -8,8 +8,8 @@ A weight with one scale per channel may multiply rows with one scale per group. 
 
     y[i, n] = weight_scale[n] * sum(g) scale[i, g] * (sum(k in g) v[i, k] * w[n, k])
 
-Panels (compiler/machine/formats.py) store each weight plus an offset. The contribution of the offset is subtracted by means of `total`, the
-sum of q per group and plane. If `centred` is false, w is the number as stored, and nothing is subtracted.
+Panels (compiler/machine/formats.py) store each weight plus a constant, `Panels.offset`. The contribution of this constant is subtracted by
+means of `total`, the sum of q per group and plane. If `centred` is false, w is the number as stored, and nothing is subtracted.
 
 Groups of weights may have offsets, if `has_offset` is true: the weight is w * weight_scale - offset. `sum` is the sum of each group of x.
 One order is fixed: first the terms of the offsets are added, group by group, then the products.
@@ -226,8 +226,8 @@ def _weight_groups(given: Dim, groups: Dim) -> Dim:
 
 @dataclass(frozen=True, slots=True)
 class _Optional:
-    """The positions, among the operands of a product, of those that only some products have. None: this product does not have the operand.
-    `bias` is the position after all others, where an operand may be missing."""
+    """The positions of the optional operands of a product. None: this product does not have the operand. `bias` is the position after all
+    other operands, where a product with a bias has it."""
 
     unit: int | None
     sum: int | None
@@ -244,7 +244,7 @@ class _Optional:
 
 
 def constant(extent: Dim, what: str, least: int = 1) -> int:
-    """Return an extent as a number. Raise AnnotationError if it is symbolic or less than `least`."""
+    """Return an extent as a number. Raise AnnotationError, which names it by `what`, if it is symbolic or less than `least`."""
     if not extent.is_const or extent.const < least:
         raise AnnotationError(f"{what} is {extent}, expected a number of at least {least}")
     return extent.const

@@ -36,6 +36,7 @@ Attrs = Mapping[str, Any]
 F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.I64, DType.BOOL
 LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
+# the smallest ratio of a group's largest magnitude to its row's with which all outliers of the row fit in 16 bits
 LEAST = float(np.float32(LARGEST[8] / LARGEST[16]))
 # The mean magnitude of a row is computed from integers: its largest magnitude becomes FINE. The sum of 2^19 such integers fits in 32 bits.
 FINE = 4095
@@ -46,8 +47,9 @@ NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is 
 
 
 def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim, most: Scalar | None = None) -> Scalar:
-    """Return the largest |x| of a group, or the largest that does not exceed `most`. The bits of the magnitudes are compared as integers,
-    which have the same order as the floats. This is faster than comparing floats with a test for NaN, and NaN counts as the largest."""
+    """Return the largest |x| of `count` elements of a row, which begin at `first`, or the largest that does not exceed `most`. The bits of
+    the magnitudes are compared as integers, which have the same order as the floats. This is faster than comparing floats with a test for
+    NaN, and NaN counts as the largest."""
 
     def bits(r: Dim) -> Scalar:
         found = bits_of(abs(cast(x[*row, first + r], F32)))
@@ -57,7 +59,7 @@ def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim, most: S
 
 
 def _inverse(top: Scalar, most: int) -> Scalar:
-    """Return the reciprocal of the step, or 0 for a group below NEGLIGIBLE, where the reciprocal could overflow f32."""
+    """Return `most` / `top`, the number of steps per 1.0, or 0 for a `top` below NEGLIGIBLE, where the quotient could overflow f32."""
     none = top < NEGLIGIBLE
     return select(none, const(0.0, F32), float(most) / select(none, const(1.0, F32), top))
 
@@ -168,9 +170,9 @@ def _rows_nest(operands: Operands) -> Nest:
 
 
 def _write_tops(k: Kernel, x: Array, top: Array, group: Dim, cap: float) -> None:
-    """Write the largest magnitude of each group without its outliers, or a larger value where an outlier would not fit in 16 bits
-    otherwise. The limit of a row, which outliers exceed, is computed from a sum of integers, which has the same bits in any order. If a row
-    contains NaN or infinity, so do the results."""
+    """Write to `top` the largest magnitude of each group without its outliers, but at least LEAST times the largest magnitude of the row,
+    so that all outliers fit in 16 bits. The limit of a row, which outliers exceed, is computed from a sum of integers, which has the same
+    bits in any order. If a row contains NaN or infinity, so do the results."""
     *rows, length = x.shape
     row_top, inverse, limit = (k.workspace(name, *rows) for name in ("row_top", "row_inverse", "limit"))
     size = k.workspace("size", *rows, dtype=I32)

@@ -102,7 +102,7 @@ class _Table:
         return ceil_div(Dim.of(self.size), columns), self.panels.lines(Dim.of(self.length)), Dim.of(columns * FOUR)
 
     def levels_shape(self, groups: DimLike, columns: int) -> Shape:
-        """Return the shape of scales, of offsets, or of their units."""
+        """Return the shape of scales, of offsets, or of their units. Panels have `columns` rows of the table."""
         if self.panels is None:
             return Dim.of(self.size), Dim.of(groups)
         return ceil_div(Dim.of(self.size), columns), Dim.of(groups), Dim.of(columns)

@@ -56,7 +56,8 @@ def bounds_of(kind: Kind) -> NDArray[np.float32]:
 
 
 def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -> TensorType:
-    """Return the annotation of a result with one value per group. Raise AnnotationError if operands do not fit together."""
+    """Return the annotation of a result with one value per group. Raise AnnotationError if operands do not fit together.
+    `names` are those of all operands, with the shift last."""
     bits = bits_attr(attrs, SEARCHED)
     if attrs["kind"] not in SEARCHED_KINDS:
         raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected {' or '.join(SEARCHED_KINDS)}")
@@ -188,7 +189,7 @@ def _refine_nest(operands: Operands) -> Nest:
 
 
 def _numbers(x: Any, scale: Any, shift: Any, bits: int, group: int, kind: str) -> tuple[Any, Any]:
-    """Return the elements by group, and their nearest numbers as floats."""
+    """Return the elements of x by group, and the numbers nearest to them under these scales and shifts, as floats."""
     wide = x.reshape(x.shape[0], x.shape[1] // group, group)
     moved = wide if shift is None else wide + shift[..., None]
     steps = moved / np.where(scale == 0, np.float32(1), scale)[..., None]

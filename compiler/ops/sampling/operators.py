@@ -39,7 +39,7 @@ LOGPROB_OPERANDS = {"logits": F32, "rows": I32, "tokens": I32, "tops": I32}
 
 
 def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, TensorType]:
-    """Return the annotations of the operands by name. Raise AnnotationError if an element type is not the expected one."""
+    """Return the annotations of the operands by name. Raise AnnotationError if a rank or element type is wrong."""
     types: dict[str, TensorType] = {}
     for i, (name, dtype) in enumerate(operands.items()):
         types[name] = tensor_operand(args, i, name, ndim=2 if name in ("logits", "numbers", "settings", "masks") else 1)
@@ -49,7 +49,8 @@ def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, T
 
 
 def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim | None:
-    """Return the number of rows, or None if it is unknown. Raise AnnotationError if the named operands have different numbers of rows."""
+    """Return the number of rows, or None if it is unknown. Raise AnnotationError if a named operand is proved not to have an entry per row;
+    lists of starts have one more."""
     rows = types["rows"].shape
     for name in names:
         shape = types[name].shape

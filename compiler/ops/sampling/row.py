@@ -72,7 +72,8 @@ class Row:
 
     @contextmanager
     def each_row(self, *, listing: bool) -> Generator[None]:
-        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows."""
+        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows. With `listing`, it includes `list`,
+        which truncation needs."""
         k = self.k
         self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
         self.low = k.workspace("low", GROUPS, self.blocks)
@@ -119,7 +120,8 @@ class Row:
             yield u, lane, BLOCK * b + LANES * u + lane
 
     def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
-        """Apply `body` to each block of the row. The last block of the logits may be partial."""
+        """Call `body(b, read)` for each block of the row. If the last block of the logits is partial, its `read` gives -inf beyond the
+        vocabulary."""
         full = self.vocab // BLOCK if read == self.raw else self.blocks
         if full:
             with self.k.serial("b", full) as b:
@@ -219,7 +221,8 @@ class Row:
         self.each_block(read, lambda b, read: self.renew(b, lambda at: (self.best[0] - read(at)) * sharpness()))
 
     def renew(self, b: Dim, distance: Read) -> None:
-        """Replace the distances of block `b`, and update `low`, its smallest distance."""
+        """Replace the distances of block `b` by what `distance` returns for each token, and update `low`, the smallest distance of the
+        block."""
         least = self.least
         with self.k.vector(LANES) as lane:
             least[lane] = INF

@@ -46,9 +46,10 @@ class Truncations(Row):
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
     def truncate(self, then: Callable[[], None]) -> None:
-        """Apply top_k, top_p and typical_p as three iterations of one loop. Each keeps the tokens nearest to `center`, up to the wanted
-        number or weight, and finds the last token to keep in a list of candidates. `then` draws the token. If nothing else reads the row,
-        the last truncation does not rewrite it: the row still has all tokens, but its sums contain only those for which `within` holds."""
+        """Apply top_k, top_p and typical_p as three iterations of one loop, and min_p before typical_p. Each iteration keeps the tokens
+        nearest to `center`, up to the wanted number or weight, and finds the last token to keep in a list of candidates. `then` draws the
+        token. If nothing else reads the row, the last truncation does not rewrite it: the row still has all tokens, but its sums contain
+        only those for which `within` holds."""
         k = self.k
 
         def reach() -> Scalar:
@@ -211,7 +212,8 @@ class Truncations(Row):
 
     @contextmanager
     def each_id(self, count: Dim, part: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the tokens of part `part` of the list. Yield each token's id and its index within the part."""
+        """Loop over the tokens of part `part` of the list, which has `count` tokens. Yield each token's id and its index within the
+        part."""
         with self.k.serial("e", dim_min(LANES, count - LANES * part)) as e:
             yield self.k.let("id", self.list[self.g, LANES * part + e]), e
 

@@ -159,7 +159,8 @@ class _Fuser:
         return block if same else Block(kept, block.kind)
 
     def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int], split: dict[Var, None]) -> Binding:
-        """Join producers into the call, the latest first, until no producer can be joined. Remove joined producers from `done`."""
+        """Join producers into the call, the latest first, until no producer can be joined. Remove joined producers from `done`; add to
+        `split` the calls of which one of several results was joined."""
         while True:
             for var in done.latest_first(consumer):
                 joined = self._join(done, var, consumer, uses)
@@ -176,7 +177,7 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Drop results of a call that nothing reads."""
+        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))

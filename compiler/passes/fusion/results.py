@@ -14,7 +14,7 @@ from compiler.passes.fusion.join import WrittenCall, written_out
 
 
 def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:
-    """Return a call that computes only the results with these indices, or None if its stages depend on each other."""
+    """Return a call that computes only the results with these indices, or None if its stages are not independent."""
     if not _independent(prim):
         return None
     whole = written_out(call, prim)
@@ -26,7 +26,8 @@ def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> Wri
 
 @lru_cache(maxsize=512)
 def _independent(prim: PrimFunc) -> bool:
-    """Whether each stage is a nest that writes one of the outputs and reads none of them."""
+    """Whether there are several stages, none of which has a schedule or works in place, and each is a nest that writes one of the outputs
+    and reads none of them."""
     if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule"}:
         return False
     stages, outputs = statements(prim.body), set(prim.outputs)

@@ -49,7 +49,7 @@ def protect_operands(module: IRModule) -> IRModule:
 
 
 def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
-    """Copy a tensor, or all tensors of a tuple."""
+    """Return a copy of a tensor, or a tuple of copies of the tensors of a tuple. Raise CompileError if an extent is unknown."""
     match type_of(atom):
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             source, target = Buffer("a", shape, dtype), Buffer("out", shape, dtype)
