@@ -341,7 +341,8 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
 
 
 def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule."""
+    """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule. Raise
+    ConfigError if the field is not a list of known kinds, one for each layer."""
     kinds = fields.raw("layer_types", list(rule))
     if not isinstance(kinds, list) or len(kinds) != len(rule) or not set(known).issuperset(kinds):
         raise fields.error("layer_types", f"a list of {len(rule)} entries, each {' or '.join(known)}")

@@ -155,7 +155,7 @@ class Net:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: int) -> Var:
-        """Return the tensor of the checkpoint that has this full name."""
+        """Return the tensor of the checkpoint that has this full name, dequantised if the checkpoint stores it as encoded numbers."""
         if name in self.forms:
             return self._whole(self.held([name], [shape]), shape)
         if name not in self.weights:
