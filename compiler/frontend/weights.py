@@ -318,8 +318,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """Parse the JSON object in the header of a file. Raise DamagedFile if it is none, or if a key is repeated, since readers differ in
-    which of its values counts."""
+    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if it is none, or if a key is repeated, since readers
+    differ in which of its values counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
