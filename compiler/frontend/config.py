@@ -202,7 +202,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     apart: bool = False  # whether matrices that safetensors checkpoints stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
-    left_out: tuple[str, ...] = ()  # first parts of the names of tensors of other models in the checkpoint, which are not served
+    left_out: tuple[str, ...] = ()  # prefixes of tensors that belong to other models in the checkpoint, which are not served
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
