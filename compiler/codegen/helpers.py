@@ -50,7 +50,7 @@ class Helpers:
             thread.join()
 
     def begin(self, name: str, text: str) -> None:
-        """Have a helper compile a kernel as soon as one has nothing to do."""
+        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do."""
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()

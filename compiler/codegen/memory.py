@@ -81,7 +81,8 @@ class MemoryAccess:
         return self.scalars.loaded(raw, buffer.dtype, lanes)
 
     def _load_words(self, place: Place, starts: Sequence[int], element: str) -> str:
-        """Load runs of elements that are words of 32 bits, which is faster than to gather the elements."""
+        """Load runs of elements that are words of 32 bits, which is faster than to gather the elements. `starts` has the index of the first
+        element of each run."""
         words, found = vec("i32", len(starts)), "poison"
         for number, start in enumerate(starts):
             pointer = self.code.op(f"getelementptr {element}, ptr {place.pointer}, i64 {start}")

@@ -202,7 +202,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     apart: bool = False  # whether matrices that safetensors checkpoints stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
-    left_out: tuple[str, ...] = ()  # first parts of the names of tensors of other models in the checkpoint, which are not served
+    left_out: tuple[str, ...] = ()  # prefixes of tensors that belong to other models in the checkpoint, which are not served
     encoder: EncoderConfig | None = None
     hearing: Hearing | None = None
     vision: Vision | None = None
@@ -341,7 +341,8 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
 
 
 def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule."""
+    """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule. Raise
+    ConfigError if the field is not a list of known kinds, one for each layer."""
     kinds = fields.raw("layer_types", list(rule))
     if not isinstance(kinds, list) or len(kinds) != len(rule) or not set(known).issuperset(kinds):
         raise fields.error("layer_types", f"a list of {len(rule)} entries, each {' or '.join(known)}")

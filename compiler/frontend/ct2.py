@@ -233,7 +233,7 @@ class _Header:
         return int.from_bytes(self._file.memory[at : at + num_bytes], "little")
 
     def _take(self, num_bytes: int) -> int:
-        """Skip bytes, and return where they begin."""
+        """Skip bytes, and return where they begin. Raise DamagedFile if the file ends before."""
         at, self._at = self._at, self._at + num_bytes
         if self._at > self._file.num_bytes:
             raise DamagedFile(f"{FILE} ends after {self._file.num_bytes} bytes, in the middle of a variable. Is the download complete?")

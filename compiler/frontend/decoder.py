@@ -107,7 +107,8 @@ def build_step(
 def build_observed(
     config: ModelConfig, dtypes: Mapping[str, DType], bounds: StepBounds, cache_dtype: DType, format: WeightFormat
 ) -> tuple[IRModule, tuple[tuple[str, ...], ...]]:
-    """Build the program `observed`. Also return, for each of its `squares`, the names of the matrices that read this input."""
+    """Build the program `observed`, with arguments as for `build_step`. Also return, for each of its `squares`, the names of the matrices
+    that read this input."""
     squares: dict[tuple[str, ...], Var] = {}
     module = _module(Net(dtypes, format, squares=squares), config, bounds, cache_dtype, OBSERVED)
     return module, tuple(squares)

@@ -57,7 +57,8 @@ class Fields:
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> Any:
-        """Return an integer within the limits. If the field is absent, return the default, which may have any type."""
+        """Return an integer within the limits. If the field is absent, return the default, which may have any type. Raise ConfigError if
+        there is no default, or for any other value."""
         return self._get(name, default, f"an integer from {minimum} to {maximum}", lambda v: type(v) is int and minimum <= v <= maximum)
 
     def fill(self, **defaults: Any) -> None:

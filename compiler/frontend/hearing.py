@@ -50,7 +50,8 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
 
 
 def heard_tensors(group: HeardGroup, parts: DimVar) -> tuple[Var, ...]:
-    """Return the inputs that hold the keys and values of audio, and their scales if they have 8 bits."""
+    """Return the inputs that hold the keys and values of audio, with room for `parts` parts of pages, and their scales if they have 8
+    bits."""
     return tuple(
         Var(name, tensor(shape, DType(dtype)))
         for name, (shape, dtype) in zip(("heard", "heard_scales"), group.arrays_of(parts), strict=False)
@@ -107,7 +108,7 @@ class _Pages:
 
 
 def _remember(net: Net, config: ModelConfig, group: HeardGroup, x: Var, slots: Var, cache: tuple[Var, ...]) -> None:
-    """Append the keys and values of all frames for each layer of the decoder."""
+    """Append the keys and values of the frames `x` to the cache, at `slots`, for each layer of the decoder."""
     (held, *scales), frames = cache, group.num_frames
     for index, number in enumerate(group.layers):
         prefix = f"{DECODER}layers.{number}.encoder_attn."

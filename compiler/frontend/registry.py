@@ -103,7 +103,8 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model directory, whose config.json has these fields."""
+    """Return the configuration of a model directory, whose config.json has these fields; other files of it state the rest. Raise
+    ModelError if no family reads them, or if one of the files is damaged or states something that is not supported."""
     config = parse_config(values)
     config = replace(config, embedding=load_embedding(directory, config.embedding))
     if (hearing := config.hearing) is not None:

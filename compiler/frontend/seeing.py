@@ -35,7 +35,7 @@ TAPS = 4  # entries of the table of positions between which a patch lies
 
 
 def most_crops(vision: Vision) -> int:
-    """Return the largest number of crops of one call of the program. Crops of one size must also have at most MOST_PATCHES patches
+    """Return how many crops one call of the program takes at most. Crops of one size must also have at most MOST_PATCHES patches
     together, unless a single crop has more."""
     return vision.at_once if vision.any_size else max(1, min(vision.at_once, MOST_PATCHES // vision.num_patches))
 

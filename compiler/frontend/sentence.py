@@ -71,7 +71,8 @@ class EmbeddingConfig:
 
 
 def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
-    """Read the files of sentence-transformers. Without these files, texts are embedded by the family's `default`."""
+    """Read from the files of sentence-transformers how texts are embedded. Without these files, it is the family's `default`. Raise
+    ConfigError if they ask for something that is not supported."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     sentence.require("because the tokenizer must do the lower-casing", do_lower_case=False)
     embedding = default
@@ -101,7 +102,7 @@ def read_kinds(modules: Any) -> list[tuple[str, Fields]]:
 
 
 def settings_of(module: Fields, directory: Path) -> Fields:
-    """Return the config.json in the folder of a module."""
+    """Return the config.json in the folder of a module. Raise ConfigError if the module does not name a folder in this directory."""
     path = module.text("path")
     if Path(path).name != path:
         raise module.error("path", "the name of a folder in the model's folder")

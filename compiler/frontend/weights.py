@@ -318,7 +318,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """Parse a JSON object. Raise DamagedFile if a key is repeated, since readers differ in which of its values counts."""
+    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if it is none, or if a key is repeated, since readers
+    differ in which of its values counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -342,7 +343,8 @@ def _parse_object(text: bytes, file: str) -> dict[str, Any]:
 
 
 def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[str, tuple[TensorInfo, int]]:
-    """Return the tensors, each with the offset of its bytes in the data. Raise DamagedFile if they do not fill the data exactly."""
+    """Return the tensors, each with the offset of its bytes in the data. Raise DamagedFile if an entry is malformed, or if the tensors do
+    not fill the data exactly."""
     found = {name: _check_tensor(entry, f"{file}, tensor {name!r}") for name, entry in header.items() if name != "__metadata__"}
     expected = 0
     for name, (info, start) in sorted(found.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):

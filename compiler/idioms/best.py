@@ -57,7 +57,7 @@ def _score(fold: Reduce) -> Scalar | None:
 
 
 def _written(found: Best, nests: Sequence[PerfectNest], chosen: int) -> list[PerfectNest]:
-    """Return the stages that the operator writes for this score, with the same buffers."""
+    """Return the stages that the operator writes for this score and `chosen` experts, with the buffers of `nests`."""
     k, ((row, _), (expert, count)) = Kernel(), found.axes
     best, picked = ([k.array(n.store.buffer) for n in nests[first : first + chosen]] for first in (0, chosen))
     write_best(k, k.array(found.out), count, lambda t, e: rewrite_dims(found.score, {row: t, expert: e}), best, picked)

@@ -145,7 +145,7 @@ def _type_of_value(value: Any, stated: Type) -> Type:
 
 
 def check_bounds(dims: dict[DimVar, int], place: str) -> None:
-    """Require that each variable is in its declared range."""
+    """Raise MismatchError, which names `place`, if a variable is outside its declared range."""
     for var, value in dims.items():
         upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
         if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
@@ -274,7 +274,7 @@ class _Frame:
         return ()
 
     def _run(self, name: str, args: Sequence[Any]) -> None:
-        """Run a loop nest on its operands and outputs. Every index is checked."""
+        """Run the loop nest `name` on its operands and outputs. Every index is checked."""
         prim = self.interpreter.module.prim(name)
         first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
         assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
@@ -285,6 +285,6 @@ class _Frame:
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call the same host routine as the virtual machine."""
+    """Call the host routine `name`, the same as the virtual machine calls."""
     known = routine(name)
     return known.compute(*inputs, *(attrs[a] for a in known.attributes))

@@ -189,7 +189,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Require that a variable stays in its declared range, on which proofs rely."""
+        """Raise InterpretError if a variable leaves its declared range, on which proofs rely."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:

@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Compute in f64 and round once, so that the result is as accurate as the type allows."""
+    """Return a function that computes `fn` in f64 and rounds once, so that the result is as accurate as the type allows."""
     return lambda x: fn(x.astype(np.float64)).astype(x.dtype)
 
 

@@ -92,7 +92,7 @@ def _order(vision: Vision, crop: Crop) -> NDArray[np.int64]:
 
 
 def _window_numbers(vision: Vision, crop: Crop) -> NDArray[np.int64]:
-    """Return the number of the window of each square of a crop."""
+    """Return, for each square of a crop, the number of its window."""
     rows, columns = np.divmod(np.arange(crop.num_tokens), crop.columns)
     return rows // vision.window * crop.columns + columns // vision.window
 
@@ -124,9 +124,9 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
 
 
 def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Floats:
-    """Return the share of each entry of the table of positions in each patch, [patches, entries]. For SigLIP 2, the table is scaled to the
-    size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets a weighted mean
-    of those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
+    """Return, for each patch, the share of each entry of the table of positions, [patches, entries]. For SigLIP 2, the table is scaled to
+    the size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets a weighted
+    mean of those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
     found: list[Floats] = []
     entries, one = np.arange(vision.table_edge, dtype=np.float32), np.float32(1)
     for crop, at in zip(crops, points, strict=True):
@@ -143,8 +143,8 @@ def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Fl
 
 
 def _cubic(centres: Floats, entries: Floats) -> Floats:
-    """Return the share of each entry of an axis of the table in each patch, [patches, 2, entries], by cubic interpolation. Beyond its ends,
-    the table repeats its outermost entries."""
+    """Return, for each patch and axis of the table, the share of each entry, [patches, 2, entries], by cubic interpolation. Beyond its
+    ends, the table repeats its outermost entries."""
     last, below = entries[-1], np.floor(centres)
     found = np.zeros((*centres.shape, len(entries)), np.float32)
     for step in range(-1, 3):

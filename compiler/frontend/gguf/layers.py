@@ -39,7 +39,8 @@ def has_tensor(name: str, config: Mapping[str, Any], tensors: Container[str]) ->
 
 
 def inner_size(metadata: Mapping[str, Any], divisor: object) -> int | None:
-    """Return the number of elements of all value heads together, divided by `divisor`, or None if the file does not state it."""
+    """Return the number of elements of all value heads together, divided by `divisor`. Return None if the file does not state it, or if
+    the divisor is no positive integer."""
     size = metadata.get("ssm.inner_size")
     return size // divisor if type(size) is int and type(divisor) is int and divisor > 0 else None
 

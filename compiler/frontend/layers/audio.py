@@ -139,7 +139,7 @@ class AudioLayers:
 def project(
     net: Net, h: Var, prefix: str, names: tuple[str, ...], size: int, heads: int, rows: DimLike, format: WeightFormat | None = None
 ) -> tuple[Var, ...]:
-    """Return the projections of `h[rows, size]` to heads, [rows, heads, head size] each. Keys have no bias."""
+    """Return the projections of `h[rows, size]` to heads by the layers `names`, [rows, heads, head size] each. Keys have no bias."""
     w = net.stacked([net.weight(f"{prefix}{name}.weight", size, size) for name in names])
     biases = [Constant(np.zeros(size, np.float32)) if name == "k_proj" else net.vector(f"{prefix}{name}.bias", size) for name in names]
     bias = biases[0] if len(biases) == 1 else net.call(CONCAT, *biases, axis=0)

@@ -155,7 +155,7 @@ class Net:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: int) -> Var:
-        """Return the tensor of the checkpoint that has this full name."""
+        """Return the tensor of the checkpoint that has this full name, dequantised if the checkpoint stores it as encoded numbers."""
         if name in self.forms:
             return self._whole(self.held([name], [shape]), shape)
         if name not in self.weights:
@@ -265,8 +265,9 @@ class Net:
         bias: bool = False,
         format: WeightFormat | None = None,
     ) -> Var:
-        """Apply one or several linear layers to the same input, and concatenate their outputs. Weights that the checkpoint stores with the
-        same `Form` are multiplied in one product, unless their columns are sorted by group."""
+        """Apply one or several linear layers to the same input, and concatenate their outputs. Layer `names[i]` has `sizes[i]` outputs. If
+        the checkpoint stores all their matrices with the same `Form`, or all without one, they are multiplied in one product, unless their
+        columns are sorted by group."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         if format is None:

@@ -72,13 +72,13 @@ class Scaled:
         return {NUMBERS[Kind.E4M3]: self._numbers(weight), SCALE: scale[of_rows[:, None], of_groups]}
 
     def _group(self, scales: tuple[int, ...], rows: int, columns: int) -> int:
-        """Return the number of inputs of a row that share a scale."""
+        """Return the number of inputs of a row that share a scale. `scales` is the shape of the scales."""
         if self.block is None or self._is_of_rows(scales, rows) or scales[1] == 1:
             return columns
         return gcd(columns, self.block[1])
 
     def _is_of_rows(self, scales: tuple[int, ...], rows: int) -> bool:
-        """Return whether a row has one scale, of its own or that of the matrix."""
+        """Return whether, with scales of this shape, a row has one scale, of its own or that of the matrix."""
         return len(scales) < 2 or scales in ((1, 1), (rows, 1))
 
     def _numbers(self, weight: Array) -> Array:

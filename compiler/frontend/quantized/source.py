@@ -41,7 +41,8 @@ MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Mo
 
 
 def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:
-    """Return the methods by which the weights in a folder with this config.json are quantised."""
+    """Return the methods by which the weights in a folder with this config.json are quantised. If it states none, the file of ModelOpt
+    counts."""
     if (file := folder / MODELOPT_FILE).is_file() and not any(config.get(name) for name in FIELDS):
         stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
         config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}

@@ -68,7 +68,8 @@ def _last_cut(piece: str, ranks: Mapping[str, int]) -> int:
 
 
 def tokens_in_texts(ids: Mapping[str, int], kinds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the tokens that are recognised in a text before it is split into words. Control tokens are special tokens."""
+    """Return the tokens that are recognised in a text before it is split into words. Control tokens and the unknown token are special
+    tokens. `ids` has the id of each token, `kinds` the kind of each id."""
     added: list[dict[str, Any]] = []
     for piece, id in ids.items():
         special = kinds[id] in (CONTROL, UNKNOWN)

@@ -47,7 +47,8 @@ class Stated:
 
 
 def stated(files: Mapping[str, bytes], defaults: Mapping[str, str | dict[str, Any]]) -> Stated:
-    """Read the files. `defaults` are the special tokens of the tokenizer's class by role, for roles that the files do not state."""
+    """Read the files, and raise DamagedFile if one is malformed. `defaults` are the special tokens of the tokenizer's class by role, for
+    roles that the files do not state."""
     config, special = _object(files, CONFIG), _object(files, SPECIAL)
     roles = {role: _token(value, role, special=True) for role, value in defaults.items()}
     for role in ROLES:
@@ -78,7 +79,8 @@ def _id(value: object, file: str) -> int:
 
 
 def _token(value: object, where: str, *, special: bool) -> dict[str, Any]:
-    """Return the fields of a token, which is stated as a text or with its fields."""
+    """Return the fields of a token, which is stated as a text or with its fields. With `special`, it is special whatever they say. Raise
+    DamagedFile if it is malformed."""
     fields: Mapping[str, Any] = value if isinstance(value, dict) else {"content": value}
     content = fields.get("content")
     if not isinstance(content, str) or not content:

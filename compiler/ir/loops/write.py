@@ -386,7 +386,8 @@ def contract_groups(
     two_planes: Callable[[Dim], Scalar] | None = None,
     term: Callable[[Dim], Scalar] | None = None,
 ) -> GroupedContraction:
-    """Return the sum over groups of exact integer sums times a factor (see `GroupedContraction`)."""
+    """Return the sum over groups of exact integer sums times a factor. The functions return, for the index of a group, the fields of
+    `GroupedContraction`."""
     var = DimVar("r", 0, Dim.of(num_groups) - 1)
     g, axes = var.dim, ((var, Dim.of(num_groups)),)
     optional = (None if part is None else part(g) for part in (two_planes, term))

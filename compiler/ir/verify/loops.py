@@ -69,7 +69,8 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """Add a scalar and its operands. A shared node is added once per expression, and once for each reduction that contains it."""
+    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are defined there. A shared node is added once per
+    expression, and once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)

@@ -269,8 +269,8 @@ def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
 def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
-    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. A value that both
-    calls read becomes one operand."""
+    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. A value that is
+    read under two names becomes one operand, unless a result of `b` takes its memory there."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}
