@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from server.engine.outbox import Publish
-from server.engine.request import Request, Sequence
+from server.engine.request import Request, Sequence, Stage
 from server.engine.scheduling.page_pool import PAGE_SIZE, Chain
 from server.engine.scheduling.scheduler import Scheduler
 from server.engine.step_model import StepModel
@@ -155,7 +155,8 @@ class PageExchange:
     def begin(self, request: Request) -> bool:
         """Begin to take pages of the prompt from the server that a request names. Return whether the request is to wait for them."""
         giver, submit = request.submit.giver, request.submit
-        seq = next((seq for seq in request.sequences if seq.num_reusable >= PAGE_SIZE), None)
+        living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
+        seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
         if giver is None or seq is None or (giver.computes and request.excerpts):
             return False
         num_tokens = seq.num_reusable // PAGE_SIZE * PAGE_SIZE

@@ -415,12 +415,15 @@ class Supervisor:
         watchdog = self._watchdog
         while True:
             await asyncio.sleep(watchdog.interval_s)
-            if self._worker is None or not any(job.in_worker for job in self._jobs.values()):
+            worker = self._worker
+            if worker is None or not any(job.in_worker for job in self._jobs.values()):
                 watchdog.hear()
-            elif fault := watchdog.look(usage_of(self._worker.pid).cpu_s + self._stages_cpu_s):
-                log.warning("%s: worker %d %s", self._load.name, self._worker.pid, fault)
+                continue
+            usage = await asyncio.to_thread(usage_of, worker.pid)  # the worker may have hundreds of processes for constraints
+            if worker is self._worker and (fault := watchdog.look(usage.cpu_s + self._stages_cpu_s)):
+                log.warning("%s: worker %d %s", self._load.name, worker.pid, fault)
                 watchdog.hear()
-                self._worker.kill()
+                worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
         """Do what a message of the worker asks for."""

@@ -86,6 +86,14 @@ def test_a_page_that_is_here_is_not_taken() -> None:
     assert taker.engine.exchange.counts.num_taken == 299 // PAGE_SIZE - 200 // PAGE_SIZE
 
 
+def test_no_page_is_taken_for_a_choice_that_has_ended() -> None:
+    """An earlier worker has finished the first choice, whose answer is long."""
+    _, taker = pair((WHOLE,))
+    (one,) = with_giver([submit("a", 40)])
+    taker.engine.submit(msgspec.structs.replace(one, num_choices=2, emitted=((5,) * 100, ()), finished=(0,)))
+    assert [taking.transfer.ask.num_tokens for taking in taker.engine.exchange.takings] == [2 * PAGE_SIZE]
+
+
 def test_tenants_do_not_share() -> None:
     giver, taker = pair((WHOLE,))
     one = submit("a", 300)

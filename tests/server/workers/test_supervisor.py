@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from server.engine import channel
 from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
 from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
+from server.models.processes import usage_of
 from server.workers.care import Care
 from server.workers.ledger import Generation
 from server.workers.supervisor import Supervisor, WorkerState
@@ -749,6 +751,21 @@ def test_a_worker_that_waits_for_stages_is_replaced_only_if_they_do_nothing(stag
                 running.cancel()
 
     run(scenario)
+
+
+def test_the_event_loop_does_not_wait_for_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read the CPU time of a worker with the processes of 100 constraints takes 10 ms."""
+    threads: set[int] = set()
+    monkeypatch.setattr("server.workers.supervisor.usage_of", lambda pid: threads.add(threading.get_ident()) or usage_of(pid))
+
+    async def scenario() -> None:
+        async with worker(care=Care(stall_s=0.8)) as supervisor:
+            running = asyncio.create_task(collect(supervisor, submits(1, max_tokens=300)[0]))
+            await until(lambda: bool(threads))
+            await running
+
+    run(scenario)
+    assert threading.get_ident() not in threads
 
 
 def test_pages_are_given_until_the_worker_dies() -> None:
