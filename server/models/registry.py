@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, cast
 
 import msgspec
 
@@ -307,6 +309,8 @@ class Registry:
         """Cancel a running operation, and wait until it has ended. Raise ApiError if it has ended already."""
         if operation.task is None or operation.task.done():
             raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has ended: it {operation.outcome}")
+        if getcoroutinestate(cast("Coroutine[Any, Any, None]", operation.task.get_coro())) == CORO_CREATED:
+            await asyncio.sleep(0)  # a task that is cancelled before it begins would never end the operation
         operation.task.cancel()
         await operation.wait()
 

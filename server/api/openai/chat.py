@@ -13,7 +13,7 @@ from server.api.answer.respond import respond, response_headers
 from server.api.answer.shapes import ChatChunk, ChatCompletion, Render
 from server.api.context import Caller, Context, caller
 from server.api.openai.chat_answer import ChatAnswer
-from server.api.request.conversation import NO_MARKERS, for_template
+from server.api.request.conversation import NO_MARKERS, for_template, text_of
 from server.api.request.limits import check_num_logprobs, check_sizes, num_chars
 from server.api.request.media import excerpts_of, media_of
 from server.api.request.prefix import prefix_header
@@ -139,7 +139,7 @@ def _planned(
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
     max_tokens = max_tokens_of(asked, loaded.defaults.max_tokens, ids, loaded, param="messages", strict=settings.strict)
-    thinking = loaded.dialect.is_thinking(text)
+    thinking = loaded.dialect.is_thinking(text, text_of(body.messages[-1].content) if body.continue_final_message else "")
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
         body,

@@ -58,9 +58,10 @@ class Dialect:
         """The tokens that open and close a block of thoughts, or None if there are none."""
         return None if self.thoughts is None else self.thoughts.ids(self.specials)
 
-    def is_thinking(self, prompt: str) -> bool:
-        """Return whether a prompt ends with the opening of a block of thoughts."""
-        return self.thoughts is not None and self.thoughts.are_open(prompt)
+    def is_thinking(self, prompt: str, continued: str = "") -> bool:
+        """Return whether a prompt ends with the opening of a block of thoughts, or inside such a block. `continued` is the message that the
+        answer continues, which may begin with a block."""
+        return self.thoughts is not None and (self.thoughts.are_open(prompt) or self.thoughts.are_begun(continued))
 
     def rules(
         self,

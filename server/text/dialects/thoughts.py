@@ -31,6 +31,10 @@ class Thoughts:
         """Return whether a prompt ends with the opening of a block."""
         return prompt.rstrip("\n").endswith(self.begin.rstrip("\n"))
 
+    def are_begun(self, answer: str) -> bool:
+        """Return whether the beginning of an answer ends inside a block."""
+        return answer.lstrip().startswith(self.begin) and self.closing not in answer
+
     def in_vocabulary(self, ids_of: Callable[[str], list[int]]) -> bool:
         """Return whether each marker is a single token of the vocabulary. A model with such tokens is assumed to write thoughts, unless a
         setting says otherwise."""

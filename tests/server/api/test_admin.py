@@ -201,6 +201,18 @@ def test_cancelling_a_load_leaves_nothing(serve, folder, answering):
     assert again.status_code == 409 and again.json()["error"]["code"] == "operation_ended"
 
 
+def test_a_load_can_be_cancelled_before_it_does_anything(serve, folder):
+    server = serve(initial=())
+
+    async def cancel_at_once() -> str:
+        operation = await server.registry.load(ModelSpec("a", "a"))
+        await server.registry.cancel(operation)
+        return operation.state
+
+    assert asyncio.run_coroutine_threadsafe(cancel_at_once(), server.loop).result(60) == "cancelled"
+    assert server.registry.models() == []
+
+
 def test_two_models_serve_while_a_third_fails_and_leaves_no_trace(serve, folder, answering):
     broken = answering("", load_s=0.3, load_error=LoadError(ErrorCode.LOAD_REFUSED, "model.safetensors: the header is cut off"))
     server = serve(initial=(), scripts={"c": broken, "a": answering("from a"), "b": answering("from b")})

@@ -283,6 +283,17 @@ def test_a_format_of_an_answer_in_channels_holds_behind_their_headers(serve):
     assert server.worker.submits[-1].params.constraint is None
 
 
+@pytest.mark.parametrize(
+    ("begun", "found"),
+    [("<think>\nI add", ("b", "c")), ("<think>a</think>\nSo", ("", "b</think>c"))],
+)
+def test_a_continued_message_may_end_in_a_think_block(serve, answering, begun, found):
+    server = serve(script=answering("b</think>c"))
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+    message = server.chat(messages=messages, continue_final_message=True).json()["choices"][0]["message"]
+    assert ((message.get("reasoning_content") or ""), message["content"]) == found
+
+
 def test_the_prompt_may_open_the_think_block(serve, answering):
     server = serve(script=answering("hm</think>yes"), initial=(ModelSpec("null", "null", reasoning=False),))
     answer = server.chat(chat_template_kwargs={"opening": "<think>\n"}).json()
