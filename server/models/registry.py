@@ -361,12 +361,12 @@ class Registry:
         self._save()
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
-        self._count_load(model, loaded.ready, load_s)
-        tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
         try:  # who sees that the load has ended may rely on the state file
             await self._saved.written()
-        finally:
+        finally:  # the model is loaded, even if the operation is cancelled now
             operation.end(OperationState.SUCCEEDED)
+            self._count_load(model, loaded.ready, load_s)
+            tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
     async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
         """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced
