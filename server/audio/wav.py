@@ -59,7 +59,7 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         at += 8
         if name == b"ds64":
-            long = int.from_bytes(data[at + 8 : at + 16], "little")
+            long = int.from_bytes(data[at + 8 : at + 16], "little") or UNSTATED  # a pipe leaves 0
         elif name == b"fmt ":
             layout = _layout(data[at : at + size])
         elif name == b"data":

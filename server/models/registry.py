@@ -149,10 +149,11 @@ class Registry:
         """Cancel loads and stop every worker. The state file keeps the models for the next start."""
         self.closing = True
         await asyncio.gather(self.operations.cancel_all(), self.publications.close())
-        for task in self._retiring:
+        retiring = list(self._retiring)
+        for task in retiring:
             task.cancel()
         stops = [model.loaded.worker.stop() for model in self._models.values() if model.loaded is not None]
-        await asyncio.gather(*stops, self._replacements.close(), return_exceptions=True)
+        await asyncio.gather(*stops, self._replacements.close(), *retiring, return_exceptions=True)
         for name in list(self._models):
             self._aliases.forget(name)
         self._models.clear()
@@ -258,7 +259,7 @@ class Registry:
         elif is_outdated and model is known:
             return self._reload(model, spec, swap=swap)
         else:
-            model.swaps = swap
+            model.swaps = swap or (model.swaps and model.state is not ModelState.READY)
             self._add_names(model, spec)
             await self._saved.written()
         return model.operation
@@ -358,11 +359,14 @@ class Registry:
         self._take_aliases(model, model.spec.aliases)
         self._aliases.adopt(presets, variants, loaded)
         self._save()
-        operation.end(OperationState.SUCCEEDED)
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
-        self._count_load(model, loaded.ready, load_s)
-        tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
+        try:  # who sees that the load has ended may rely on the state file
+            await self._saved.written()
+        finally:  # the model is loaded, even if the operation is cancelled now
+            operation.end(OperationState.SUCCEEDED)
+            self._count_load(model, loaded.ready, load_s)
+            tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
 
     async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
         """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced

@@ -43,6 +43,13 @@ def test_a_stream_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answ
     assert b"[DONE]" in answer and not server.worker.aborted
 
 
+def test_a_silent_stream_of_lines_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answering, monkeypatch):
+    monkeypatch.setattr("server.api.answer.sse.PATIENCE_S", 0.01)
+    server = serve(script=answering("Hello", prefill_s=1.0), header_timeout_s=0.4)
+    answer = ask_and_close_half(server, request("POST", "/api/generate", {"model": "null", "prompt": "x"}, "1.0"))
+    assert b'"done":true' in answer and not server.worker.aborted
+
+
 def test_each_request_of_http_1_0_has_the_time_for_itself(serve, answering):
     server = serve(script=answering("Hello", interval_s=0.12), header_timeout_s=0.9)
     asked = request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 5}, "1.0").replace(

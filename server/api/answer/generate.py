@@ -184,7 +184,9 @@ class Generation:
             self._account(outcome)
 
     def end(self, choice: int, reason: str = "stop") -> None:
-        """End a choice that the worker still generates, and abort it in the worker."""
+        """End a choice that the worker still generates, and abort it in the worker. Do nothing if the choice has ended meanwhile."""
+        if choice not in self._running:
+            return
         self._finished.append(reason)
         self._running.discard(choice)
         if self._running:  # if no choice is left, closing the event stream ends the whole request

@@ -25,7 +25,8 @@ from server.http.protocol import HALF_CLOSED, PROBE_S
 log = logging.getLogger(__name__)
 
 # Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. Without
-# heartbeats, headers wait for the first event however long it takes: only before them, the connection finds out that its client has left.
+# heartbeats, headers wait for the first event however long it takes: only before them, the connection finds out that its client has
+# left. For HTTP/1.0, which has no interim answers, it does not find out, so headers wait no longer.
 PATIENCE_S = 1.0
 
 
@@ -82,13 +83,14 @@ class EventStream(Response):
         gone = asyncio.ensure_future(until_disconnect(receive))
         half_closed = asyncio.ensure_future(_set(scope.get(HALF_CLOSED)))
         waited, heartbeat_s = {writer, gone, half_closed}, self._heartbeat_s
+        has_heartbeats = self._framing.heartbeat or scope["http_version"] == "1.0"
         try:
             await asyncio.wait((writer, gone), timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
             while not (writer.done() or gone.done()):
                 if half_closed.done():
                     waited, heartbeat_s = {writer, gone}, min(PROBE_S, self._heartbeat_s)
                 silent_s = time.monotonic() - self._sent_s
-                if self._framing.heartbeat and (silent_s >= heartbeat_s or not self._started):
+                if has_heartbeats and (silent_s >= heartbeat_s or not self._started):
                     await self._send(send, self._framing.heartbeat)
                 await asyncio.wait(waited, timeout=heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if writer.done():

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -507,17 +508,21 @@ def test_a_slow_disk_delays_no_request(serve, folder, monkeypatch):
     monkeypatch.setattr("server.models.state.write_state", write_slowly)
     may_end.set()
     server = serve(state_file=state)
-    while not late:  # the write after the first load
-        time.sleep(0.002)
-    may_end.clear()
-    begun.clear()
-    naming = threading.Thread(target=lambda: server.http().put("/admin/aliases/friend", json={"model": "null"}))
-    naming.start()
-    assert begun.wait(60)
-    assert server.chat(model="friend").status_code == 200 and naming.is_alive() and not any(late)
-    may_end.set()
-    naming.join(60)
-    assert read_state(state).models[0].aliases == ("friend",)
+    client = server.http()
+    for method, path, body in (
+        ("PUT", "/admin/aliases/friend", {"model": "null"}),
+        ("POST", "/admin/models", {"source": "a", "wait": True}),
+        ("DELETE", "/admin/models/a", None),
+    ):
+        may_end.clear()
+        begun.clear()
+        asking = threading.Thread(target=partial(client.request, method, path, json=body))
+        asking.start()
+        assert begun.wait(60)
+        assert server.chat(model="null").status_code == 200 and asking.is_alive() and not any(late)
+        may_end.set()
+        asking.join(60)
+    assert [model.aliases for model in read_state(state).models] == [("friend",)]
 
 
 def test_a_model_that_comes_back_takes_no_alias_back(serve, folder):
@@ -700,6 +705,31 @@ def test_a_model_takes_the_place_of_another_in_one_call(serve, folder):
     assert {"b", "c"} <= index(client, ready=True).keys(), "without swap the old one stays"
     client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True, "wait": True})
     assert gone(client, "c"), "a model that is there already takes over, too"
+
+
+def test_a_load_that_joins_one_that_swaps_leaves_the_swap(serve, folder, answering):
+    server = serve(initial=(), scripts={"b": answering("b", load_s=0.2)})
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["live"], "wait": True})
+    client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True})
+    client.post("/admin/models", json={"source": "b", "wait": True})
+    assert gone(client, "a")
+
+
+def test_a_server_that_stops_forgets_models_that_were_swapped_out(serve, folder, answering, tmp_path):
+    """The next start loads only the model that took their place."""
+    state = tmp_path / "state.json"
+    server = serve(initial=(), scripts={"a": answering("long " * 20, interval_s=0.02)}, state_file=state, drain_s=60)
+    client = server.http()
+    client.post("/admin/models", json={"source": "a", "aliases": ["live"], "wait": True})
+    asking = threading.Thread(target=lambda: server.chat(model="a"))
+    asking.start()
+    while not server.workers["a"].running:
+        time.sleep(0.002)
+    client.post("/admin/models", json={"source": "b", "aliases": ["live"], "swap": True, "wait": True})
+    asyncio.run_coroutine_threadsafe(server.registry.close(), server.loop).result(60)
+    asking.join(60)
+    assert [model.name for model in read_state(state).models] == ["b"]
 
 
 def test_nothing_is_swapped_for_what_fails_or_is_pinned_or_has_other_names(serve, folder):

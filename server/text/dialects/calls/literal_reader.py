@@ -10,6 +10,7 @@ from server.text.dialects.calls.stream import Steps, Stream
 
 SPACE = " \t\r\n"
 MAX_DEPTH = 32
+UNQUOTED = frozenset(",\"'")  # characters that a key without quotation marks does not have
 PAIRS = {"[": "]", "(": ")", "{": "}"}
 NAMES = {"true": True, "false": False, "null": None, "none": None}
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -63,6 +64,8 @@ def read_fields(stream: Stream, style: LiteralStyle, colon: str, end: str, depth
             if mark != colon:
                 raise Malformed(cut=not mark)
             key = text.strip()
+            if not UNQUOTED.isdisjoint(key):  # values without names come before this one
+                raise Malformed(cut=False)
         found[key] = yield from read_value(stream, style, depth)
     return found
 

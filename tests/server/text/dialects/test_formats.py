@@ -296,6 +296,8 @@ def test_text_between_tags_is_what_the_schema_says(key, written, value):
         ("f(a=1 + 2)", None),
         ("f(a=open('x'))", None),
         ("f(1, 2)", None),
+        ("f(1, b=2)", None),
+        ("f('x', b=2)", None),
         ("f(x)", None),
         ("f(a=1, b)", None),
         ("f(a={b})", None),
