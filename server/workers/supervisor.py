@@ -306,7 +306,7 @@ class Supervisor:
             self._stages_cpu_s = 0.0
             self._worker, self.card = worker, ready.card
             self.ready_s = time.monotonic()
-            self._load = msgspec.structs.replace(self._load, restart=True, least_context=ready.max_context, cuts=ready.cuts)
+            self._load = msgspec.structs.replace(self._load, restart=True, verify=False, least_context=ready.max_context, cuts=ready.cuts)
             return ready
         finally:
             self._loading = None

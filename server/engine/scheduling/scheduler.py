@@ -55,6 +55,8 @@ class Scheduler:
         self._open = Plan()  # planned but not settled
         self._launched: list[Sequence] = []  # sequences of the last settled plan
         self._preempted: set[Sequence] = set()  # preempted while making the open plan
+        # the sequence that had no room when the open plan was made, unless other sequences have made room since
+        self._refused: Sequence | None = None
 
     def pause(self, paused: bool) -> None:
         """While paused, plan nothing. Sequences may still end."""
@@ -101,6 +103,7 @@ class Scheduler:
         self._unplan(seq)
         assert not seq.num_awaited, seq
         seq.num_computed = self.pool.rewind(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known - 1))
+        self._refused = None
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
@@ -115,7 +118,7 @@ class Scheduler:
                         self.queue.push(follower)
                     seq.request.followers = []
         self._launched = []
-        self._preempted = set()
+        self._preempted, self._refused = set(), None
         self._open = Plan()
         if not self.paused:
             self._plan_decodes()
@@ -130,6 +133,7 @@ class Scheduler:
             return plan
         for seq in self.encoding.take_done():
             self.queue.push(seq)
+            self._refused = None  # admission counts the pages that these sequences still needed
         if plan.num_idle and self._live_prompt_waits:
             self._withdraw_idle()
         most = self.pace.prefill_budget(plan.num_decode, is_halved=_is_live(self.encoding.first_priority))
@@ -165,6 +169,7 @@ class Scheduler:
 
     def _withdraw_idle(self) -> None:
         """Take all idle sequences out of the open plan, and queue their prompts again."""
+        self._refused = None
         for item in [item for item in self._open.items.values() if item.seq.is_idle]:
             self._unplan(item.seq)
             # the page of its first token has its audio, which is not heard again
@@ -334,6 +339,8 @@ class Scheduler:
         the rules allow that. Return False if it must wait."""
         if seq.num_awaited or seq in self._preempted:
             return False  # its rows may still be in flight: wait until they arrive
+        if seq is self._refused:
+            return False  # the pages of a long prompt take milliseconds to look up
         while not self._slots:
             if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
@@ -342,6 +349,7 @@ class Scheduler:
             if not self._preempt_lower_priority(seq):
                 self.pool.release(seq.held)
                 seq.num_reused = seq.num_computed = 0
+                self._refused = seq
                 return False
         seq.slot = self._slots.pop()
         seq.stage = Stage.RUNNING
@@ -456,6 +464,7 @@ class Scheduler:
         self.pool.release(seq.held)
         seq.num_reused = seq.num_computed = 0
         seq.has_heard = False
+        self._refused = None
 
     def _publish(self, seq: Sequence) -> None:
         """Publish the full pages of a sequence, so that other prompts find them."""

@@ -11,6 +11,7 @@ import pytest
 from server.engine.loop import LONG_S, Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import TURN
+from server.engine.scheduling.cache_pool import CachePool
 from server.engine.scheduling.pace import SLOWEST, Measured, Pace
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit
@@ -251,6 +252,26 @@ def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
     one.step()
     outcomes = one.run([Submit("other", (3, 4), params(max_tokens=2, ignore_eos=True), fairness_key="b")])
     assert all(len(outcome.token_ids) == 2 for outcome in outcomes.values()) and len(outcomes) == 2
+
+
+def test_a_prompt_without_room_is_looked_up_once_per_step(rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The overlapped engine plans a step twice: while the step before runs, and after it. The pages of a long prompt are not looked up the
+    second time, unless others have given back some."""
+    looked_up: list[int] = []
+    reuse = CachePool.reuse
+    monkeypatch.setattr(CachePool, "reuse", lambda *args: looked_up.append(1) or reuse(*args))
+    limits = StepLimits(VOCAB, max_context=512, max_tokens=64, max_seqs=4, groups=(GroupLimits(14),))
+    one = rig(OverlappedEngine, limits=limits)
+    submits = [Submit(name, (number, *range(1, 120)), SamplingParams(max_tokens=60, ignore_eos=True)) for number, name in enumerate("ab")]
+    one.engine.submit(submits[0])
+    one.steps(4)
+    one.engine.submit(submits[1])
+    one.steps(1)
+    looked_up.clear()
+    one.steps(10)
+    assert len(one.engine.scheduler.queue) == 1 and len(looked_up) <= 10
+    outcomes = one.run()
+    assert [len(outcomes[name, 0].token_ids) for name in "ab"] == [60, 60]
 
 
 def test_scheduling_64_streams_takes_little_time(rig) -> None:

@@ -26,9 +26,11 @@ from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
 from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
 from server.models.processes import usage_of
+from server.workers import loading
 from server.workers.care import Care
 from server.workers.ledger import Generation
 from server.workers.supervisor import Supervisor, WorkerState
+from server.workers.worker_process import WorkerProcess
 from tests.doubles.model import null_page_bytes
 from tests.doubles.process import NullConfig, null_source
 
@@ -178,10 +180,17 @@ def test_a_kill_before_any_token_and_while_idle() -> None:
 
 
 def test_a_worker_that_serves_from_damaged_files_is_replaced_and_no_request_is_lost(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a worker finds its model files damaged, another worker replaces it, as often as necessary, and verifies the files. No request is
-    lost or blamed."""
+    lost or blamed. A later worker need not verify them before it serves."""
+    verifying: list[bool] = []
+
+    def load_in(started: WorkerProcess, load: Load, *args, **kwargs):
+        verifying.append(load.verify)
+        return loading.load_in(started, load, *args, **kwargs)
+
+    monkeypatch.setattr("server.workers.supervisor.load_in", load_in)
 
     async def scenario() -> None:
         some = submits(8)
@@ -196,10 +205,13 @@ def test_a_worker_that_serves_from_damaged_files_is_replaced_and_no_request_is_l
                 damaged.touch()
                 await until(lambda number=number: supervisor.restarts > number)
             assert await streams == expected
-            assert supervisor.restarts == 3 and supervisor._load.verify
+            assert supervisor.restarts == 3
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.restarts == 4)
         assert "the null model is configured to report damage; worker" in caplog.text
 
     run(scenario)
+    assert verifying[-5:] == [False, True, True, True, False]
 
 
 def test_what_is_submitted_during_a_restart_waits_for_it() -> None:
