@@ -27,11 +27,13 @@ from deploy import demo
 from deploy.bench.arguments import at_least, clients
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
+from deploy.bench.serving.drive import Driver, InProcess, percentile
 from deploy.bench.serving.ideal import LENGTH, Ideal, Took
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from deploy.served import served
+from deploy.streams import OverHttp, Prompt, Stream
 from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
 from server.load_settings import MAX_GAP_MS

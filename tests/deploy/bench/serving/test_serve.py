@@ -11,11 +11,12 @@ from typing import cast
 import pytest
 
 from deploy import demo
-from deploy.bench.serving.drive import LATE_AFTER, InProcess, Prompt, Stream
+from deploy.bench.serving.drive import InProcess
 from deploy.bench.serving.ideal import Ideal
 from deploy.bench.serving.serve import late_figures, main, measure, options_of, spec_of, stream_figures
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from deploy.streams import LATE_AFTER, Prompt, Stream
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.load_settings import MAX_GAP_MS
 from server.messages import Load
