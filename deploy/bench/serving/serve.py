@@ -191,7 +191,7 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
     return [
         Figure(f"{name}: throughput", throughput(streams), "tokens/s"),
         *(Figure(f"{name}: time to first token, p{p:g}", percentile(first, p / 100), "ms") for p in (50, 99)),
-        *(Figure(f"{name}: time between tokens, p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99)),
+        *(Figure(f"{name}: time between tokens, p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99) if gaps),
     ]
 
 
