@@ -102,14 +102,14 @@ def test_a_response_that_has_moved_is_found() -> None:
     run(go())
 
 
-async def list_models(ingress: Ingress) -> Client:
+async def list_models(ingress: Ingress, query: bytes = b"") -> Client:
     """Ask an ingress for the models of all its pools."""
     client, given = Client(), [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Any:
         return given.pop() if given else await client.receive()
 
-    scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": query, "headers": []}
     response = await ingress.answer(Request(scope, receive))
     await response(scope, receive, client.send)
     return client
@@ -134,5 +134,20 @@ def test_a_list_of_a_fleet_without_replicas_is_refused() -> None:
         ingress = ingress_of(empty=Handle("empty"), other=Handle("other"))
         client = await list_models(ingress)
         assert (client.status, json.loads(client.body)["error"]["code"]) == (503, "no_replica")
+
+    run(go())
+
+
+def test_a_query_passes_as_it_is() -> None:
+    """Bytes that are no ASCII are percent-encoded, because a target of HTTP has none."""
+
+    async def go() -> None:
+        async with replicas(answers(200, LISTED), num=1) as made:
+            ingress = ingress_of(only=Handle("only", ["r0"], made.urls[0]))
+            for query in (b"a=%C3%A9&b=[x]\"{}|^`&c=1+2%20?/;:@!$'()*,", b"x=\xff\xc3\xa9"):
+                assert (await list_models(ingress, query)).status == 200
+            await ingress._session().close()
+            targets = [target for target, _, _ in made.seen]
+            assert targets == ["/v1/models?a=%C3%A9&b=[x]\"{}|^`&c=1+2%20?/;:@!$'()*,", "/v1/models?x=%FF%C3%A9"]
 
     run(go())
