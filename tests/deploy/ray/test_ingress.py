@@ -14,8 +14,9 @@ pytest.importorskip("ray.serve", reason="needs Ray (make test-fleet installs it)
 
 from starlette.requests import Request
 
+from deploy.ray import options
 from deploy.ray.directory import Directory, directory_of
-from deploy.ray.ingress import Ingress
+from deploy.ray.ingress import INGRESS, Ingress
 from deploy.ray.wish import Lease, Reading, Wish, place_of
 from tests.deploy.ray.scripted import Client, answers, replicas, run
 
@@ -151,3 +152,7 @@ def test_a_query_passes_as_it_is() -> None:
             assert targets == ["/v1/models?a=%C3%A9&b=[x]\"{}|^`&c=1+2%20?/;:@!$'()*,", "/v1/models?x=%FF%C3%A9"]
 
     run(go())
+
+
+def test_no_pool_may_have_the_name_of_the_ingress() -> None:
+    assert INGRESS.name == options.INGRESS
