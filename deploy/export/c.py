@@ -124,8 +124,8 @@ def export_c(
     }
     for file in ("model.h", "example.c"):
         text = (files("deploy.export") / file).read_text()
-        text = re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text)
-        (folder / file).write_text(re.sub(r"\b(rs|RS)_", lambda found: (prefix if found[1] == PREFIX else prefix.upper()) + "_", text))
+        text = re.sub(r"\b(rs|RS)_", lambda found: (prefix if found[1] == PREFIX else prefix.upper()) + "_", text)
+        (folder / file).write_text(re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text))
     return path
 
 

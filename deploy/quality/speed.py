@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from deploy.bench.serving.drive import OverHttp, Prompt, Stream, served
 from deploy.client import Client, segment
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.known import Progress, begin, refusals, silent
 from deploy.model_loading.stages import advance
 from deploy.quality.measure import label_for, measurable, text_windows
+from deploy.served import served
+from deploy.streams import OverHttp, Prompt, Stream
 from server.interfaces import LoadError
 from server.load_settings import LoadSettings
 from server.messages import ErrorCode, Load, QualityLabel

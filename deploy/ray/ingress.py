@@ -39,6 +39,7 @@ LEASE_S = 10.0
 MEET_S = 2.0  # longest wait for the answer to the question after which Ray names the replicas of a pool
 MOST_REQUESTS = 100_000  # more than servers accept, because only they can refuse a request and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
+QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is encoded already, but for bytes that are no ASCII
 
 
 class Ingress:
@@ -73,8 +74,9 @@ class Ingress:
             body = await receive(request.stream(), request.headers)
         except ApiError as error:
             return refusal(path, error)
-        reading = self._located(read(request.method, path, request.headers, body, request.url.query))
-        target = quote(path, safe=PATH_CHARACTERS) + (f"?{request.url.query}" if request.url.query else "")
+        query = quote(request.scope["query_string"], safe=QUERY_CHARACTERS)
+        reading = self._located(read(request.method, path, request.headers, body, query))
+        target = quote(path, safe=PATH_CHARACTERS) + (f"?{query}" if query else "")
 
         def passage(name: str) -> Passage:
             borrow, directory = partial(self._borrow, name), directory_of(name)

@@ -13,6 +13,7 @@ from server.models.state import ModelSpec
 
 PATIENCE_S = 60.0
 PREFILL_CHARACTERS = 8192
+INGRESS = "Ingress"  # name of the ingress's deployment, which is that of its class
 
 
 def prefill_name(pool: str) -> str:
@@ -92,6 +93,8 @@ class Fleet(BaseModel):
 
     @model_validator(mode="after")
     def check(self) -> Fleet:
+        if INGRESS in self.pools:  # Ray would give the pool another name, by which the ingress does not know it
+            raise ValueError(f"pools has {INGRESS!r}, the name of the ingress itself; give it another name")
         for name, pool in self.pools.items():
             if pool.prefill_replicas and prefill_name(name) in self.pools:
                 raise ValueError(f"pools has {prefill_name(name)!r}, the name of the prefill replicas of {name!r}; give it another name")

@@ -104,7 +104,8 @@ class Passage(Response):
     lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or have another model
     num_busy: int = 0
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
-    alone_s: float = field(default_factory=time.monotonic)  # since when no replica has had this request
+    # since when no replica has had this request, moved on by the time after which one has refused it
+    alone_s: float = field(default_factory=time.monotonic)
     num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
 
@@ -151,6 +152,7 @@ class Passage(Response):
     async def _attempt(self, lease: Lease, send: Send) -> bool:
         """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
         self.open_requests.begin(lease.replica)
+        began_s = time.monotonic()
         try:
             if not self.started:  # the ids of the answer name the replica that gives it
                 self.nonce = place_of(lease.replica) + secrets.token_bytes(12)
@@ -168,7 +170,9 @@ class Passage(Response):
                 allow_redirects=False,
                 skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
             ) as answer:
-                return await self._pass(answer, lease, send)
+                is_served = await self._pass(answer, lease, send)
+                self.alone_s += time.monotonic() - began_s
+                return is_served
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             self._lose(lease.replica)  # it has not got the request
             return False

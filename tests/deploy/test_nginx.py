@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server.api.request.fields import MAX_NAMES
 from tests.debian import program
 from tests.deploy.test_host_configuration import NGINX, whole
 
@@ -84,6 +85,31 @@ def test_events_arrive_while_the_stream_goes_on(front: Callable[..., Any]) -> No
                 assert b"second" in b"".join(pieces)
         finally:
             has_first.set()
+            server.shutdown()
+
+
+def test_the_longest_header_of_the_server_passes(front: Callable[..., Any]) -> None:
+    """The header names the fields that the server ignores: MAX_NAMES names of 64 characters, each of which may take 12 bytes."""
+    names = ", ".join(["%F0%9F%98%80" * 64] * MAX_NAMES)
+
+    class Ignoring(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("x-ignored-params", names)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Ignoring) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        try:
+            with front(f"127.0.0.1:{server.server_port}") as client:
+                answer = client.get("/v1/models")
+                assert (answer.status_code, answer.headers.get("x-ignored-params")) == (200, names)
+        finally:
             server.shutdown()
 
 

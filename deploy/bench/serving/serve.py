@@ -27,11 +27,13 @@ from deploy import demo
 from deploy.bench.arguments import at_least, clients
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
+from deploy.bench.serving.drive import Driver, InProcess, percentile
 from deploy.bench.serving.ideal import LENGTH, Ideal, Took
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from deploy.served import served
+from deploy.streams import OverHttp, Prompt, Stream
 from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
 from server.load_settings import MAX_GAP_MS
@@ -189,7 +191,7 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
     return [
         Figure(f"{name}: throughput", throughput(streams), "tokens/s"),
         *(Figure(f"{name}: time to first token, p{p:g}", percentile(first, p / 100), "ms") for p in (50, 99)),
-        *(Figure(f"{name}: time between tokens, p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99)),
+        *(Figure(f"{name}: time between tokens, p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99) if gaps),
     ]
 
 

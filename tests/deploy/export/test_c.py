@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from deploy.export.c import c_target, export_c
+from deploy.export.c import build_command, c_target, export_c
 from deploy.model_loading.servable import Servable
 from runtime.objects.elf import HEADER, MACHINES
 from tests.conftest import ROOT
@@ -170,6 +170,12 @@ def test_two_libraries_fit_into_one_program(library: Path, demo: Servable, tmp_p
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     sizes = [model.files.config.vocab_size for model in (demo, other)]
     assert subprocess.run([tmp_path / "two"], capture_output=True, check=True).stdout.split() == [str(size).encode() for size in sizes]
+
+
+def test_a_prefix_does_not_change_the_name_of_the_model(demo: Servable, tmp_path: Path) -> None:
+    library = export_c(golden("llama", demo), "of-rs_me", c_target("x86-64-v3"), tmp_path, prefix="other")
+    assert build_command(library.name) in (tmp_path / "example.c").read_text().splitlines()[0] and "of-rs_me" in library.name
+    assert "/* of-rs_me as compiled" in (tmp_path / "model.h").read_text() and "other_open(" in (tmp_path / "model.h").read_text()
 
 
 @pytest.mark.parametrize("kind", ["a", "so"])

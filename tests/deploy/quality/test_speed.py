@@ -16,14 +16,14 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from deploy import demo
-from deploy.bench.serving import drive
-from deploy.bench.serving.drive import Prompt, Stream, served
+from deploy import demo, streams
 from deploy.cli.commands import app
 from deploy.forms import ServedForm, fastest_without_loss
 from deploy.quality import measure, speed
 from deploy.quality.measure import label_of
 from deploy.quality.speed import LEAST_DECODED, NUM_BEFORE, NUM_DECODED, NUM_FIRST, ROUND_S, Quality, Speed, quality_of, speed_at
+from deploy.served import served
+from deploy.streams import Prompt, Stream
 from server.api.answer.sse import EventStream, Framing
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
@@ -63,7 +63,7 @@ def delayed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("place", "name"),
-    [(Detokenizer, "push"), (Framing, "frame"), (EventStream, "_send"), (drive, "_chunk"), (None, "the worker")],
+    [(Detokenizer, "push"), (Framing, "frame"), (EventStream, "_send"), (streams, "_chunk"), (None, "the worker")],
     ids=["detokenizer", "event", "HTTP", "client", "worker"],
 )
 def test_the_time_of_each_part_of_a_request_counts(place: Any, name: str, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_a_model_that_cannot_be_loaded_says_why() -> None:
 def test_the_server_ends_with_the_process_that_measures(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
-        "from deploy.bench.serving.drive import served\n"
+        "from deploy.served import served\n"
         "from server.models.state import ModelSpec\n"
         "if __name__ == '__main__':\n"
         "    with served(ModelSpec('demo', sys.argv[1], 'bf16')) as url:\n"

@@ -14,8 +14,9 @@ pytest.importorskip("ray.serve", reason="needs Ray (make test-fleet installs it)
 
 from starlette.requests import Request
 
+from deploy.ray import options
 from deploy.ray.directory import Directory, directory_of
-from deploy.ray.ingress import Ingress
+from deploy.ray.ingress import INGRESS, Ingress
 from deploy.ray.wish import Lease, Reading, Wish, place_of
 from tests.deploy.ray.scripted import Client, answers, replicas, run
 
@@ -102,14 +103,14 @@ def test_a_response_that_has_moved_is_found() -> None:
     run(go())
 
 
-async def list_models(ingress: Ingress) -> Client:
+async def list_models(ingress: Ingress, query: bytes = b"") -> Client:
     """Ask an ingress for the models of all its pools."""
     client, given = Client(), [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Any:
         return given.pop() if given else await client.receive()
 
-    scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "query_string": query, "headers": []}
     response = await ingress.answer(Request(scope, receive))
     await response(scope, receive, client.send)
     return client
@@ -136,3 +137,22 @@ def test_a_list_of_a_fleet_without_replicas_is_refused() -> None:
         assert (client.status, json.loads(client.body)["error"]["code"]) == (503, "no_replica")
 
     run(go())
+
+
+def test_a_query_passes_as_it_is() -> None:
+    """Bytes that are no ASCII are percent-encoded, because a target of HTTP has none."""
+
+    async def go() -> None:
+        async with replicas(answers(200, LISTED), num=1) as made:
+            ingress = ingress_of(only=Handle("only", ["r0"], made.urls[0]))
+            for query in (b"a=%C3%A9&b=[x]\"{}|^`&c=1+2%20?/;:@!$'()*,", b"x=\xff\xc3\xa9"):
+                assert (await list_models(ingress, query)).status == 200
+            await ingress._session().close()
+            targets = [target for target, _, _ in made.seen]
+            assert targets == ["/v1/models?a=%C3%A9&b=[x]\"{}|^`&c=1+2%20?/;:@!$'()*,", "/v1/models?x=%FF%C3%A9"]
+
+    run(go())
+
+
+def test_no_pool_may_have_the_name_of_the_ingress() -> None:
+    assert INGRESS.name == options.INGRESS

@@ -101,6 +101,7 @@ def test_the_documentation_lists_all_options() -> None:
         ({"pools": {"a": {"num_stages": 2, "models": [{"source": "demo", "stages": ["h:1", "local"]}]}}}, "name stages of their own"),
         ({"pools": {"a": {"num_stages": 2, "settings": {"peer_secret_file": "x"}}}}, "models in stages give and take no pages"),
         ({"patience_s": 0}, "greater than 0"),
+        ({"pools": {"Ingress": {}}}, "pools has 'Ingress', the name of the ingress itself"),
         *(
             ({"pools": {"a": {"settings": {name: 1}}}}, f"settings has {name}, which the pool or its replicas")
             for name in ("models", *DECIDED)

@@ -431,7 +431,7 @@ def test_a_wait_for_a_replica_ends_with_the_patience() -> None:
 
 
 def test_time_in_which_a_replica_has_the_request_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two replicas end, one after the other, each after it has computed for longer than the patience."""
+    """Each replica has the request for longer than the patience: two end, and one says then that it stops."""
     skipped_s = [0.0]
     clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + skipped_s[0])
     monkeypatch.setattr("deploy.ray.passage.time", clock)
@@ -441,9 +441,13 @@ def test_time_in_which_a_replica_has_the_request_is_no_wait(monkeypatch: pytest.
             skipped_s[0] += 1000.0
             return await dies(request)
 
-        async with replicas(ends, ends, answers(200, b"{}")) as made:
+        async def stops(request: web.Request) -> web.StreamResponse:
+            skipped_s[0] += 1000.0
+            return await answers(503, b"{}")(request)
+
+        async with replicas(stops, ends, ends, stops, answers(200, b"{}"), num=6) as made:
             client = await ask(made, path="/v1/embeddings", patience_s=600.0)
-            assert (client.status, len(made.seen)) == (200, 3)
+            assert (client.status, len(made.seen)) == (200, 5)
 
     run(go())
 

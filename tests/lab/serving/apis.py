@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import served
+from deploy.served import served
 from server.models.state import ModelSpec
 from tests.lab.timing import by_turns
 

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import post_stream
+from deploy.streams import post_stream
 from tests.lab.serving.start import LOGGED_ADDRESS, RELAXSERVE
 
 NUM_LIVE_NEW = 48  # tokens of a live answer

@@ -30,8 +30,8 @@ from typing import Any
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import post_stream
 from deploy.serve import WORKER, load_of, load_tokenizer
+from deploy.streams import post_stream
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback

@@ -22,7 +22,7 @@ from pathlib import Path
 from deploy import demo
 from deploy.bench.fleet.traces import Arrival, Shape, sessions
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import served
+from deploy.served import served
 from deploy.settings import num_bytes
 from server.models.state import ModelSpec
 from tests.deploy.ray.cluster import running_fleet

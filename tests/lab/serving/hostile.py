@@ -37,7 +37,7 @@ from typing import Any
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import post_stream
+from deploy.streams import post_stream
 from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
 from server.load_settings import MAX_GAP_MS
 from server.settings import ServerSettings

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.bench.fleet.traces import BLOCK_TOKENS, Arrival
-from deploy.bench.serving.drive import post_stream
+from deploy.streams import post_stream
 
 VOCAB = 200  # every model has at least so many token ids
 NUM_SESSIONS = 1_000_000  # more than a trace has

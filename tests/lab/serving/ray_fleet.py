@@ -24,7 +24,9 @@ from pathlib import Path
 
 from deploy import demo
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import Driver, OverHttp, Prompt, Stream, served
+from deploy.bench.serving.drive import Driver
+from deploy.served import served
+from deploy.streams import OverHttp, Prompt, Stream
 from server.models.state import ModelSpec
 from tests.deploy.ray.cluster import running_fleet
 

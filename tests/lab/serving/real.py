@@ -34,7 +34,6 @@ from compiler.frontend.config import ModelConfig
 from compiler.ir.dtypes import DType
 from deploy.bench.limits import Gauge
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import OverHttp, Prompt
 from deploy.bench.serving.serve import Texts, throughput
 from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.origins import here
@@ -44,6 +43,7 @@ from deploy.quality.measure import WINDOW, Exact, divergences, exact_of, label_o
 from deploy.quality.observe import windows_of
 from deploy.quality.speed import ROUNDS, quality_of
 from deploy.quality.text import tokens_of
+from deploy.streams import OverHttp, Prompt
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cpu.cores import available_cores
 from server.messages import Load

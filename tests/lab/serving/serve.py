@@ -9,10 +9,11 @@ from pathlib import Path
 
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import OverHttp, Stream, served
 from deploy.bench.serving.serve import JUDGED_CLIENTS, Texts, judged, measure, options_of, parsed, spec_of, stream_figures, throughput
 from deploy.model_loading.files import open_files
 from deploy.model_loading.locate import locate
+from deploy.served import served
+from deploy.streams import OverHttp, Stream
 from server.models.state import ModelSpec
 from tests.lab.serving.peer_servers import PEER_SERVERS, Weights, check, peer_served
 

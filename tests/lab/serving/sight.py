@@ -27,7 +27,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import Stream, post_stream, served
+from deploy.served import served
+from deploy.streams import Stream, post_stream
 from server.load_settings import MAX_GAP_MS
 from server.models.state import ModelSpec
 from tests.golden.vision import SUBJECTS

@@ -23,7 +23,7 @@ from pathlib import Path
 from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
-from deploy.bench.serving.drive import post_stream
+from deploy.streams import post_stream
 from server.load_settings import MAX_GAP_MS
 
 NAME = "started"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deploy.bench.serving.drive import Prompt, Stream
+from deploy.streams import Prompt, Stream
 from tests.lab.serving.ray_fleet import NUM_ALONE, Alone, Round, _alone, figures_of, main, prompts, run_round
 
 

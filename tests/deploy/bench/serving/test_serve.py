@@ -11,11 +11,12 @@ from typing import cast
 import pytest
 
 from deploy import demo
-from deploy.bench.serving.drive import LATE_AFTER, InProcess, Prompt, Stream
+from deploy.bench.serving.drive import InProcess
 from deploy.bench.serving.ideal import Ideal
 from deploy.bench.serving.serve import late_figures, main, measure, options_of, spec_of, stream_figures
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
+from deploy.streams import LATE_AFTER, Prompt, Stream
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.load_settings import MAX_GAP_MS
 from server.messages import Load
@@ -171,3 +172,9 @@ def test_what_a_late_prompt_costs_the_others():
     gap, first = late_figures(others, late, 1.75, "")
     assert gap.value == 3000 and gap.goal == MAX_GAP_MS and gap.reached is False
     assert first.value == pytest.approx(1.6) and first.reached is False
+
+
+def test_streams_of_one_text_have_no_time_between_tokens():
+    """Over HTTP, all other tokens of a stream may have no text."""
+    names = [figure.name for figure in stream_figures("x", [Stream(0.0, 9, [1.0])])]
+    assert names == ["x: throughput", "x: time to first token, p50", "x: time to first token, p99"]

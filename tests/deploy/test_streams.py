@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from deploy.bench.serving.drive import LATE_AFTER, OverHttp, Prompt, Stream, post_stream
+from deploy.streams import LATE_AFTER, OverHttp, Prompt, Stream, post_stream
 
 EVENTS = b'data: {"at":1}\n\n: still working\n\ndata: {"at":2}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
