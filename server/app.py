@@ -97,7 +97,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         is_leaving=lambda: registry.leaving or registry.closing,
     )
     if settings.cors_origins:
-        exposed = ["x-request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]
+        exposed = ["x-request-id", "request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,

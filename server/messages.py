@@ -21,6 +21,7 @@ from runtime.fits import Fit
 from server.load_settings import LoadSettings
 from server.peers.named import Giver
 from server.peers.wire import Offer
+from server.scoring import ClassScores, PairPrompt, Scoring
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -321,21 +322,6 @@ class Progress(Message, frozen=True, tag=True):
     fraction: float  # of the stage, 0 to 1
 
 
-class ClassScores(StrEnum):
-    """The function that turns the outputs of a classifier into scores."""
-
-    SOFTMAX = "softmax"  # a text belongs to exactly one class
-    SIGMOID = "sigmoid"  # a text may belong to several classes, or to none
-    RAW = "raw"  # the outputs are the scores
-
-
-class Scoring(StrEnum):
-    """How a model scores two texts, for rerank and score."""
-
-    PAIRS = "pairs"  # a reranker reads both texts together
-    COSINE = "cosine"  # the cosine of the embeddings of the two texts
-
-
 class CachePages(Message, frozen=True):
     """The pages of a cache group."""
 
@@ -343,15 +329,6 @@ class CachePages(Message, frozen=True):
     page_bytes: int
     page_size: int  # tokens
     most_each: int | None = None  # largest number of pages that a sequence holds; None: the number grows with its length
-
-
-class PairPrompt(Message, frozen=True):
-    """The text around an instruction, a query and a document, for a model that scores documents."""
-
-    before: str
-    marks: tuple[str, str, str]  # texts before the instruction, the query and the document
-    after: str
-    instruction: str  # used if a request has no instruction
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,8 @@ from deploy.model_loading.modes import Encoder
 from deploy.quality.label import kept_label
 from runtime.cache_groups import PAGE_SIZE
 from runtime.units import in_units
-from server.messages import HEAD, LOCAL, CachePages, ClassScores, Listening, PairPrompt, Ready, Vision
+from server.messages import HEAD, LOCAL, CachePages, Listening, Ready, Vision
+from server.scoring import ClassScores, PairPrompt
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

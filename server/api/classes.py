@@ -21,8 +21,9 @@ from server.api.request.schema import EmbeddingBody
 from server.api.routes import gives, new_router
 from server.api.vectors import Vector, embed_all, plan_texts
 from server.errors import NOT_A_CLASSIFIER, ApiError
-from server.messages import ClassScores, Ready
+from server.messages import Ready
 from server.models.model import Loaded, Model
+from server.scoring import ClassScores
 
 
 class ClassifyBody(EmbeddingBody):

@@ -25,8 +25,8 @@ from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_
 from server.api.routes import gives, new_router
 from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
-from server.messages import PairPrompt, Scoring
 from server.models.model import Loaded, Model
+from server.scoring import PairPrompt, Scoring
 from server.settings import ServerSettings
 from server.text.pairs import Pair
 

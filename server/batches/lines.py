@@ -28,6 +28,7 @@ class Head(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
+    background: Any = None  # checked by the only endpoint that knows it
 
 
 class Response(msgspec.Struct):
@@ -80,6 +81,10 @@ def _fault_of(line: bytes, endpoint: str, most: int, seen: set[str]) -> Fault | 
         return Fault("mismatched_url", f"url is {read.url!r:.80}; expected the batch's endpoint {endpoint!r}", param="url")
     if head.stream:
         return Fault("streaming_unsupported", "stream is true; answers of a batch are whole", param="body.stream")
+    if head.background and endpoint == "/v1/responses":
+        return Fault(
+            "background_unsupported", "background is true; a batch waits for its answers, so leave background out", param="body.background"
+        )
     if not 1 <= len(read.custom_id) <= MAX_ID_CHARS:
         text = f"custom_id has {len(read.custom_id)} characters; expected 1 to {MAX_ID_CHARS}"
         return Fault("invalid_custom_id", text, param="custom_id")

@@ -108,6 +108,7 @@ class Gateway:
                     exchange.is_compressed = Headers(raw=message["headers"]).get("content-encoding") == "gzip"
                 added = MutableHeaders(scope=message)
                 added["x-request-id"] = request_id
+                added["request-id"] = request_id  # the name that Anthropic's clients read
                 added["openai-processing-ms"] = str(round((time.monotonic() - began_s) * 1000))
                 added["x-content-type-options"] = "nosniff"
                 added.update({} if use is None else use.headers())

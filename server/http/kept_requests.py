@@ -3,7 +3,7 @@ file holds what users write.
 
 The setting `keep_requests_of`, or the administration while the server runs, says for which models and keys requests are kept. Each line is
 a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
-thread writes, so that a slow disk delays no request; requests beyond MOST_WAITING are dropped and counted.
+thread writes, so that a slow disk delays no request; requests beyond MOST_WAITING or MOST_WAITING_BYTES are dropped and counted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from server.settings import SettingsError
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1000  # maximum number of requests that wait to be written
+MOST_WAITING_BYTES: Final = 256 << 20  # maximum size of the waiting requests and their answers
 MOST_ANSWER_BYTES: Final = 16 << 20  # longer answers are not kept
 CLOSE_S: Final = 5.0  # time to wait for the writer when the server stops
 
@@ -52,6 +53,10 @@ class Exchange:
             self.answer.append(part)
 
     @property
+    def size(self) -> int:
+        return len(self.body) + self.num_bytes
+
+    @property
     def is_kept(self) -> bool:
         """Whether the request has a body, and the answer is not too long."""
         return bool(self.body) and self.num_bytes <= MOST_ANSWER_BYTES
@@ -67,6 +72,8 @@ class KeptRequests:
         self._file = _open(path)
         self._ended: queue.SimpleQueue[tuple[RequestRecord, Exchange] | None] = queue.SimpleQueue()
         self._num_lost = 0
+        self._num_taken_bytes = 0  # of all exchanges that were put into the queue
+        self._num_written_bytes = 0  # of these, only the other thread changes it
         self._thread = threading.Thread(target=self._write_all, name="kept requests", daemon=True)
         self._thread.start()
 
@@ -74,10 +81,16 @@ class KeptRequests:
         """Keep an exchange that has ended, if a model answered it."""
         if not record.model or not exchange.is_kept or not self._is_wanted(record):
             return
-        if self._ended.qsize() >= MOST_WAITING:
+        waiting = self.num_waiting_bytes
+        if self._ended.qsize() >= MOST_WAITING or (waiting and waiting + exchange.size > MOST_WAITING_BYTES):
             self._num_lost += 1
             return
+        self._num_taken_bytes += exchange.size
         self._ended.put((record, exchange))
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        return self._num_taken_bytes - self._num_written_bytes
 
     def _is_wanted(self, record: RequestRecord) -> bool:
         """Return whether `of` names the model or the key of a request."""
@@ -101,6 +114,7 @@ class KeptRequests:
                     log.warning("a request could not be kept: %s", error.strerror or error)
                 except Exception:  # the thread writes further requests
                     log.exception("request %s could not be kept", ended[0].request_id)
+                self._num_written_bytes += ended[1].size
                 if lost:
                     log.warning("%d requests were not kept, because the disk was too slow", lost)
 

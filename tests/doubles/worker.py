@@ -19,7 +19,6 @@ from server.defaults import Defaults
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     CachePages,
-    ClassScores,
     Embed,
     Embedding,
     ErrorCode,
@@ -28,7 +27,6 @@ from server.messages import (
     GivePages,
     Listening,
     PagesGiven,
-    PairPrompt,
     Progress,
     QualityLabel,
     Ready,
@@ -38,6 +36,7 @@ from server.messages import (
     TokenLogprob,
     Vision,
 )
+from server.scoring import ClassScores, PairPrompt
 from server.text.pairs import PairTemplate, TextTemplate
 from server.text.templates.errors import TemplateError
 from server.text.templates.limits import LIMITS, Limits

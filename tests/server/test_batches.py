@@ -199,6 +199,18 @@ def test_rubbish_fails_by_name(serve, folder, data: bytes, code: str, line: int 
     assert batch.output_file_id is None
 
 
+def test_answers_of_a_batch_do_not_come_later(serve, folder) -> None:
+    """A background response is no answer, and the batch would begin all of them at once."""
+    client = serve(batch_dir=folder).openai()
+    body: dict[str, Any] = {"model": "null", "input": "hi", "background": True}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/responses", "body": body}
+    batch = ended(client, begin(client, [line], "/v1/responses"))
+    assert batch.status == "failed" and batch.errors is not None and batch.errors.data
+    assert (batch.errors.data[0].code, batch.errors.data[0].param) == ("background_unsupported", "body.background")
+    body["background"] = False
+    assert ended(client, begin(client, [line], "/v1/responses")).request_counts.completed == 1
+
+
 def test_too_many_lines_are_refused(tmp_path) -> None:
     from server.batches.lines import check
 

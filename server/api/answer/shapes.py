@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from server.messages import Scoring
+from server.scoring import Scoring
 
 # --- common parts ------------------------------------------------------------------------------------------------------
 

@@ -117,7 +117,8 @@ class Column {
   }
 
   show(models, {canLeave, isFixed}) {
-    this.select.replaceChildren(...models.map(({id}) => new Option(id, id, false, id === this.model)));
+    const names = new Set([...models.map(({id}) => id), this.model]);  // a model that is gone stays chosen
+    this.select.replaceChildren(...[...names].map(id => new Option(id, id, false, id === this.model)));
     this.select.disabled = isFixed;
     this.pane.setAttribute("aria-label", `Messages of ${this.model}`);
     this.leave.disabled = !canLeave;
@@ -125,7 +126,7 @@ class Column {
   }
 
   async ask(text, options, signal) {
-    const {conversation} = this, model = this.view.app.models.find(({id}) => id === this.model);
+    const {conversation} = this, model = this.view.app.models.find(({id}) => id === this.model) ?? {id: this.model};
     conversation.options = options;
     const question = add(conversation, conversation.leaf, {role: "user", content: text}), node = add(conversation, question.id, emptyAnswer(this.model));
     let isRunning = true;

@@ -52,8 +52,9 @@ from runtime.sections import SectionFile
 from server.engine.step_model import GroupLimits, Places, StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
-from server.messages import LOCAL, ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
+from server.messages import LOCAL, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from server.models.state import ModelSpec
+from server.scoring import ClassScores, Scoring
 from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
 from tests.golden.vision import SUBJECTS

@@ -58,6 +58,14 @@ def test_whole_answer(server, connect):
     assert prompt_of(server) == "<|system|>Be brief.\n<|user|>hi\n<|assistant|>"
 
 
+def test_the_client_knows_the_id_of_its_request(server, connect):
+    client = connect(server, default_headers={"x-request-id": "mine-1"})
+    assert ask(client)._request_id == client.models.retrieve("null")._request_id == "mine-1"
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, max_tokens=0)
+    assert caught.value.request_id == "mine-1"
+
+
 def test_models_are_listed_and_found(server, connect):
     listed = connect(server, _strict_response_validation=True).models.list()
     assert [model.id for model in listed] == ["null"] and not listed.has_more

@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers
 
 from compiler.frontend.reranker import QWEN3
 from server.api.rerank import _prompted
-from server.messages import ClassScores, PairPrompt
+from server.scoring import ClassScores, PairPrompt
 from server.text.tokenizer import Tokenizer
 from tests.doubles.worker import NullScript, _vector
 

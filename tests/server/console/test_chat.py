@@ -370,6 +370,24 @@ def test_models_are_compared_with_one_seed(page, site):
     page.wait("document.querySelectorAll('#chat article').length === 4")
 
 
+def test_a_column_keeps_a_model_that_is_gone(page, site):
+    """Its answer says what is wrong, as the server does."""
+    server = site("seeded", "writer")
+    page.open(f"{server.url}/#/compare")
+    page.wait("document.querySelectorAll('#compare select').length === 2")
+    page.open(f"{server.url}/#/models")
+    page.click("#models article[aria-label=writer] button", "Unload")
+    page.click("dialog button", "Unload")
+    page.see("writer is unloaded.", ".toast")
+    page.wait("!document.querySelector('#models article[aria-label=writer]')")
+    page.open(f"{server.url}/#/compare")
+    page.excuse("status of 404")
+    ask(page, "Who are you?", "#compare")
+    page.see("My seed is", "#compare .column:first-child")
+    page.see("'writer'", "#compare .column:last-child .messages")
+    assert page.js("[...document.querySelectorAll('#compare select')].map(select => select.value)") == ["seeded", "writer"]
+
+
 def test_the_keyboard_is_enough(page, site):
     """The chat can be used by keyboard alone, from the first Tab to an answer. The menu and the search have shortcuts."""
     page.open(f"{site('writer').url}/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import stat
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,32 @@ def test_an_answer_that_cannot_be_read_costs_one_line(tmp_path: Path) -> None:
     kept.close()
     (line,) = lines(place, 1)
     assert line["answer"] == "{}"
+
+
+def test_requests_that_wait_for_a_slow_disk_take_limited_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def slow(record: RequestRecord, _exchange: Exchange) -> str:
+        assert goes_on.wait(60)
+        return json.dumps({"request_id": record.request_id})
+
+    monkeypatch.setattr("server.http.kept_requests._line", slow)
+    monkeypatch.setattr("server.http.kept_requests.MOST_WAITING_BYTES", 100)
+    place = tmp_path / "requests.jsonl"
+    kept = KeptRequests(place, ("model=*",))
+
+    def keep(name: str) -> None:
+        exchange = Exchange()
+        exchange.body = b"1" * 20
+        exchange.add(b"2" * 30, more=False)
+        kept.keep(RequestRecord(name, model="null"), exchange)
+
+    for name in ("first", "second", "lost"):
+        keep(name)
+    goes_on.set()
+    lines(place, 2)
+    while kept.num_waiting_bytes:
+        time.sleep(0.01)
+    keep("third")
+    kept.close()
+    assert [line["request_id"] for line in lines(place, 3)] == ["first", "second", "third"]
