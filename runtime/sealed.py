@@ -106,16 +106,19 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
     a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
     make_private(path.parent)
     descriptor, fresh = locked_file(path)
+    lock = os.dup(descriptor)  # until the file has its name: without a lock, it would count as abandoned
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             if synced:
                 os.fsync(file.fileno())
-            os.replace(fresh, path)  # before the lock ends: without it, the file would count as abandoned
+        os.replace(fresh, path)  # after the file is closed, because NFS and FUSE report only then that the disk is full
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
+    finally:
+        os.close(lock)
     if synced:
         _sync_directory(path.parent)
 
