@@ -473,3 +473,20 @@ def test_an_upload_that_a_full_disk_refuses_leaves_nothing(tmp_path) -> None:
     upload.abandon()
     assert store.num_bytes == 0
     assert not list((tmp_path / "files").iterdir())
+
+
+def test_a_faulty_file_runs_no_line_if_the_disk_refuses_the_end(serve, folder, monkeypatch) -> None:
+    failures = iter(range(1))
+
+    def end(store: Store, record: BatchRecord, status: Status, whole: Any = Store.end) -> None:
+        if next(failures, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(store, record, status)
+
+    monkeypatch.setattr(Store, "end", end)
+    monkeypatch.setattr("server.batches.runner.AGAIN_S", 0.05)
+    server = serve(batch_dir=folder)
+    client = server.openai()
+    batch = ended(client, begin(client, [chat_line(0), {**chat_line(1), "method": "GET"}]))
+    assert batch.status == "failed"
+    assert not server.worker.submits
