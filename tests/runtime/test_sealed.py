@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,20 @@ def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "replace", late)
     sealed.store(place, CODE)
     assert sealed.load(place) == CODE
+
+
+def test_files_of_other_machines_count_as_abandoned_only_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that share a volume may not see each other's locks."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sealed, "_machine", lambda: "another")
+        descriptor, name = sealed.locked_file(tmp_path / "code")
+        os.close(descriptor)  # a lock that this machine does not see
+    left = Path(name)
+    sealed.remove_abandoned(tmp_path / "code")
+    assert left.exists()
+    os.utime(left, (then := time.time() - 2 * sealed.ABANDONED_S, then))
+    sealed.remove_abandoned(tmp_path / "code")
+    assert not left.exists()
 
 
 # --- a key that replicas share ---------------------------------------------------------------------------------------------
