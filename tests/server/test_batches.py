@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -490,3 +491,18 @@ def test_a_faulty_file_runs_no_line_if_the_disk_refuses_the_end(serve, folder, m
     batch = ended(client, begin(client, [chat_line(0), {**chat_line(1), "method": "GET"}]))
     assert batch.status == "failed"
     assert not server.worker.submits
+
+
+def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path) -> None:
+    """A part of a line at the end of an output file would be published as an answer."""
+    store, file_id = Store(tmp_path, 1000), new_id("file-")
+    store.append(file_id, b"x" * 599 + b"\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # the kernel writes 400 bytes of the next line, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.append(file_id, b"y" * 599 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(store.lines(file_id)) == [b"x" * 599 + b"\n"]
+    assert store.num_bytes == 600
