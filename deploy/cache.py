@@ -51,7 +51,7 @@ from deploy.use import markers_of
 from runtime import flags, sealed
 from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
 from runtime.errors import RuntimeFault
-from runtime.sealed import key_of, make_private, require_private
+from runtime.sealed import ABANDONED_S, key_of, make_private, require_private
 from runtime.sections import SectionFile, writing
 from server.interfaces import CachedModel
 
@@ -65,7 +65,6 @@ MODELS_SUFFIX = ".models"
 LABEL_SUFFIX, REFERENCE_SUFFIX = ".label", ".exact"
 TOKENIZER_SUFFIX = ".tokenizer"
 MOST_MODELS = 8  # maximum number of sources listed per program
-ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(

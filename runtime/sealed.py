@@ -22,6 +22,7 @@ import pwd
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -37,6 +38,7 @@ from runtime.files import regular
 
 KEY_FILE = ".key"
 SEAL_BYTES = 32
+ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 MIN_KEY_BYTES, MAX_KEY_BYTES = 32, 4096
 _VARIABLE = "RELAXSERVE_CACHE_KEY_FILE"
 
@@ -106,25 +108,28 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
     a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
     make_private(path.parent)
     descriptor, fresh = locked_file(path)
+    lock = os.dup(descriptor)  # until the file has its name: without a lock, it would count as abandoned
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             if synced:
                 os.fsync(file.fileno())
-            os.replace(fresh, path)  # before the lock ends: without it, the file would count as abandoned
+        os.replace(fresh, path)  # after the file is closed, because NFS and FUSE report only then that the disk is full
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
+    finally:
+        os.close(lock)
     if synced:
         _sync_directory(path.parent)
 
 
 def locked_file(path: Path) -> tuple[int, str]:
-    """Create an empty file with a temporary name beside `path`. Return its descriptor and its name. The file is locked until the descriptor
-    is closed, at the latest when this process ends, if the file system has locks."""
+    """Create an empty file with a temporary name beside `path`, which states the machine. Return its descriptor and its name. The file is
+    locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_machine()}.")
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
         if os.fstat(descriptor).st_nlink:
@@ -134,11 +139,24 @@ def locked_file(path: Path) -> tuple[int, str]:
 
 def remove_abandoned(path: Path) -> None:
     """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
-    large file would leave one."""
+    large file would leave one. Machines that share a volume may not see each other's locks, so the files of other machines are removed
+    only after ABANDONED_S."""
     for left in path.parent.glob(f".{escape(path.name)}.*"):
-        with suppress(OSError), left.open("rb") as file:  # a lock shows that its process lives
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            left.unlink()
+        with suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises OSError if a process of this machine writes the file
+            is_own = left.name.startswith(f".{path.name}.{_machine()}.")
+            if is_own or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
+                left.unlink()
+
+
+@cache
+def _machine() -> str:
+    """Return a name of the kernel that runs this process. Only processes of one kernel surely see each other's locks."""
+    try:
+        found = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        found = os.uname().nodename.encode()
+    return hashlib.sha256(found).hexdigest()[:8]
 
 
 def _sync_directory(directory: Path) -> None:

@@ -103,7 +103,7 @@ class Runner:
     async def _whole(self, run: Run) -> None:
         """Run a batch to its end, from the stage that it has reached."""
         record = run.record
-        if not record.total:
+        if not record.total or record.faults:  # with faults, the last try could not write that the batch has failed
             await self._validate(record)
         if record.has_ended:
             return

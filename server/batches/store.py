@@ -4,8 +4,8 @@
     batches/ID.json               a BatchRecord
     lock                          held by the server that uses the folder
 
-A record is written under a temporary name and renamed. Answers of a batch are appended to its output files line by line, each with one
-write, so a killed server loses no answer that it has written; `recover` removes an incomplete last line.
+A record is written under a temporary name and renamed. Answers of a batch are appended to its output files line by line without a
+buffer, so a killed server loses no answer that it has written; `recover` removes an incomplete last line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Store:
         """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards the sum below and the records, because several threads write files
+        self._lock = threading.Lock()  # guards the sum below, the records and the lines of batches, because several threads write files
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
@@ -101,10 +101,16 @@ class Store:
 
     def append(self, file_id: str, line: bytes) -> None:
         """Append a line to a file that a batch writes. The line is kept even if the store then exceeds its limit, which only stops new
-        uploads."""
-        with self.data(file_id).open("ab", buffering=0) as file:
-            file.write(line)
-        self._count(len(line))
+        uploads. If the disk has room for only a part of the line, remove the part and raise OSError."""
+        with self._lock, self.data(file_id).open("ab", buffering=0) as file:
+            size, rest = file.tell(), memoryview(line)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part, and raises OSError for the next one
+            except OSError:
+                file.truncate(size)
+                raise
+            self.num_bytes += len(line)
 
     def lines(self, file_id: str, most: int | None = None) -> Iterator[bytes]:
         """Yield the lines of a file that are not blank; none if the file does not exist. Of a line longer than `most` bytes, yield only the

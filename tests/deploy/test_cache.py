@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from compiler.cache import Cache, Key, Range
-from deploy.cache import ABANDONED_S, CannotRemove, Item, Kept, Part
+from deploy.cache import CannotRemove, Item, Kept, Part
 from deploy.quality.label import keep_label, kept_label
 from runtime import sealed, sections
 from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
+from runtime.sealed import ABANDONED_S
 from server.messages import QualityLabel
 
 KEYS = [digit * 32 for digit in "abc"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -485,3 +486,35 @@ def test_an_upload_that_a_full_disk_refuses_leaves_nothing(tmp_path) -> None:
     upload.abandon()
     assert store.num_bytes == 0
     assert not list((tmp_path / "files").iterdir())
+
+
+def test_a_faulty_file_runs_no_line_if_the_disk_refuses_the_end(serve, folder, monkeypatch) -> None:
+    failures = iter(range(1))
+
+    def end(store: Store, record: BatchRecord, status: Status, whole: Any = Store.end) -> None:
+        if next(failures, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(store, record, status)
+
+    monkeypatch.setattr(Store, "end", end)
+    monkeypatch.setattr("server.batches.runner.AGAIN_S", 0.05)
+    server = serve(batch_dir=folder)
+    client = server.openai()
+    batch = ended(client, begin(client, [chat_line(0), {**chat_line(1), "method": "GET"}]))
+    assert batch.status == "failed"
+    assert not server.worker.submits
+
+
+def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path) -> None:
+    """A part of a line at the end of an output file would be published as an answer."""
+    store, file_id = Store(tmp_path, 1000), new_id("file-")
+    store.append(file_id, b"x" * 599 + b"\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # the kernel writes 400 bytes of the next line, as on a full disk
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.append(file_id, b"y" * 599 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(store.lines(file_id)) == [b"x" * 599 + b"\n"]
+    assert store.num_bytes == 600

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import deploy.export.kept
-from deploy.cache import ABANDONED_S, Kept, Part
+from deploy.cache import Kept, Part
 from deploy.export.kept import export_kept
 from deploy.model_loading.servable import Servable
+from runtime.sealed import ABANDONED_S
 from tests.deploy.export.test_web import golden
 
 pytestmark = pytest.mark.xdist_group("web")
