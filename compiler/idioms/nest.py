@@ -69,6 +69,22 @@ def is_rectangular(axes: Sequence[tuple[DimVar, Dim]]) -> bool:
     return not any(variables & set(extent.vars()) for _, extent in axes)
 
 
+def writes_apart(axes: Sequence[tuple[DimVar, Dim]], indices: Sequence[Dim]) -> bool:
+    """Whether iterations of these loops that store at `indices` provably store to different elements: the indices determine the variables
+    of all loops."""
+    if any(prove_le(extent, 0) for _, extent in axes):
+        return True  # nothing is stored
+    left = {var: extent for var, extent in axes if extent != Dim.of(1)}
+    for index in indices:
+        moving = [Dim((term,)) for term in index.terms]
+        rest = sum((term for term in moving if left.keys() & set(term.vars())), Dim.of(0))
+        rest = rest // rest.factor if rest.factor > 1 else rest
+        for number in (rest, -rest):  # flipped elements have a negative index
+            while (var := next((v for v, extent in left.items() if number % extent == v.dim), None)) is not None:
+                number = number // left.pop(var)
+    return not left
+
+
 def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
     """Return the temporaries allocated around a statement, and the statement."""
     temporaries: list[Buffer] = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, without_allocations
+from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, without_allocations, writes_apart
 from compiler.idioms.product import outermost_folds, without_products
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar
@@ -81,7 +81,9 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
     if not all(_reads_own_numbers(nest, rank, temporaries) for nest in nests):
         return None
     outputs = [nest for nest in nests if nest.store.buffer not in temporaries and nest.store.buffer.scope is not Scope.LOCAL]
-    if not all(_writes_own_elements(nest, rank) for nest in outputs) or not all(_reads_own_elements(nest, outputs, rank) for nest in nests):
+    if not all(writes_apart(nest.axes, nest.store.indices) for nest in outputs):
+        return None
+    if not all(_reads_own_elements(nest, outputs, rank) for nest in nests):
         return None
     return RowProgram(row, tuple(program), temporaries)
 
@@ -90,15 +92,6 @@ def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, 
     """Whether the stage reads from a temporary only the number that belongs to its own row."""
     places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
     return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
-
-
-def _writes_own_elements(nest: PerfectNest, rank: int) -> bool:
-    """Whether no two rows write the same element: each variable of the row is an index, or follows from one."""
-
-    def follows(var: DimVar, index: Dim) -> bool:
-        return index.var is var or any(extent != Dim.of(0) and (index // extent).var is var for _, extent in nest.axes[rank:])
-
-    return all(extent == Dim.of(1) or any(follows(var, index) for index in nest.store.indices) for var, extent in nest.axes[:rank])
 
 
 def _reads_own_elements(nest: PerfectNest, outputs: Sequence[PerfectNest], rank: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from compiler.idioms.nest import writes_apart
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store, When
@@ -41,8 +42,12 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 stmt = body
             case When(cond=found, then=then, orelse=None) if cond is None and not {var for var, _ in lets} & set(free_dims(found)):
                 cond, rows, stmt = found, len(axes), then
-            case Store(buffer=buffer, value=value):
+            case Store(buffer=buffer, indices=indices, value=value):
                 carried = any(load.buffer is buffer for load in loads(value))
+                # Places that are read from memory, such as slots of a cache, are taken to differ; of all others it must be proved.
+                read = {let for let, _ in lets}
+                if not any(read & set(index.vars()) for index in indices) and not writes_apart(axes, indices):
+                    return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.
                 whole_rows = cond is None or rows < len(axes)
                 return None if carried or not axes or not whole_rows else SpatialNest(tuple(axes), tuple(lets), stmt, cond)

@@ -114,3 +114,17 @@ def test_columns_whose_number_depends_on_the_row_are_no_product() -> None:
     )
     even, uneven = (parse(text.replace("EXTENT", extent)).prim("f") for extent in ("n", "i + 1"))
     assert product_in(even) is not None and product_in(uneven) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "are_apart"),
+    [
+        *[("i, j", True), ("j, i", True), ("n - 1 - i, j", True), ("i, 2*j + 1", True), ("i, j + 3", True), ("0, 8*i + j", True)],
+        *[("0, n*j + i", True), ("0, 8*(n - 1 - i) + 7 - j", True)],
+        *[("0, j", False), ("i, 0", False), ("i // 2, j", False), ("0, i + j", False), ("0, 7*i + j", False), ("i, j % 4", False)],
+    ],
+)
+def test_iterations_are_independent_if_they_write_different_elements(place: str, are_apart: bool) -> None:
+    """Of several iterations that write one element, the last one wins, so they must run in order."""
+    text = f"prim f(X: f32[n, 8], out Y: f32[p, q]) {{ for i in n, j in 8 {{ Y[{place}] = X[i, j] }} }}"
+    assert (match_spatial(parse(text).prim("f").body) is not None) is are_apart
