@@ -15,6 +15,11 @@ _FOUR_FLOATS = "{float, float, float, float}"
 _LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
 
 
+def hidden(code: Code, value: str) -> str:
+    """Return a copy of an i64 that LLVM does not know to be one. So it computes nothing from the copy before this place."""
+    return code.op(f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {value})')
+
+
 class BlockCode:
     """Emits the code that every thread of a block runs. `group` and `quad` are the row and the column of the thread's elements in a
     register of `mma.sync`."""
@@ -29,13 +34,9 @@ class BlockCode:
         """Compute the thread's place in its block."""
         code = self.code
         thread = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.tid.x()')} to i64")
-        self.thread = self.hidden(thread) if self.hides_thread else thread
+        self.thread = hidden(code, thread) if self.hides_thread else thread
         self.lane, self.warp = code.op(f"and i64 {self.thread}, {LANES - 1}"), code.op(f"lshr i64 {self.thread}, 5")
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
-
-    def hidden(self, value: str) -> str:
-        """Return a copy of an i64 that LLVM does not know to be one. So it computes nothing from the copy before this place."""
-        return self.code.op(f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {value})')
 
     def barrier(self) -> None:
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
