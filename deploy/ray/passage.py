@@ -181,6 +181,8 @@ class Passage(Response):
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
             self.alone_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
+            self.failed &= self.lost  # replicas that were busy before may have room now
+            self.refusal = None
             if self.reading.repeatable:
                 return False
             if self.started:

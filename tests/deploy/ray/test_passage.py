@@ -298,13 +298,26 @@ def test_each_busy_replica_is_asked_once(num: int, num_asked: int) -> None:
     run(go())
 
 
+def test_a_busy_replica_is_asked_again_after_another_one_died() -> None:
+    """The other replica may have had the request for so long that the busy one has room meanwhile."""
+
+    async def go() -> None:
+        full = answers(429, b'{"error":{"code":"queue_full"}}')
+        for last, status in ((answers(200, b"{}"), 200), (full, 429)):
+            async with replicas(full, dies, last) as made:
+                assert ((await ask(made)).status, len(made.seen)) == (status, 3)
+                assert made.wishes[2].avoided == made.wishes[2].lost == {"r1"}
+
+    run(go())
+
+
 def test_other_requests_hear_which_replicas_may_be_gone() -> None:
     async def go() -> None:
-        scripts = answers(429, b'{"error":{"code":"queue_full"}}'), dies, answers(503, b"{}"), streams(WHOLE)
+        scripts = dies, answers(429, b'{"error":{"code":"queue_full"}}'), answers(503, b"{}"), streams(WHOLE)
         async with replicas(*scripts, num=5) as made:
             made.urls[3] = "http://127.0.0.1:9"
             assert (await ask(made)).body == WHOLE
-            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r1", "r2", "r3"}
+            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r0", "r2", "r3"}
 
     run(go())
 
