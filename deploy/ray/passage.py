@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
 MOST_BUSY = 2  # number of times that a request is sent to another replica because a queue is full; then the client gets that answer
 MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
-QUEUE_FULL = b'"queue_full"'
+QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
 HELD = ("application/json", "text/plain")  # answers sent on only when they are complete: until then another replica can give them
@@ -101,7 +101,7 @@ class Passage(Response):
     fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
-    lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or have another model
+    lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
     num_busy: int = 0
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     # since when no replica has had this request, moved on by the time after which one has refused it
@@ -181,6 +181,8 @@ class Passage(Response):
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
             self.alone_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
+            self.failed &= self.lost  # replicas that were busy before may have room now
+            self.refusal = None
             if self.reading.repeatable:
                 return False
             if self.started:
@@ -196,13 +198,13 @@ class Passage(Response):
         self.lost.add(replica)
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
-        if answer.status == 503:
-            self.lost.add(lease.replica)  # it starts or stops
+        is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
+        whole = await answer.read() if is_held else b""
+        if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that it is busy, or that one of its models is not ready
+            self.lost.add(lease.replica)
         if self.started and answer.status != 200:
             self.failed.add(lease.replica)
             return False
-        is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
-        whole = await answer.read() if is_held else b""
         is_away = answer.status == 503 and self.reading.repeatable
         is_busy = is_away or (answer.status == 429 and QUEUE_FULL in whole)
         is_busy = is_busy and place_of(lease.replica) != self.reading.wish.place  # no other replica has the earlier response

@@ -21,8 +21,10 @@ from aiohttp import web  # noqa: E402
 
 from deploy.ray.passage import MOST_LOST, GivenUp  # noqa: E402
 from deploy.ray.progress import Departure  # noqa: E402
+from deploy.ray.refusal import refusal  # noqa: E402
 from deploy.ray.wish import Lease, Wish, place_of  # noqa: E402
 from server.api.request.fields import MAX_NAMES  # noqa: E402
+from server.errors import NO_REPLICA, SHUTTING_DOWN, TABLE, ApiError, ErrorKind  # noqa: E402
 from server.open_values import HEADER  # noqa: E402
 from server.peers.named import HEADER as GIVER_HEADER  # noqa: E402
 from tests.deploy.ray.scripted import CHAT, SSE, Client, Script, answers, ask, dies, replicas, run, streams  # noqa: E402
@@ -298,13 +300,48 @@ def test_each_busy_replica_is_asked_once(num: int, num_asked: int) -> None:
     run(go())
 
 
+def test_a_busy_replica_is_asked_again_after_another_one_died() -> None:
+    """The other replica may have had the request for so long that the busy one has room meanwhile."""
+
+    async def go() -> None:
+        full = answers(429, b'{"error":{"code":"queue_full"}}')
+        for last, status in ((answers(200, b"{}"), 200), (full, 429)):
+            async with replicas(full, dies, last) as made:
+                assert ((await ask(made)).status, len(made.seen)) == (status, 3)
+                assert made.wishes[2].avoided == made.wishes[2].lost == {"r1"}
+
+    run(go())
+
+
 def test_other_requests_hear_which_replicas_may_be_gone() -> None:
     async def go() -> None:
-        scripts = answers(429, b'{"error":{"code":"queue_full"}}'), dies, answers(503, b"{}"), streams(WHOLE)
+        stops = answers(503, ApiError(SHUTTING_DOWN, "the server stops").body())
+        scripts = dies, answers(429, b'{"error":{"code":"queue_full"}}'), stops, streams(WHOLE)
         async with replicas(*scripts, num=5) as made:
             made.urls[3] = "http://127.0.0.1:9"
             assert (await ask(made)).body == WHOLE
-            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r1", "r2", "r3"}
+            assert made.wishes[-1].avoided == {"r0", "r1", "r2", "r3"} and made.wishes[-1].lost == {"r0", "r2", "r3"}
+
+    run(go())
+
+
+OF_503 = [kind for kind in TABLE if kind.status == 503 and kind is not NO_REPLICA]
+
+
+@pytest.mark.parametrize("kind", OF_503, ids=lambda kind: kind.code)
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat"])
+def test_only_a_replica_that_stops_may_be_gone(kind: ErrorKind, path: str) -> None:
+    """One that has too many connections, or one model that is not ready, still serves other requests best if it has their prompts."""
+
+    async def go() -> None:
+        refused = refusal(path, ApiError(kind, "retry later"))
+        refuses = answers(refused.status_code, bytes(refused.body))
+        for scripts in ((refuses, streams(WHOLE)), (streams(WHOLE[:150], dies=True), refuses, streams(WHOLE))):
+            async with replicas(*scripts, num=3) as made:
+                assert (await ask(made, path=path)).body == WHOLE
+                *died, away = (f"r{at}" for at in range(len(scripts) - 1))
+                assert made.wishes[-1].avoided == {*died, away}
+                assert made.wishes[-1].lost == ({*died, away} if kind is SHUTTING_DOWN else {*died})
 
     run(go())
 
