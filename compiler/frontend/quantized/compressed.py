@@ -84,14 +84,15 @@ class Packed:
 
     def held(self, parts: Parts) -> Parts:
         numbers, count = unpack(parts["weight_packed"], self.bits, 1), parts["weight_scale"].shape[1]
-        half = 0 if self.bits == 4 else 128
+        # programs hold integers of 4 bits as they are stored, 0 to 15, and those of 8 bits as signed bytes
+        subtracted = 0 if self.bits == 4 else 128
         found: dict[str, Array] = {"scale": parts["weight_scale"]}
         if "weight_g_idx" in parts and (order := order_of(parts["weight_g_idx"].astype(np.int64), count, "weight_g_idx")) is not None:
             numbers, found["order"] = numbers[:, order], order
-        found["q"] = halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8)
+        found["q"] = halves(numbers) if self.bits == 4 else (numbers - subtracted).astype(np.int8)
         if "weight_zero_point" not in parts:
             return found
-        return {**found, "zero": unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - half}
+        return {**found, "zero": unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - subtracted}
 
 
 @dataclass(frozen=True, slots=True)

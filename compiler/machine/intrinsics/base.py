@@ -33,8 +33,9 @@ class Intrinsic(TileOp):
 
     @property
     def early(self) -> range:
-        """The numbers of the operands that a GPU reads before the kernels that were launched earlier have ended. If there are any, the tile
-        waits for this end itself (`griddepcontrol.wait`), before it accesses other memory than its own shared memory."""
+        """The indices of the operands that the tile may read before the kernels that were launched earlier on the GPU have ended. If there
+        are any, the tile itself waits for this end (`griddepcontrol.wait`) before it accesses other memory than these operands and shared
+        memory."""
         return range(0)
 
     def runs_on(self, target: Target) -> bool:

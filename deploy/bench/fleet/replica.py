@@ -37,7 +37,7 @@ class Prefixes:
     """The prefix cache: keys of blocks, the least recently used first."""
 
     def __init__(self) -> None:
-        self.kept_since_s = 0.0  # when the latest evicted prefix was stored, as replicas report it to routers
+        self.kept_since_s = 0.0  # the latest time at which a block was stored that has been evicted since; 0: none was
         self._stored_s: OrderedDict[bytes, float] = OrderedDict()
 
     def num_found(self, keys: Sequence[bytes]) -> int:
