@@ -196,7 +196,8 @@ class _Cursor:
         return self.take(self.count()).decode(errors="replace")
 
     def texts(self, length: int) -> Texts:
-        """Skip the next `length` texts, and return them. A vocabulary has 100,000 and more, so the loop makes few calls."""
+        """Move past the next `length` texts, and return them undecoded: `Texts` decodes them when they are read. Raise DamagedFile if one
+        does not fit. A vocabulary has 100,000 texts or more, so the loop reads their lengths itself instead of calling `text` for each."""
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
         size_at = SIZE.unpack_from
         for _ in range(length):

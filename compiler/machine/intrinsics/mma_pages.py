@@ -62,8 +62,8 @@ def rows_for(size: int, value_size: int, target: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageTile(Intrinsic):
-    """NAME(c, given, held, pages): the product of a block's rows with the keys, or of its attention weights with the values, in the pages of
-    a split. `pages` has the number of each page of the split. `held` begins at page 0 of the cache; page p begins p * `page_stride`
+    """NAME(c, given, held, pages): the product of a block's rows with the keys, or of its attention weights with the values, in the pages
+    of a split. `pages` has the number of each page of the split. `held` begins at page 0 of the cache; page p begins p * `page_stride`
     elements after it."""
 
     threads: ClassVar[int] = SPLIT

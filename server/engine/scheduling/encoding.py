@@ -125,10 +125,14 @@ class EncodingQueue:
         return not isinstance(work, Heard) and all(map(self._is_encoded, work))
 
     def limit_s(self, plan: Plan) -> float:
-        """Return for how long excerpts may be encoded before the step of a plan. One part always runs."""
-        if plan.encodes_idle:  # if only idle sequences decode, new requests must not wait for as long as a stream may
-            return 0.0 if plan.num_tokens > plan.num_idle else self._pace.encoding_s(plan.num_tokens, 0)
-        return self._pace.encoding_s(plan.num_tokens, plan.num_decode)
+        """Return for how long excerpts may be encoded before the step of a plan. One part always runs, even if the limit is 0."""
+        if not plan.encodes_idle:
+            return self._pace.encoding_s(plan.num_tokens, plan.num_decode)
+        if plan.num_tokens > plan.num_idle:
+            return 0.0  # the step has tokens of other sequences, which the excerpts of idle ones delay by one part only
+        # All tokens are of idle sequences. A stream of theirs may wait long, but a new request must not: the limit is that of a step in
+        # which nothing decodes.
+        return self._pace.encoding_s(plan.num_tokens, 0)
 
     def observe(self, plan: Plan, encoding_s: float) -> None:
         """Learn how long excerpts were encoded before the step of a plan."""
