@@ -544,3 +544,38 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
         await asyncio.wait_for(closing, 20)
 
     asyncio.run(check())
+
+
+def test_the_sweeper_goes_on_after_an_error_of_the_disk(serve, folder, monkeypatch) -> None:
+    sweeps: list[Store] = []
+
+    def sweep(store: Store, _keep_s: int) -> None:
+        sweeps.append(store)
+        if len(sweeps) == 1:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Store, "sweep", sweep)
+    monkeypatch.setattr("server.batches.service.SWEEP_S", 0.01)
+    serve(batch_dir=folder)
+    until(lambda: len(sweeps), lambda found: found > 1)
+
+
+def test_what_the_disk_refuses_to_remove_is_removed_later(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.write(b"{}\n")
+    file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
+    batch = record_of(file.id, status=Status.COMPLETED, times={Status.COMPLETED: 1})
+    store.save(batch)
+
+    def refuse(_path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        for remove in (lambda: store.delete_file(file.id), lambda: store.delete_batch(batch)):
+            with pytest.raises(OSError, match="Read-only"):
+                remove()
+    store.sweep(0)
+    assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
+    assert store.num_bytes == 0
