@@ -1,5 +1,6 @@
-"""The fingerprint of a loaded model: a digest of its program, of its files' contents, of its numeric class, and of the settings with which
-the load quantised it to a number of bits. Models with equal fingerprints compute the same bytes, on any machine.
+"""The fingerprint of a loaded model: a digest of its program, of the contents of its files, of their names in a folder, of its numeric
+class, and of the settings with which the load quantised it to a number of bits. Models with equal fingerprints compute the same bytes, on
+any machine.
 
 The digest of the files is stored in the cache, because computing it reads all of them.
 """
