@@ -49,7 +49,7 @@ SETTINGS = (
     Setting("host", LISTEN, "Address to listen on."),
     Setting("port", LISTEN, "Port; 0 takes a free one."),
     Setting("insecure", LISTEN, "Serve other machines without API keys."),
-    Setting("proxy_networks", LISTEN, "Proxy whose X-Forwarded-For names the client; may be repeated."),
+    Setting("proxy_networks", LISTEN, "Proxy whose X-Forwarded-For and -Proto name client and scheme; may be repeated."),
     Setting("root_path", LISTEN, "Prefix that a proxy leaves in front of all paths, such as /llm."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),

@@ -179,7 +179,7 @@ RESPONSE_NOT_FOUND = ErrorKind(
 FILE_NOT_FOUND = ErrorKind(
     "file_not_found",
     404,
-    "No uploaded file has this id, or it belongs to another key.",
+    "No uploaded file has this id, the file has expired, or it belongs to another key.",
     "See `/v1/files`. Files that a batch wrote are deleted after `batch_store_s`.",
 )
 BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")

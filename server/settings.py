@@ -26,7 +26,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     insecure: bool = False  # serve other machines without keys
-    proxy_networks: tuple[str, ...] = ()  # addresses or networks of proxies whose X-Forwarded-For names the client
+    proxy_networks: tuple[str, ...] = ()  # proxies whose X-Forwarded-For and -Proto name the client and the scheme
     root_path: str | None = None  # prefix that a proxy leaves in front of all paths
 
     api_keys: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
-"""The fingerprint of a loaded model: a digest of its program, of its files' contents, of its numeric class, and of the settings with which
-the load quantised it to a number of bits. Models with equal fingerprints compute the same bytes, on any machine.
+"""The fingerprint of a loaded model: a digest of its program, of the contents of its files, of their names in a folder, of its numeric
+class, and of the settings with which the load quantised it to a number of bits. Models with equal fingerprints compute the same bytes, on
+any machine.
 
 The digest of the files is stored in the cache, because computing it reads all of them.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from runtime.sealed import recall
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
+SMALL_PIECE_BYTES = 2 << 20  # the same for the files that each start reads, so that a large tokenizer.json is shared among threads
 CHUNK_BYTES = 1 << 20
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # suffixes of the files that affect what a model answers
+WEIGHTS = ".safetensors"
+SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")  # suffixes of the files that affect what a model answers
 
 
 def fingerprint_of(known: Compiled) -> str:
@@ -44,17 +47,25 @@ def _digest_of(known: Compiled) -> str:
 
 
 def _state_of(files: ModelFiles) -> str:
-    """Return a text that changes when one of the model's files changes. Of the files, only samples of the weights are read."""
-    states = [(file.name, status.st_size, status.st_mtime_ns) for file in _files(files.path) for status in (file.stat(),)]
-    return f"{files.weights.digest()} {states}"
+    """Return a text that changes when one of the model's files changes. Of the weights, only samples are read. The files beside them are
+    read whole: in images that give all files one time, a change may leave sizes and times as they were."""
+    found = _files(files.path)
+    weights = [file for file in found if files.path.is_file() or file.suffix == WEIGHTS or file.name == CT2]
+    states = [(file.name, status.st_size, status.st_mtime_ns) for file in weights for status in (file.stat(),)]
+    beside = _digest_of_files(files.path, [file for file in found if file not in weights], SMALL_PIECE_BYTES)
+    return f"{files.weights.digest()} {states} {beside}"
 
 
 def content_digest(path: Path) -> str:
-    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers, and of their names.
-    Threads digest pieces of the files; the result is the digest of the pieces' digests."""
-    files = _files(path)
+    """Return a digest of a GGUF file with its parts, or of the files in a folder that affect what the model answers, and of their names."""
+    return _digest_of_files(path, _files(path), PIECE_BYTES)
+
+
+def _digest_of_files(path: Path, files: Sequence[Path], piece_bytes: int) -> str:
+    """Return a digest of some files of the model at `path`. Threads digest pieces of the files; the result is the digest of the pieces'
+    digests."""
     names = [] if path.is_file() else [str(file.relative_to(path)) for file in files]
-    pieces = [piece for file in files for piece in _pieces(file)]
+    pieces = [piece for file in files for piece in _pieces(file, piece_bytes)]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return hashlib.sha256("\0".join(names).encode(errors="surrogateescape") + b"".join(pool.map(_digest_of_piece, pieces))).hexdigest()
 
@@ -66,13 +77,13 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in found if (file.suffix in SUFFIXES or file.name == CT2) and file.is_file())
 
 
-def _pieces(file: Path) -> Iterator[tuple[Path, int]]:
-    yield from ((file, start) for start in range(0, max(1, file.stat().st_size), PIECE_BYTES))
+def _pieces(file: Path, piece_bytes: int) -> Iterator[tuple[Path, int, int]]:
+    yield from ((file, start, piece_bytes) for start in range(0, max(1, file.stat().st_size), piece_bytes))
 
 
-def _digest_of_piece(piece: tuple[Path, int]) -> bytes:
-    path, start = piece
-    digest, left, chunk = hashlib.sha256(), PIECE_BYTES, bytearray(CHUNK_BYTES)
+def _digest_of_piece(piece: tuple[Path, int, int]) -> bytes:
+    path, start, left = piece
+    digest, chunk = hashlib.sha256(), bytearray(CHUNK_BYTES)
     with path.open("rb") as file:
         file.seek(start)
         while left and (count := file.readinto(chunk)):

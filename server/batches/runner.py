@@ -59,6 +59,7 @@ class Runner:
         self._slots: dict[str, asyncio.Semaphore] = {}  # by model; "": all models that are not loaded
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the batch's id, like _runs
         self._runs: dict[str, Run] = {}
+        self._is_closing = False
 
     def start(self, record: BatchRecord) -> None:
         """Begin or continue a batch."""
@@ -75,6 +76,7 @@ class Runner:
 
     async def close(self) -> None:
         """Leave all batches as they are. The next start continues them."""
+        self._is_closing = True
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -93,6 +95,9 @@ class Runner:
                 log.exception("batch %s has stopped; it goes on in %g s", run.record.id, AGAIN_S)
             else:
                 del self._runs[run.record.id], self._tasks[run.record.id]
+                return
+            if self._is_closing:
+                # before Python 3.13, a TaskGroup that ends because of an error may drop a cancellation, and may leave cancelling() at 1
                 return
             if was_stopped:
                 await asyncio.sleep(AGAIN_S)

@@ -69,7 +69,10 @@ class Batches:
     async def _sweep(self, store: Store) -> None:
         """Remove what has expired, every SWEEP_S seconds."""
         while True:
-            await asyncio.to_thread(store.sweep, int(self._settings.batch_store_s))
+            try:
+                await asyncio.to_thread(store.sweep, int(self._settings.batch_store_s))
+            except OSError as error:
+                log.warning("expired files and batches stay: %s; they are removed later", error)
             await asyncio.sleep(SWEEP_S)
 
     @property

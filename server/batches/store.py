@@ -84,9 +84,9 @@ class Store:
     def delete_file(self, file_id: str, num_reserved: int | None = None) -> None:
         """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: the bytes
         that were reserved for a file that is not finished, of which the disk may have fewer."""
-        self.files.pop(file_id, None)
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
+        self.files.pop(file_id, None)
         size = path.stat().st_size if path.exists() else 0
         path.unlink(missing_ok=True)
         self._count(-(size if num_reserved is None else num_reserved))
@@ -160,8 +160,8 @@ class Store:
 
     def delete_batch(self, record: BatchRecord) -> None:
         """Remove the record of a batch."""
-        self.batches.pop(record.id, None)
         (self._folder / "batches" / f"{record.id}.json").unlink(missing_ok=True)
+        self.batches.pop(record.id, None)
 
     def sweep(self, keep_s: int) -> None:
         """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import resource
@@ -15,10 +16,11 @@ import anthropic
 import openai
 import pytest
 
-from server.batches.lines import MAX_LINES
+from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
+from server.batches.runner import Runner
 from server.batches.store import Store
-from server.errors import ApiError
+from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
 
 Body = dict[str, Any]
@@ -519,3 +521,74 @@ def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path) 
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(store.lines(file_id)) == [b"x" * 599 + b"\n"]
     assert store.num_bytes == 600
+
+
+def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_path, monkeypatch) -> None:
+    """Before Python 3.13, a TaskGroup drops a cancellation that arrives while it ends because of an error."""
+
+    class NoModels:
+        def serve(self, model: str) -> None:
+            raise ApiError(MODEL_NOT_FOUND, model)
+
+    async def check() -> None:
+        store, has_begun, is_ending, may_end = Store(tmp_path, 100_000), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def answer(_runner: Runner, _run: object, line: Line, _slots: object) -> None:
+            if line.custom_id == "line 0":
+                await has_begun.wait()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            has_begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_ending.set()
+                await may_end.wait()
+
+        monkeypatch.setattr(Runner, "_answer", answer)
+        upload = store.new_upload()
+        upload.write(jsonl([chat_line(0), chat_line(1)]))
+        file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+        runner = Runner(store, NoModels(), None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
+        runner.start(record_of(file.id))
+        await asyncio.wait_for(is_ending.wait(), 20)
+        closing = asyncio.create_task(runner.close())
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.wait_for(closing, 20)
+
+    asyncio.run(check())
+
+
+def test_the_sweeper_goes_on_after_an_error_of_the_disk(serve, folder, monkeypatch) -> None:
+    sweeps: list[Store] = []
+
+    def sweep(store: Store, _keep_s: int) -> None:
+        sweeps.append(store)
+        if len(sweeps) == 1:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Store, "sweep", sweep)
+    monkeypatch.setattr("server.batches.service.SWEEP_S", 0.01)
+    serve(batch_dir=folder)
+    until(lambda: len(sweeps), lambda found: found > 1)
+
+
+def test_what_the_disk_refuses_to_remove_is_removed_later(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.write(b"{}\n")
+    file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
+    batch = record_of(file.id, status=Status.COMPLETED, times={Status.COMPLETED: 1})
+    store.save(batch)
+
+    def refuse(_path: Path, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        for remove in (lambda: store.delete_file(file.id), lambda: store.delete_batch(batch)):
+            with pytest.raises(OSError, match="Read-only"):
+                remove()
+    store.sweep(0)
+    assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
+    assert store.num_bytes == 0

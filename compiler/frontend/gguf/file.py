@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -48,26 +49,44 @@ BOOL, STRING, ARRAY = 7, 8, 9
 
 
 SIZE = struct.Struct("<Q")  # the length of a text, which precedes its bytes
+STRIDE = 1024  # number of texts between two whose offsets are known
 
 
 class Texts:
-    """An array of texts in the metadata. They are decoded while they are read: most loads read no text of a vocabulary, and a list of
-    260,000 texts takes 20 MB."""
+    """An array of texts in the metadata. They are decoded while they are read: most loads only look for a few texts of a vocabulary, and a
+    list of 260,000 texts takes 20 MB."""
 
-    def __init__(self, memory: mmap, begin: int, length: int) -> None:
-        """`begin` is the offset of the first text, with its length. The caller has checked that all texts lie within the file."""
-        self._memory, self._begin, self._length = memory, begin, length
+    def __init__(self, memory: mmap, marks: Sequence[int], end: int, length: int) -> None:
+        """`marks` has the offset of every STRIDE-th text, which its length precedes; `end` is the offset behind the last text. The caller
+        has checked that all texts lie within the file."""
+        self._memory, self._marks, self._end, self._length = memory, marks, end, length
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[str]:
-        memory, at, size_at = self._memory, self._begin, SIZE.unpack_from
+        memory, at, size_at = self._memory, self._marks[0] if self._marks else self._end, SIZE.unpack_from
         for _ in range(self._length):
             start = at + 8
             at = start + size_at(memory, at)[0]
             # Tokens of byte-level vocabularies may be invalid UTF-8, so invalid bytes are replaced.
             yield memory[start:at].decode(errors="replace")
+
+    def place(self, text: str) -> int | None:
+        """Return the number of texts before the first one that has the same bytes as `text`, or None if there is none. No text is
+        decoded."""
+        memory, size_at, content = self._memory, SIZE.unpack_from, text.encode()
+        found = SIZE.pack(len(content)) + content
+        place, at = 0, self._marks[0] if self._marks else self._end
+        while (hit := memory.find(found, at, self._end)) >= 0:
+            nearest = bisect_right(self._marks, hit) - 1
+            if nearest * STRIDE > place:
+                place, at = nearest * STRIDE, self._marks[nearest]
+            while at < hit:
+                place, at = place + 1, at + 8 + size_at(memory, at)[0]
+            if at == hit:
+                return place  # otherwise, the bytes lie within a text, and the search goes on with the next text
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +218,17 @@ class _Cursor:
         """Move past the next `length` texts, and return them undecoded: `Texts` decodes them when they are read. Raise DamagedFile if one
         does not fit. A vocabulary has 100,000 texts or more, so the loop reads their lengths itself instead of calling `text` for each."""
         memory, at, end = self._memory, self.position, min(self.end, MAX_METADATA_BYTES)
-        size_at = SIZE.unpack_from
-        for _ in range(length):
-            size = size_at(memory, at)[0] if at + 8 <= end else end
-            if at + 8 + size > end:
-                self.position = at
-                self.text()  # raises DamagedFile for the text that does not fit
-            at += 8 + size
-        begin, self.position = self.position, at
-        return Texts(memory, begin, length)
+        size_at, marks = SIZE.unpack_from, list[int]()
+        for first in range(0, length, STRIDE):
+            marks.append(at)
+            for _ in range(min(STRIDE, length - first)):
+                size = size_at(memory, at)[0] if at + 8 <= end else end
+                if at + 8 + size > end:
+                    self.position = at
+                    self.text()  # raises DamagedFile for the text that does not fit
+                at += 8 + size
+        self.position = at
+        return Texts(memory, marks, at, length)
 
     def value(self, code: int) -> Any:
         if code in NUMBERS:

@@ -8,7 +8,7 @@ expressions of the known names.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -198,7 +198,11 @@ class _Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        return _first_places(self.tokens)
+        """The id of each token by its text. Several tokens that pad a vocabulary may have the same text; the first one counts."""
+        found: dict[str, int] = {}
+        for id, text in enumerate(self.tokens):
+            found.setdefault(text, id)
+        return found
 
     @cached_property
     def types(self) -> list[int]:
@@ -243,9 +247,12 @@ class _Vocabulary:
         in_template = template if isinstance(template, str) else ""
         turns = [] if self.get("eot_token_id") is not None else [text for text in TURN_ENDS if text in in_template]
         calls = [text for text in CALL_ENDS if text in in_template]
-        found = _first_places(self._texts, {*TEXT_ENDS, *turns, *calls, HARMONY_END})
+        found = {text: id for text in (*TEXT_ENDS, *turns, *calls, HARMONY_END) if (id := self._id_of(text)) is not None}
         turn = None if HARMONY_END in found else next((text for text in turns if text in found), None)
         return {id for text, id in found.items() if text in TEXT_ENDS or text in calls or text == turn}
+
+    def _id_of(self, text: str) -> int | None:
+        return self._texts.place(text) if isinstance(self._texts, Texts) else self.ids.get(text)
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])
@@ -276,16 +283,6 @@ class _Vocabulary:
         if value is not None and not (isinstance(value, np.ndarray) and len(value) == length):
             raise DamagedFile(f"tokenizer.ggml.{name} is not an array of {length} numbers, one per token")
         return value
-
-
-def _first_places(texts: Iterable[str], wanted: Set[str] | None = None) -> dict[str, int]:
-    """Return the id of each token by its text, or only of the tokens that are wanted. Several tokens that pad a vocabulary may have the
-    same text; the first one counts."""
-    found: dict[str, int] = {}
-    for id, text in enumerate(texts):
-        if wanted is None or text in wanted:
-            found.setdefault(text, id)
-    return found
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:

@@ -3,6 +3,7 @@
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -26,7 +27,7 @@ from compiler.frontend.families import llama4
 from compiler.frontend.families.phimoe import MSCALE
 from compiler.frontend.finite import Checked
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize
-from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
+from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile, Texts
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import end_ids, tokenizer_files
 from compiler.frontend.mixture import ClippedGate
@@ -962,6 +963,23 @@ def test_ends_that_a_file_does_not_state(tokens: list[str], template: str, state
     values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", *tokens, "b"], "tokenizer.chat_template": template}
     values |= {f"tokenizer.ggml.{role}_token_id": 1 + tokens.index(text) for role, text in stated.items()}
     assert end_ids(values) == tuple(sorted(1 + tokens.index(text) for text in ends))
+
+
+def test_a_text_is_found_without_decoding_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of equal texts is found. Bytes within a text that look like a text with its length are none."""
+    monkeypatch.setattr("compiler.frontend.gguf.file.STRIDE", 4)
+    written = ["b", "ab", "", "ab", "世", "x" * 20, "y", "end", "after", "ende"]
+    hidden = "end", "other", "after"
+    looks_alike = ["z" + b"".join(struct.pack("<Q", len(text)) + text.encode() for text in hidden).decode() for _ in range(5)]
+    written = [*looks_alike, *written, *looks_alike]
+    path = write(tmp_path / "m.gguf", lambda writer: writer.add_array("texts", written))
+    texts = GgufFile(path).metadata["texts"]
+    assert list(texts) == written
+    monkeypatch.setattr(Texts, "__iter__", lambda _: pytest.fail("texts are decoded"))
+    for text in (*written, *hidden, "none"):
+        assert texts.place(text) == (written.index(text) if text in written else None), text
+    path = write(tmp_path / "m.gguf", lambda writer: writer.add_token_list(["<s>", "<|endoftext|>"]))
+    assert end_ids({**GgufFile(path).metadata, "tokenizer.ggml.model": "gpt2"}) == (1,)
 
 
 def test_ends_that_a_file_lists() -> None:
