@@ -63,7 +63,7 @@ class ConstraintCompiler:
 
     def warm(self) -> None:
         """Start the zygote now, not with the first constraint, because loading the tokenizer of a large vocabulary takes a second."""
-        with suppress(ConstraintError):  # the first constraint tries again
+        with suppress(OSError):  # the first constraint tries again
             self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:

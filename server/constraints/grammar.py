@@ -8,7 +8,7 @@ import msgspec
 
 from server.constraints.compile_slots import CompileSlots
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy
-from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket, no_socket
 from server.constraints.process.wire import Answer, GrammarSettings, Source, framed
 from server.constraints.process.zygote import Zygote
 from server.constraints.retries import Retries
@@ -60,7 +60,7 @@ class Grammar:
 
     def open_child(self) -> ProcessSocket | None:
         """Return the socket to a new process for a sequence, or None while the grammar is being compiled. Raise ConstraintError if it
-        cannot be compiled."""
+        cannot be compiled, or OSError if this process has no free descriptors now."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
@@ -76,7 +76,11 @@ class Grammar:
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self, self.key):
                 return False
-            self._socket = socket = self._zygote.open_child()
+            try:
+                self._socket = socket = self._zygote.open_child()
+            except OSError as error:
+                self._lose(no_socket(error))
+                return False
             socket.send(framed(msgspec.msgpack.encode(self.source)))
         if socket.receive(0.0):
             self._hear(socket)

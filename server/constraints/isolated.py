@@ -9,7 +9,7 @@ from typing import Literal
 
 from server.constraints.grammar import Grammar
 from server.constraints.matcher import LATE, ConstraintError, ConstraintLost, Late, Mask, Matcher
-from server.constraints.process.process_socket import ProcessSocket
+from server.constraints.process.process_socket import ProcessSocket, no_socket
 from server.constraints.process.wire import Answer, Question, question
 from server.constraints.retries import Retries
 
@@ -109,11 +109,15 @@ class IsolatedMatcher(Matcher):
             self._put()
 
     def _put(self) -> None:
-        """Send the open question to the process. Start a new process if there is none."""
+        """Send the open question to the process. Start a new process if there is none. Raise ConstraintError if none can be started."""
         if self._socket is None:
             if not self._retries.is_due:
                 return
-            self._socket = self._grammar.open_child()
+            try:
+                self._socket = self._grammar.open_child()
+            except OSError as error:
+                self._lose(no_socket(error))
+                return
             self._num_sent, self._is_put, self._comes_mask = 0, False, False
         if self._socket is not None and not self._is_put:
             assert self._asked is not None

@@ -3,8 +3,10 @@ of think blocks, and the minimum number of tokens. They are computed in this pro
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Literal
 
 import numpy as np
@@ -41,8 +43,9 @@ class _Endings:
     have the model draw what they have in common. So sequences that end alike are compared together."""
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        # For each sequence, the tokens before the last one, read backwards, and the last one. Those that begin alike are adjacent.
-        self._sorted = sorted((sequence[-2::-1], sequence[-1]) for sequence in sequences)
+        # Sorted by the tokens before the last one, read backwards, so that sequences which end alike are adjacent. These tokens are
+        # compared as big-endian bytes: to compare tuples that begin alike takes ten times as long.
+        self._sorted = sorted(sequences, key=lambda sequence: struct.pack(f">{len(sequence) - 1}I", *sequence[-2::-1]))
 
     def after(self, drawn: Sequence[int]) -> list[int]:
         """Return the tokens that would complete a sequence after the tokens `drawn`."""
@@ -51,11 +54,12 @@ class _Endings:
         for depth, token_id in enumerate(reversed(drawn)):
             if low == high:
                 break
-            if not ordered[low][0][depth] == token_id == ordered[high - 1][0][depth]:
-                low = bisect_left(ordered, token_id, low, high, key=lambda one, depth=depth: one[0][depth])
-                high = bisect_right(ordered, token_id, low, high, key=lambda one, depth=depth: one[0][depth])
-            while low < high and len(ordered[low][0]) == depth + 1:
-                found.append(ordered[low][1])
+            at = -2 - depth  # place of the token that is compared, from the end of a sequence
+            if not ordered[low][at] == token_id == ordered[high - 1][at]:
+                low = bisect_left(ordered, token_id, low, high, key=itemgetter(at))
+                high = bisect_right(ordered, token_id, low, high, key=itemgetter(at))
+            while low < high and len(ordered[low]) == -at:
+                found.append(ordered[low][-1])
                 low += 1
         return found
 

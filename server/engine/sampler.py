@@ -68,7 +68,7 @@ class Seen:
 
     def _place(self, token_id: int) -> int:
         """Return the index of a token among the distinct ones; the number of these if it is new."""
-        place = int(np.searchsorted(self._prompt_ids, token_id))
+        place = int(self._prompt_ids.searchsorted(np.int32(token_id)))  # with an int, NumPy would convert the whole array to int64
         if place < len(self._prompt_ids) and self._prompt_ids[place] == token_id:
             return place
         return self._places.setdefault(token_id, self._num)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
 from typing import assert_never
@@ -102,6 +103,9 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
+        # The worker may have hundreds of processes for constraints, so a thread measures their CPU time. This thread does nothing else,
+        # because all threads of the loop's executor may be waiting for a disk.
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)
         self._is_down = asyncio.Event()  # cleared while a worker that was put to sleep still runs
@@ -234,6 +238,7 @@ class Supervisor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watcher.shutdown(wait=False)
         self._forget_cache()
 
     # --- requests --------------------------------------------------------------------------------------------------------
@@ -412,14 +417,14 @@ class Supervisor:
 
     async def _watch(self) -> None:
         """Kill a worker that has stalled."""
-        watchdog = self._watchdog
+        watchdog, loop = self._watchdog, asyncio.get_running_loop()
         while True:
             await asyncio.sleep(watchdog.interval_s)
             worker = self._worker
             if worker is None or not any(job.in_worker for job in self._jobs.values()):
                 watchdog.hear()
                 continue
-            usage = await asyncio.to_thread(usage_of, worker.pid)  # the worker may have hundreds of processes for constraints
+            usage = await loop.run_in_executor(self._watcher, usage_of, worker.pid)
             if worker is self._worker and (fault := watchdog.look(usage.cpu_s + self._stages_cpu_s)):
                 log.warning("%s: worker %d %s", self._load.name, worker.pid, fault)
                 watchdog.hear()

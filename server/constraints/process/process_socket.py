@@ -28,12 +28,9 @@ BY_SIGNAL: Mapping[int, Answer] = {
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
-def connected() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a connection. Raise ConstraintLost if this process has no free descriptors."""
-    try:
-        return socket.socketpair()
-    except OSError as error:
-        raise ConstraintLost(f"there is no process for the constraint: {error.strerror or error}; try again") from error
+def no_socket(error: OSError) -> ConstraintLost:
+    """Return the error of a constraint whose process cannot be started because of `error`."""
+    return ConstraintLost(f"there is no process for the constraint: {error.strerror or error}; try again")
 
 
 class ProcessSocket:
@@ -88,8 +85,8 @@ class ProcessSocket:
 
     def open_child(self, vocab_size: int = 0) -> Self:
         """Return a socket to a new child of this process. If the process cannot be reached, the new socket receives `ENDED` at once. Raise
-        ConstraintLost if there are no sockets left."""
-        near, far = connected()
+        OSError if this process has no free descriptors now."""
+        near, far = socket.socketpair()
         with far, suppress(OSError):
             socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
         return type(self)(near, self, vocab_size)

@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.launch import command
 from server.constraints.matcher import ConstraintLost
-from server.constraints.process.process_socket import ProcessSocket, connected
+from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.process.wire import GrammarSettings
 
 COMMAND = command("server.constraints.process.main")
@@ -41,16 +41,17 @@ class Zygote:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the zygote on a thread, unless it runs. Raise ConstraintLost if this process has no free descriptors."""
+        """Start the zygote on a thread, unless it runs. Raise OSError if this process has no free descriptors now."""
         if self._socket is not None and self._socket.has_ended:
             self.kill()
         if self._socket is None and not self._is_closed:
-            near, far = connected()
+            near, far = socket.socketpair()
             self._socket = ProcessSocket(near)
             self._starter.submit(self._start, far, self._socket)
 
     def open_child(self) -> ProcessSocket:
-        """Fork a child of the zygote, and return the socket to the child. Raise ConstraintLost if the zygote was closed."""
+        """Fork a child of the zygote, and return the socket to the child. Raise ConstraintLost if the zygote was closed, or OSError if
+        this process has no free descriptors now."""
         self.start()
         if self._socket is None:
             raise ConstraintLost("the model is being unloaded")

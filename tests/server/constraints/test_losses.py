@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NoReturn
 
 import pytest
 
@@ -211,22 +212,67 @@ def heavy() -> Constraint:
 HEAVY = heavy()
 
 
+def no_descriptor(*_args: object) -> NoReturn:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 @pytest.mark.parametrize("is_warm", [False, True])
 def test_a_worker_without_free_descriptors_fails_constraints_alone(rig, compiler, monkeypatch, is_warm: bool) -> None:
     constraints = compiler()
     if is_warm:
         matcher_of(constraints, OTHER)
-
-    def refuse(*_args: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     one = rig(constraints=constraints)
     with monkeypatch.context() as refusing:
-        refusing.setattr(socket, "socketpair", refuse)
+        refusing.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
+        refusing.setattr(socket, "socketpair", no_descriptor)
+        constraints.warm()
         outcomes = one.run([submit_of("other", OTHER), submit_of("plain", None)])
     assert len(outcomes["plain", 0].token_ids) == 40
     assert one.failed["other"].code == "generation_failed" and "Too many open files; try again" in one.failed["other"].message
     assert len(one.run([submit_of("again", OTHER)])["again", 0].token_ids) == 40
+
+
+@pytest.fixture
+def lack(monkeypatch) -> list[None]:
+    """Let opening a socket fail as often as the returned list has elements. Each failure removes one."""
+    left, socketpair = list[None](), socket.socketpair
+
+    def opened(*args) -> tuple[socket.socket, socket.socket]:
+        if left:
+            left.pop()
+            no_descriptor()
+        return socketpair(*args)
+
+    monkeypatch.setattr(socket, "socketpair", opened)
+    return left
+
+
+@pytest.mark.parametrize("level", ["sequence", "grammar", "zygote"])
+@pytest.mark.parametrize("constraint", [OTHER, OFFER], ids=["demanded", "offered"])
+def test_a_passing_lack_of_descriptors_changes_no_token(rig, compiler, lack, constraint, level) -> None:
+    """A constraint's process is lost, and for a while no socket to another one can be opened. An offered call stays constrained."""
+    constraints = compiler()
+    submit = submit_of("a", constraint, seed=4)
+    expected = rig(constraints=constraints).run([submit])["a", 0].token_ids
+    one = rig(constraints=constraints)
+    one.engine.submit(submit)
+    first = TRIGGER if constraint is OFFER else expected[0]
+    step_until(one, lambda: bool(one.outcomes) and first in one.outcomes["a", 0].token_ids)
+    hit(levels_of(constraints)[level], signal.SIGKILL)
+    lack += [None] * 3
+    outcomes = one.run()
+    assert not one.failed and not lack
+    assert outcomes["a", 0].token_ids == expected
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_new_constraint_waits_for_descriptors(rig, compiler, lack, is_warm: bool) -> None:
+    constraints = compiler()
+    if is_warm:
+        matcher_of(constraints, OTHER)
+    one = rig(constraints=constraints)
+    lack += [None] * 3
+    assert len(one.run([submit_of("other", OTHER)])["other", 0].token_ids) == 40 and not lack
 
 
 def test_a_process_without_free_descriptors_forks_others_later(monkeypatch) -> None:

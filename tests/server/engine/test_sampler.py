@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -234,6 +235,20 @@ def test_choices_share_the_distinct_tokens_of_their_prompt() -> None:
         wanted = {token_id: counts[token_id] for token_id in (1, 2, 9, *dict.fromkeys(token_ids))}
         assert dict(zip(row.seen.ids.tolist(), row.seen.counts.tolist(), strict=True)) == wanted
         assert row.seen.ids.tolist() == list(wanted), "the order, which decides where the device finds them"
+
+
+def test_a_drawn_token_does_not_copy_the_distinct_tokens_of_the_prompt() -> None:
+    """Each of 128 choices would copy 100,000 of them per token."""
+    row = RowState(SamplingParams(max_tokens=9, repetition_penalty=1.3), 0, range(0, 300_000, 3))
+    row.advance(1)  # the first token that is not in the prompt gets room
+    tracemalloc.start()
+    try:
+        for token_id in (0, 150_000, 299_997, 1, 2):
+            row.advance(token_id)
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
+    assert {token_id: row.seen.counts[row.seen.ids == token_id].tolist() for token_id in (0, 1, 2, 3)} == {0: [1], 1: [2], 2: [1], 3: [0]}
 
 
 def test_equal_logits_prefer_the_lower_id() -> None:

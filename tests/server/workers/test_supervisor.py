@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -778,6 +779,30 @@ def test_the_event_loop_does_not_wait_for_the_watch(monkeypatch: pytest.MonkeyPa
 
     run(scenario)
     assert threading.get_ident() not in threads
+
+
+def test_a_stalled_worker_is_replaced_while_all_threads_of_the_loop_wait() -> None:
+    """A disk that hangs may hold every thread on which the front reads files."""
+    num_watching = sum(thread.name.startswith("watch") for thread in threading.enumerate())
+
+    async def scenario() -> None:
+        loop, disk = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        reading = loop.run_in_executor(None, disk.wait)
+        try:
+            submit = submits(1)[0]
+            async with worker(care=Care(stall_s=0.8, first_delay_s=0.05)) as supervisor, aclosing(supervisor.generate(submit)) as events:
+                await anext(events)
+                os.kill(supervisor.pid, signal.SIGSTOP)
+                async with asyncio.timeout(30):
+                    await until(lambda: supervisor.restarts == 1)
+                assert not reading.done()
+        finally:
+            disk.set()
+            await reading
+        await until(lambda: sum(thread.name.startswith("watch") for thread in threading.enumerate()) == num_watching)
+
+    run(scenario)
 
 
 def test_pages_are_given_until_the_worker_dies() -> None:
