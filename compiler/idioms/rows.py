@@ -189,7 +189,9 @@ def with_stored_values(program: RowProgram) -> RowProgram:
     for number, stage in enumerate(before):
         if len(stage.folds) != 1 or not any(isinstance(s, Apply) and s.fn in _COSTLY for s in walk_scalar(stage.folds[0].value)):
             continue
-        axis = stage.folds[0].axes[0][0]
+        (axis, length), changed = stage.folds[0].axes[0], {s.nest.store.buffer for s in before[number:]}
+        if length != last.inner[1] or out in changed or any(load.buffer in changed for load in loads(stage.folds[0].value)):
+            continue  # the last stage would not read the values that the fold stored, or would compute others
         names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
         value = rewrite_dims(stage.folds[0].value, names)
         taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)

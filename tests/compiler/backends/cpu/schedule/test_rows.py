@@ -131,3 +131,46 @@ def test_a_stage_may_read_an_output_of_other_rows(agree: Callable[..., Any], rea
 def test_the_best_experts_of_a_token_are_found_in_one_pass(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
     assert [prim.attrs["schedule"] for prim in found.values()] == ["rows"]
+
+
+LONG = "for i in n {{ S[i] = sum(r in {}) exp(X[i, r]) }}"
+LAST = "for i in n, j in 16 { Y[i, j] = exp(X[i, j]) / S[i] }"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LONG.format(8) + LAST,
+        LONG.format(16) + "for i in n, j in 16 { Y[i, j] = 1.0 }" + LAST,
+        "for i in n, j in 16 { T[i, j] = X[i, j] }"
+        + LONG.format(16).replace("X", "T")
+        + "for i in n, j in 16 { T[i, j] = 1.0 }"
+        + LAST.replace("X", "T"),
+    ],
+    ids=["the fold has fewer values", "a stage overwrites the values", "a stage changes an operand"],
+)
+def test_the_last_stage_reads_stored_values_only_if_they_are_its_own(agree: Callable[..., Any], body: str) -> None:
+    text = f"""
+        func main(x: f32[n, 16]) -> object {{ t = call_tir @f(x) -> (f32[n, 16], f32[n], f32[n, 16]) y = t.2 return y }}
+        prim f(X: f32[n, 16], out T: f32[n, 16], out S: f32[n], out Y: f32[n, 16]) {{
+          for i in n, j in 16 {{ T[i, j] = X[i, j] }} {body}
+        }}
+    """
+    agree(text, f32(20, 16), rtol=1e-5)
+
+
+def test_a_maximum_and_a_sum_of_other_elements_are_no_softmax(agree: Callable[..., Any]) -> None:
+    """The maximum is that of 1024 elements, but the sum has only 600."""
+    text = """
+        func main(x: f32[n, 1024]) -> object { y = call_tir @f(x) -> f32[n, 1024] return y }
+        prim f(X: f32[n, 1024], out Y: f32[n, 1024]) {
+          alloc global M: f32[n] {
+            alloc global S: f32[n] {
+              for i in n { M[i] = max(r in 1024) X[i, r] }
+              for i in n { S[i] = sum(r in 600) exp(X[i, r] - M[i]) }
+              for i in n, j in 1024 { Y[i, j] = X[i, j] / S[i] }
+            }
+          }
+        }
+    """
+    agree(text, f32(5, 1024), rtol=1e-5)
