@@ -15,40 +15,41 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 @dataclass(slots=True)
 class Slots:
     """Assigns slots to dimensions. A *match point* is the entry of the function (0) or a match_cast. An expression of variables is computed
-    at the latest match point of these variables.
+    at the latest match point that defines one of them for a place of the function that uses the expression.
 
     A variable that a match_cast of a branch defines is known only in that branch. Another branch, or the code after the If, may define it
     again, at another match point. All its definitions fill the same slot."""
 
     function: str
     numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])
-    known: set[DimVar] = field(default_factory=set[DimVar])  # the variables that are defined before this place of the function
-    defined: list[set[DimVar]] = field(default_factory=lambda: [set[DimVar]()])  # for each match point, the variables that it defines
-    before: list[frozenset[DimVar]] = field(default_factory=lambda: [frozenset[DimVar]()])  # and those that are defined before it
+    known: dict[DimVar, int] = field(default_factory=dict[DimVar, int])  # for each variable known at this place, the point that defines it
+    derived: list[dict[Dim, int]] = field(default_factory=lambda: [dict[Dim, int]()])  # for each point, the expressions that it computes
     bounds: list[Bound] = field(default_factory=list[Bound])
 
     def of(self, dim: Dim) -> DimRef:
         """Return the value of a constant dimension, or the slot of a symbolic one."""
         if dim.is_const:
             return dim.const
-        return Slot(self.numbers.setdefault(dim, len(self.numbers)))
+        number = self.numbers.setdefault(dim, len(self.numbers))
+        if dim.var is None:
+            latest = len(self.derived) - 1  # its specification may use a variable before it defines the variable
+            self.derived[max(self.known.get(v, latest) for v in dim.vars())][dim] = number
+        return Slot(number)
 
     def new_point(self) -> int:
-        self.defined.append(set())
-        self.before.append(frozenset(self.known))
-        return len(self.defined) - 1
+        self.derived.append({})
+        return len(self.derived) - 1
 
     @contextmanager
     def branch(self) -> Generator[None]:
         """Forget, when the `with` ends, which variables were defined inside it."""
-        outer = set(self.known)
+        outer = dict(self.known)
         yield
         self.known = outer
 
     def word(self, var: DimVar, point: int) -> Slot:
         """Define a variable that gets its value at this match point and may have any 64-bit value. Return its slot."""
-        self.known.add(var)
-        self.defined[point].add(var)
+        self.known[var] = point
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)
         return Slot(slot.index, defines=True)
@@ -90,16 +91,12 @@ class Slots:
 
     def symbol(self, point: int) -> str | None:
         """Return the name of the shape function of a match point, or None if the point computes no slots."""
-        return f"{self.function}.shape{point}" if self._derived(point) else None
+        return f"{self.function}.shape{point}" if self.derived[point] else None
 
     def text(self) -> str:
-        variables = {v: self.numbers[Dim.of(v)] for defined in self.defined for v in defined}
-        parts = [(self.symbol(p), self._derived(p)) for p in range(len(self.defined))]
-        return "\n\n".join(emit_shape_function(symbol, variables, derived) for symbol, derived in parts if symbol)
-
-    def _derived(self, point: int) -> list[tuple[Dim, int]]:
-        new, known = self.defined[point], self.defined[point] | self.before[point]
-        return [(d, n) for d, n in self.numbers.items() if d.var is None and not new.isdisjoint(d.vars()) and known.issuperset(d.vars())]
+        variables = {dim.var: number for dim, number in self.numbers.items() if dim.var is not None}
+        points = [(self.symbol(point), [*derived.items()]) for point, derived in enumerate(self.derived)]
+        return "\n\n".join(emit_shape_function(symbol, variables, derived) for symbol, derived in points if symbol)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -48,7 +48,10 @@ def match_rows(body: Stmt) -> RowProgram | None:
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):
         return None
-    return _whole_rows(nests, temporaries) or _rows_in_parts(nests, temporaries)
+    whole = _whole_rows(nests, temporaries)
+    if whole is not None and _rows_are_independent(nests, len(whole.row)):
+        return whole
+    return _rows_in_parts(nests, temporaries)
 
 
 def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
@@ -56,6 +59,7 @@ def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
 
 
 def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+    """Match stages on whole rows, which may depend on what other rows write."""
     folding = [n for n in nests if folds_in(n.store.value)]
     if not folding:
         return None
@@ -78,40 +82,29 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
         if nest.store.buffer in temporaries and (inner is not None or [i.var for i in nest.store.indices] != list(nest.vars)):
             return None
         program.append(RowStage(nest, folds, inner))
-    if not all(_reads_own_numbers(nest, rank, temporaries) for nest in nests):
-        return None
-    outputs = [nest for nest in nests if nest.store.buffer not in temporaries and nest.store.buffer.scope is not Scope.LOCAL]
-    if not all(writes_apart(nest.axes, nest.store.indices) for nest in outputs):
-        return None
-    if not all(_reads_own_elements(nest, outputs, rank) for nest in nests):
-        return None
     return RowProgram(row, tuple(program), temporaries)
 
 
-def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, ...]) -> bool:
-    """Whether the stage reads from a temporary only the number that belongs to its own row."""
-    places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
-    return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
-
-
-def _reads_own_elements(nest: PerfectNest, outputs: Sequence[PerfectNest], rank: int) -> bool:
-    """Whether the stage reads from outputs no elements that other rows write."""
-    return all(
-        _is_own_element(nest, load, writer, rank)
-        for load in loads(nest.store.value)
-        for writer in outputs
-        if writer.store.buffer is load.buffer
+def _rows_are_independent(nests: Sequence[PerfectNest], rank: int) -> bool:
+    """Whether no row reads or writes an element that another row writes, and no stage reads an element that another iteration of its own
+    writes. The first `rank` axes of each nest number the rows."""
+    return all(writes_apart(nest.axes, nest.store.indices) for nest in nests) and all(
+        _is_own_element(nest, place.indices, writer, len(nest.axes) if writer is nest else rank)
+        for nest in nests
+        for place in (nest.store, *loads(nest.store.value))
+        for writer in nests
+        if writer.store.buffer is place.buffer
     )
 
 
-def _is_own_element(nest: PerfectNest, load: Load, writer: PerfectNest, rank: int) -> bool:
-    """Whether no other row's loop of `writer` writes the element that the load reads."""
-    places, names = [*zip(writer.store.indices, load.indices, strict=True)], dict(zip(writer.vars[:rank], nest.vars[:rank], strict=True))
+def _is_own_element(nest: PerfectNest, indices: Sequence[Dim], writer: PerfectNest, rank: int) -> bool:
+    """Whether no other row's loop of `writer` writes the element that `nest` accesses at `indices`."""
+    places, names = [*zip(writer.store.indices, indices, strict=True)], dict(zip(writer.vars[:rank], nest.vars[:rank], strict=True))
     if any(w.is_const and r.is_const and w != r for w, r in places):
         return True  # the writer writes another part of the buffer, such as another plane
     if all(extent == Dim.of(1) or any(w.var is var and r.var is names[var] for w, r in places) for var, extent in writer.axes[:rank]):
         return True
-    # Otherwise, the load must read what the loop along the row writes, for example the element 4*g + r of part g.
+    # Otherwise, the element must be one that the loop along the row writes, for example the element 4*g + r of part g.
     loops = [*nest.axes[rank:], *(axis for fold in folds_in(nest.store.value) for axis in fold.axes)]
     along = [{var: v} for var, extent in writer.axes[rank:] for v, e in loops if e == extent] if writer.axes[rank:] else [{}]
     return any(all(w.substitute({**names, **loop}) == r for w, r in places) for loop in along)
@@ -142,17 +135,12 @@ def _parted(before: Sequence[PerfectNest], after: Sequence[PerfectNest], tempora
         return _whole_rows(moved, tuple(t for t in temporaries if t in written)) if len(moved) == len(nests) else None
 
     whole, parts = rows_of(before), rows_of(after)
-    if whole is None or parts is None or any(len(line.shape) - 1 != len(whole.row) for line in lines):
+    if whole is None or parts is None or any(len(line.shape) - 1 != rank for line in lines):
         return None
     same_rows = [extent for _, extent in parts.row[:-1]] == [extent for _, extent in whole.row]
-    if not same_rows or not all(_reads_numbers_of_row(nest, len(whole.row), whole.temporaries) for nest in after):
+    if not same_rows or not _rows_are_independent([*before, *after], rank) or not _rows_are_independent(after, rank + 1):
         return None
     return replace(whole, line=next(iter(own.values()), None), parts=parts)
-
-
-def _reads_numbers_of_row(nest: PerfectNest, rank: int, numbers: tuple[Buffer, ...]) -> bool:
-    """Whether a stage on parts reads only those numbers of whole rows that belong to its own row."""
-    return all(load.indices == tuple(map(Dim.of, nest.vars[:rank])) for load in loads(nest.store.value) if load.buffer in numbers)
 
 
 def _with_own_line(nest: PerfectNest, own: Mapping[Buffer, Buffer]) -> PerfectNest | None:
@@ -201,7 +189,9 @@ def with_stored_values(program: RowProgram) -> RowProgram:
     for number, stage in enumerate(before):
         if len(stage.folds) != 1 or not any(isinstance(s, Apply) and s.fn in _COSTLY for s in walk_scalar(stage.folds[0].value)):
             continue
-        axis = stage.folds[0].axes[0][0]
+        (axis, length), changed = stage.folds[0].axes[0], {s.nest.store.buffer for s in before[number:]}
+        if length != last.inner[1] or out in changed or any(load.buffer in changed for load in loads(stage.folds[0].value)):
+            continue  # the last stage would not read the values that the fold stored, or would compute others
         names = {**dict(zip(stage.nest.vars, at, strict=False)), axis: at[-1]}
         value = rewrite_dims(stage.folds[0].value, names)
         taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)

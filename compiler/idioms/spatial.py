@@ -3,7 +3,7 @@ nest may also read integers between its loops, and skip iterations of its outer 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,15 +44,24 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, indices=indices, value=value):
                 carried = any(load.buffer is buffer for load in loads(value))
-                # Places that are read from memory, such as slots of a cache, are taken to differ; of all others it must be proved.
-                read = {let for let, _ in lets}
-                if not any(read & set(index.vars()) for index in indices) and not writes_apart(axes, indices):
+                if not writes_apart(axes, _what_determines(indices, lets)):
                     return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.
                 whole_rows = cond is None or rows < len(axes)
                 return None if carried or not axes or not whole_rows else SpatialNest(tuple(axes), tuple(lets), stmt, cond)
             case _:
                 return None
+
+
+def _what_determines(indices: Sequence[Dim], lets: Sequence[tuple[DimVar, Scalar]]) -> list[Dim]:
+    """Return integers that differ only between stores to different elements: the indices, and the places from which the integers in them
+    are read. Integers that are read from different places of memory, such as slots of a cache, are taken to name different elements."""
+    found, used = list(indices), {var for index in indices for var in index.vars()}
+    for let, value in reversed(lets):
+        if let in used:
+            found += [index for load in loads(value) for index in load.indices]
+            used |= set(free_dims(value))
+    return found
 
 
 def stages(stmt: Stmt) -> list[Stmt]:

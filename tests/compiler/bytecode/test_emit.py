@@ -128,6 +128,32 @@ def test_each_branch_checks_the_range_of_the_variable_that_it_defines(taken: boo
         session.call("main", np.asarray(taken), x, z)
 
 
+def test_an_expression_of_a_branch_is_not_computed_elsewhere() -> None:
+    """Only the branch divides by `v`. The code after it defines `v` anew, as 0."""
+    module = parse("""
+        func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 0..8 {
+          y: object = if c {
+            a = match_cast x to f32[v]
+            b = full(shape[12 // v], 1.0, dtype="f32")
+            return b
+          } else {
+            return x
+          }
+          w = match_cast z to f32[v]
+          u = concat(w, w, axis=0)
+          r = (y, u)
+          return r
+        }
+    """)
+    session = Session(compile_module(module), device_threads=1)
+    x, none = np.zeros(4, np.float32), np.zeros(0, np.float32)
+    for taken, given, length in ((True, x, 3), (False, none, 0)):
+        for call in (session.call, Interpreter(module).call):
+            assert [t.shape for t in call("main", np.asarray(taken), given, none)] == [(length,), (0,)]
+    with pytest.raises(BoundExceeded, match="divides by zero"):
+        session.call("main", np.asarray(True), none, none)
+
+
 @pytest.mark.parametrize(
     ("params", "scalar", "given"),
     [

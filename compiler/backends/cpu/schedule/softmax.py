@@ -49,12 +49,12 @@ def is_softmax(program: RowProgram) -> bool:
     match top.value, second.folds:
         case (
             Reduce(fn=ReduceFn.MAX, axes=((axis, length),), value=value),
-            (Reduce(fn=ReduceFn.SUM, axes=((other, _),), value=Apply(fn=Fn.EXP, args=(Apply(fn=Fn.SUB, args=(shifted, Load() as by)),))),),
+            (Reduce(fn=ReduceFn.SUM, axes=((other, n),), value=Apply(fn=Fn.EXP, args=(Apply(fn=Fn.SUB, args=(shifted, Load() as by)),))),),
         ):
             names = {**dict(zip(second.nest.vars, map(Dim.of, first.nest.vars), strict=True)), other: Dim.of(axis)}
         case _:
             return False
-    if (length.is_const and length.const <= BLOCK) or dtype_of(value) is not DType.F32:
+    if n.substitute(names) != length or (length.is_const and length.const <= BLOCK) or dtype_of(value) is not DType.F32:
         return False
     largest = by.buffer is top.buffer and by.indices == tuple(map(Dim.of, second.nest.vars))
     inside = {top.buffer, total.buffer} <= set(program.temporaries) and any(s.buffer is total.buffer for s in loads(last.nest.store))

@@ -55,7 +55,7 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
-    """Match one program, or two that follow each other and do not read what the other writes."""
+    """Match one program, or two that follow each other, write different buffers and do not read what the other writes."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None
@@ -64,7 +64,8 @@ def _programs(body: Stmt) -> list[RowProgram] | None:
     for count in range(1, len(stmts)):
         parts = [sequence(stmts[:count]), sequence(stmts[count:])]
         written = [{s.buffer for s in walk_stmts(part) if isinstance(s, Store)} for part in parts]
-        if any({load.buffer for load in loads(part)} & other for part, other in zip(parts, reversed(written), strict=True)):
+        read = [{load.buffer for load in loads(part)} for part in parts]
+        if any((mine | made) & other for mine, made, other in zip(read, written, reversed(written), strict=True)):
             continue
         whole = [allocated([t for t in temporaries if t in own], part) for part, own in zip(parts, written, strict=True)]
         found = [program for part in whole if (program := match_rows(part)) is not None]

@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends.cpu.schedule.rows import schedule_rows
-from compiler.ir.dims import Dim, DimVar
-from compiler.ir.dtypes import DType
-from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.buffers import Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Load
 from compiler.ir.loops.statements import Allocate, Store, Tile, When
 from compiler.ir.loops.visit import walk_scalars, walk_stmts
-from compiler.ir.loops.write import Kernel, total
-from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.prefetch import Prefetch
 
 OPERATORS = {
@@ -112,36 +107,12 @@ def test_the_cap_of_a_row_is_found_in_the_visit_that_rounds_it(kernels: Callable
     assert all(s.buffer.scope is Scope.LOCAL for s in walk_stmts(kernel.body) if isinstance(s, Allocate))
 
 
-def test_parts_that_read_numbers_of_other_rows_wait_for_them() -> None:
-    """A stage on parts of rows reads the number of the row before, so the stages do not share a pass over a row."""
-    k, n = Kernel(), Dim.of(DimVar("n"))
-    x, out = k.arrays(Buffer("x", (n, Dim.of(8)), DType.F32), Buffer("out", (n, Dim.of(2)), DType.F32))
-    top = k.workspace("top", n)
-    with k.nest((n,)) as (i,):
-        top[i] = total((8,), lambda r: x[i, r])
-    with k.nest((n, 2)) as (i, g):
-        out[i, g] = total((4,), lambda r: x[i, 4 * g + r] * top[n - 1 - i])
-    assert schedule_rows(PrimFunc((x.buffer, out.buffer), 1, k.body()), 16) is None
-
-
 def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     """The kernel decides once per row whether it computes the row's second plane or clears it."""
     (kernel,) = kernels("func main(x: f32[n, 96]) -> object { rows = row_planes(x) z = rows.0 return z }").values()
     (choice,) = (s for s in walk_stmts(kernel.body) if isinstance(s, When) and isinstance(s.cond, Load))
     assert choice.orelse is not None and any(isinstance(s, Store) for s in walk_stmts(choice.orelse))
     assert not any(isinstance(s, Load | Apply) for s in walk_scalars(choice.orelse))
-
-
-def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them() -> None:
-    """The second stage reads what the first stage computed for other rows, so the stages do not share a pass over a row."""
-    k, (n,) = Kernel(), [Dim.of(DimVar("n"))]
-    x, out = k.arrays(Buffer("x", (n,), DType.F32), Buffer("out", (n,), DType.F32))
-    held = k.workspace("held", n)
-    for target, source in ((held, x), (out, held)):
-        with k.nest((n,)) as (i,):
-            target[i] = total((n,), lambda r, source=source, i=i: source[r] * source[i])
-    prim = PrimFunc((x.buffer, out.buffer), 1, k.body())
-    assert schedule_rows(prim, 16) is None
 
 
 @pytest.mark.parametrize("read", ["n - 1 - i", "min(i + 1, n - 1)", "(i + 5) % n"])
@@ -157,34 +128,49 @@ def test_a_stage_may_read_an_output_of_other_rows(agree: Callable[..., Any], rea
     agree(text, f32(200, 16), rtol=1e-4)
 
 
-def test_a_stage_that_reads_the_element_beside_its_own_waits() -> None:
-    text = """
-        prim f(X: f32[n, 16], out A: f32[n + 1], out B: f32[n]) {
-          for i in n { A[i] = sum(r in 16) X[i, r] }
-          for i in n { B[i] = A[i + 1] }
-        }
-    """
-    assert schedule_rows(parse(text).prim("f"), 16) is None
-
-
-@pytest.mark.parametrize("place", ["0", "i % 2", "i // 2"])
-def test_rows_that_write_the_same_element_are_computed_in_order(place: str) -> None:
-    text = f"prim f(X: f32[n, 16], out A: f32[n]) {{ for i in n {{ A[{place}] = sum(r in 16) X[i, r] }} }}"
-    assert schedule_rows(parse(text).prim("f"), 16) is None
-
-
-@pytest.mark.parametrize(("read", "is_own"), [("4*g + r", True), ("4*(1 - g) + r", False), ("4*g + 3 - r", False)])
-def test_a_part_of_a_row_reads_the_elements_that_it_wrote(read: str, is_own: bool) -> None:
-    """The rows of this kernel are the halves of the rows of X."""
-    text = f"""
-        prim f(X: f32[n, 8], out Q: f32[n, 8], out S: f32[n, 2]) {{
-          for i in n, g in 2, r in 4 {{ Q[i, 4*g + r] = X[i, 4*g + r] * 2.0 }}
-          for i in n, g in 2 {{ S[i, g] = sum(r in 4) Q[i, {read}] }}
-        }}
-    """
-    assert (schedule_rows(parse(text).prim("f"), 16) is not None) is is_own
-
-
 def test_the_best_experts_of_a_token_are_found_in_one_pass(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
     assert [prim.attrs["schedule"] for prim in found.values()] == ["rows"]
+
+
+LONG = "for i in n {{ S[i] = sum(r in {}) exp(X[i, r]) }}"
+LAST = "for i in n, j in 16 { Y[i, j] = exp(X[i, j]) / S[i] }"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LONG.format(8) + LAST,
+        LONG.format(16) + "for i in n, j in 16 { Y[i, j] = 1.0 }" + LAST,
+        "for i in n, j in 16 { T[i, j] = X[i, j] }"
+        + LONG.format(16).replace("X", "T")
+        + "for i in n, j in 16 { T[i, j] = 1.0 }"
+        + LAST.replace("X", "T"),
+    ],
+    ids=["the fold has fewer values", "a stage overwrites the values", "a stage changes an operand"],
+)
+def test_the_last_stage_reads_stored_values_only_if_they_are_its_own(agree: Callable[..., Any], body: str) -> None:
+    text = f"""
+        func main(x: f32[n, 16]) -> object {{ t = call_tir @f(x) -> (f32[n, 16], f32[n], f32[n, 16]) y = t.2 return y }}
+        prim f(X: f32[n, 16], out T: f32[n, 16], out S: f32[n], out Y: f32[n, 16]) {{
+          for i in n, j in 16 {{ T[i, j] = X[i, j] }} {body}
+        }}
+    """
+    agree(text, f32(20, 16), rtol=1e-5)
+
+
+def test_a_maximum_and_a_sum_of_other_elements_are_no_softmax(agree: Callable[..., Any]) -> None:
+    """The maximum is that of 1024 elements, but the sum has only 600."""
+    text = """
+        func main(x: f32[n, 1024]) -> object { y = call_tir @f(x) -> f32[n, 1024] return y }
+        prim f(X: f32[n, 1024], out Y: f32[n, 1024]) {
+          alloc global M: f32[n] {
+            alloc global S: f32[n] {
+              for i in n { M[i] = max(r in 1024) X[i, r] }
+              for i in n { S[i] = sum(r in 600) exp(X[i, r] - M[i]) }
+              for i in n, j in 1024 { Y[i, j] = X[i, j] / S[i] }
+            }
+          }
+        }
+    """
+    agree(text, f32(5, 1024), rtol=1e-5)

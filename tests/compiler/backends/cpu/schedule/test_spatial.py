@@ -128,3 +128,43 @@ def test_iterations_are_independent_if_they_write_different_elements(place: str,
     """Of several iterations that write one element, the last one wins, so they must run in order."""
     text = f"prim f(X: f32[n, 8], out Y: f32[p, q]) {{ for i in n, j in 8 {{ Y[{place}] = X[i, j] }} }}"
     assert (match_spatial(parse(text).prim("f").body) is not None) is are_apart
+
+
+@pytest.mark.parametrize(
+    ("place", "are_apart"),
+    [
+        *[
+            ("s, j", True),
+            ("s, 7 - j", True),
+            ("s // 16, 16*j + s % 16", True),
+            ("s // 16, j + 8*(s % 16)", True),
+            ("8*s, j + 1", True),
+            ("l, 8*i + j", True),
+        ],
+        *[
+            ("s, 0", False),
+            ("s, j // 2", False),
+            ("s // 16, 16*(j // 2) + s % 16", False),
+            ("0, j", False),
+            ("l, j", False),
+            ("l, i", False),
+        ],
+    ],
+)
+def test_places_that_are_read_from_memory_differ_only_where_they_are_read(place: str, are_apart: bool) -> None:
+    """Each iteration of `i` reads a slot, and all write to the same layer. Iterations of `j` that write one element must run in order."""
+    body = f"for i in n {{ let l = L[0] {{ let s = S[i] {{ for j in 8 {{ Y[{place}] = X[i, j] }} }} }} }}"
+    text = f"prim f(X: f32[n, 8], L: i64[1], S: i64[n], out Y: f32[p, q]) {{ {body} }}"
+    assert (match_spatial(parse(text).prim("f").body) is not None) is are_apart
+
+
+@pytest.mark.parametrize("place", ["s, 0", "s, j // 2"])
+def test_the_last_of_several_iterations_that_write_to_a_slot_wins(agree: Callable[..., Any], place: str) -> None:
+    text = f"""
+        func main(x: f32[n, 64], slots: i32[n]) -> object {{ y = call_tir @f(x, slots) -> f32[n, 64] return y }}
+        prim f(X: f32[n, 64], S: i32[n], out Y: f32[n, 64]) {{
+          for i in n, j in 64 {{ Y[i, j] = 0.0 }}
+          for i in n {{ let s within 0..n - 1 = S[i] {{ for j in 64 {{ Y[{place}] = X[i, j] }} }} }}
+        }}
+    """
+    agree(text, f32(40, 64), np.random.default_rng(0).permutation(40).astype(np.int32))
