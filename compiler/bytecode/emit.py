@@ -29,7 +29,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.subsume import unify
-from compiler.ir.types import ScalarType, TensorType, vars_of
+from compiler.ir.types import ScalarType, TensorType, Type, vars_of
 from compiler.ops.ranks import RANKS
 from compiler.ops.tables import VIEWS
 from runtime import executable as vm
@@ -126,7 +126,7 @@ class _Function:
         for i, param in enumerate(self.func.params):
             self._define(param)
             weight = num_inputs is not None and i >= num_inputs
-            params.append(ParamSpec(param.name, self._spec(param), weight, param in self.written))
+            params.append(ParamSpec(param.name, self._spec(param, param.type, 0), weight, param in self.written))
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.known]
         if missing:
             names = ", ".join(v.name for v in missing)
@@ -149,17 +149,13 @@ class _Function:
             tuple(self.slots.numbers.get(Dim.of(v)) for v in signature.variables),
         )
 
-    def _spec(self, param: Var) -> vm.Spec:
-        match param.type:
-            case ScalarType(value=None) as type_:
-                return self._word_spec(param, type_, 0)
-            case type_:
-                return self.slots.spec(type_, 0)
-
-    def _word_spec(self, scalar: Var, type_: ScalarType, point: int) -> vm.ScalarSpec:
-        """Return the specification whose match writes a scalar to a slot of its own."""
-        word = DimVar(scalar.name)
-        self.scalars[scalar] = Dim.of(word)
+    def _spec(self, var: Var, type_: Type, point: int) -> vm.Spec:
+        """Return the specification to match the value of `var` against. The match writes a scalar of unstated value to a slot of its
+        own."""
+        if not isinstance(type_, ScalarType) or type_.value is not None:
+            return self.slots.spec(type_, point)
+        word = DimVar(var.name)
+        self.scalars[var] = Dim.of(word)
         return vm.ScalarSpec(type_.dtype and str(type_.dtype), self.slots.word(word, point))
 
     def _with_symbols(self) -> list[vm.Instruction]:
@@ -206,7 +202,7 @@ class _Function:
         self.value(var, binding.value)
         if var in self.registers and var not in self.scalars and isinstance(var.type, ScalarType) and var.type.value is None:
             point = self.slots.new_point()
-            spec = self._word_spec(var, var.type, point)
+            spec = self._spec(var, var.type, point)
             self.emit(None, "vm.match", Reg(self.registers[var]), Imm(f"scalar {var.name!r}"), Imm(spec), Imm(point))
 
     def value(self, var: Var, value: Value) -> None:
@@ -350,7 +346,7 @@ class _Function:
     def match_cast(self, var: Var, cast: MatchCast) -> None:
         point = self.slots.new_point()
         value = self.arg(cast.value)
-        spec = self.slots.spec(cast.type, point)
+        spec = self._spec(var, cast.type, point)
         register = self._define(var)
         if isinstance(value, Imm | ConstantRef):
             self.emit(register, "vm.copy", value)

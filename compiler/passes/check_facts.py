@@ -177,7 +177,7 @@ class _Checks:
             if isinstance(param, Buffer):
                 args[i] = require_type(self._emit, args[i], _wanted(param, found), places[i])
             elif isinstance(param, ScalarParam):
-                args[i] = require_type(self._emit, args[i], ScalarType(param.dtype), places[i])
+                args[i] = require_type(self._emit, _converted(args[i], param.dtype), ScalarType(param.dtype), places[i])
         made = tuple(self._output(param, type_, found) for param, type_ in zip(params[len(args) :], out, strict=True))
         for i, type_ in enumerate(made):
             reused = call.inplace[i] if isinstance(call, CallTir) and call.inplace else None
@@ -240,6 +240,24 @@ def _like(var: DimVar) -> DimVar:
     """Return a new variable that stands for an argument of a loop nest, an extent or an integer, whose range is not yet checked. It has the
     name of the nest's variable `var`, no upper bound, and a lower bound of at most 0."""
     return DimVar(var.name, min(var.lower, 0))
+
+
+def _converted(atom: Atom, dtype: DType) -> Atom:
+    """Return a literal of type `dtype` if the atom is a literal number that the virtual machine would convert to this type, else the atom
+    itself."""
+    if not isinstance(atom, ScalarValue) or DType(atom.dtype) is dtype:
+        return atom
+    number = atom.value.const if isinstance(atom.value, Dim) and atom.value.is_const else atom.value
+    least, most = dtype.ends
+    match number:
+        case bool() | Dim():
+            return atom
+        case int() | float() if dtype.is_float:
+            return ScalarValue(float(number), str(dtype))
+        case int() if dtype.is_int and least <= number <= most:
+            return ScalarValue(Dim.of(number), str(dtype))
+        case _:
+            return atom
 
 
 def _wanted(param: Buffer, found: dict[DimVar, Dim]) -> TensorType:

@@ -187,3 +187,44 @@ def test_a_scalar_of_unknown_type_becomes_what_the_loop_nest_takes(number: float
     """)
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(Session(compile_module(module), device_threads=1).call("main", x, number), x * 5)
+
+
+SCALED = "prim scaled(X: f32[n], a: scalar TYPE, out Y: f32[n]) { for i in n { Y[i] = X[i] * cast(f32, a) } }"
+
+
+@pytest.mark.parametrize(
+    ("literal", "dtype"), [("5", "f32"), ("5:i32", "f32"), ("5.0", "f16"), ("5", "i32"), ("5:i32", "i64"), ("5", "u8")]
+)
+def test_a_literal_gets_the_type_of_the_parameter_before_the_program_runs(literal: str, dtype: str) -> None:
+    module = parse(f"""
+        func main(x: f32[n]) -> object {{
+          dataflow {{ a = softmax(x) y = call_tir @scaled(a, {literal}) -> f32[n] z = softmax(y) }}
+          return z
+        }}
+        {SCALED.replace("TYPE", dtype)}
+    """)
+    executable, x = compile_module(module), np.arange(3, dtype=np.float32)
+    assert [c for c in callees(executable) if c in ("vm.match", "vm.run_region")] == ["vm.run_region"]
+    np.testing.assert_allclose(Session(executable, device_threads=1).call("main", x), Interpreter(module).call("main", x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("literal", "dtype"), [("5.0", "i32"), ("300", "i8"), ("-1", "u32"), ("true", "f32"), ("1", "bool")])
+def test_a_literal_that_is_no_number_of_the_type_is_refused(literal: str, dtype: str) -> None:
+    module = parse(f"""
+        func main(x: f32[n]) -> object {{ y = call_tir @scaled(x, {literal}) -> f32[n] return y }}
+        {SCALED.replace("TYPE", dtype)}
+    """)
+    with pytest.raises(ArgumentMismatch, match=f"call_tir @scaled, a: expected a scalar of type {dtype}"):
+        Session(compile_module(module), device_threads=1).call("main", np.zeros(3, np.float32))
+
+
+def test_a_scalar_is_matched_once() -> None:
+    executable = compile_module(
+        parse(f"""
+        func main(x: f32[n], t: object) -> object {{ a = match_cast t to scalar[f32] y = call_tir @scaled(x, a) -> f32[n] return y }}
+        {SCALED.replace("TYPE", "f32")}
+    """)
+    )
+    assert callees(executable).count("vm.match") == 1
+    x = np.arange(3, dtype=np.float32)
+    np.testing.assert_array_equal(Session(executable, device_threads=1).call("main", x, 5.0), x * 5)
