@@ -108,9 +108,8 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
     a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
     make_private(path.parent)
     descriptor, fresh = locked_file(path)
-    lock = os.dup(descriptor)  # until the file has its name: without a lock, it would count as abandoned
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
             yield file
             file.flush()
             if synced:
@@ -120,7 +119,7 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
         Path(fresh).unlink(missing_ok=True)
         raise
     finally:
-        os.close(lock)
+        os.close(descriptor)  # only now: without its lock, the file would count as abandoned before it has its name
     if synced:
         _sync_directory(path.parent)
 

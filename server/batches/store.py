@@ -36,7 +36,8 @@ class Store:
         """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards the sum below, the records and the lines of batches, because several threads write files
+        self._lock = threading.Lock()  # guards the sum below and the records, because several threads write files
+        self._appending = threading.Lock()  # held while a line is written to a file, which may take long
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
@@ -102,7 +103,7 @@ class Store:
     def append(self, file_id: str, line: bytes) -> None:
         """Append a line to a file that a batch writes. The line is kept even if the store then exceeds its limit, which only stops new
         uploads. If the disk has room for only a part of the line, remove the part and raise OSError."""
-        with self._lock, self.data(file_id).open("ab", buffering=0) as file:
+        with self._appending, self.data(file_id).open("ab", buffering=0) as file:
             size, rest = file.tell(), memoryview(line)
             try:
                 while rest:
@@ -110,6 +111,7 @@ class Store:
             except OSError:
                 file.truncate(size)
                 raise
+        with self._lock:
             self.num_bytes += len(line)
 
     def lines(self, file_id: str, most: int | None = None) -> Iterator[bytes]:

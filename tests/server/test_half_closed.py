@@ -45,7 +45,7 @@ def test_a_stream_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answ
 
 def test_a_silent_stream_of_lines_of_http_1_0_goes_on_after_the_time_for_its_headers(serve, answering, monkeypatch):
     monkeypatch.setattr("server.api.answer.sse.PATIENCE_S", 0.01)
-    server = serve(script=answering("Hello", prefill_s=1.0), header_timeout_s=0.4)
+    server = serve(script=answering("Hello", prefill_s=4.0), header_timeout_s=2.0)
     answer = ask_and_close_half(server, request("POST", "/api/generate", {"model": "null", "prompt": "x"}, "1.0"))
     assert b'"done":true' in answer and not server.worker.aborted
 

@@ -42,9 +42,11 @@ ZERO = Dim.of(0)
 def is_softmax(program: RowProgram) -> bool:
     """Return whether the stages are a softmax with rows longer than a block: max x, the sum of exp(x - max x), and elements computed from
     both."""
-    if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
+    if len(program.stages) != 3 or program.parts is not None:
         return False
     first, second, last = program.stages
+    if last.inner is None:
+        return False
     top, total = first.nest.store, second.nest.store
     match top.value, second.folds:
         case (
@@ -54,7 +56,9 @@ def is_softmax(program: RowProgram) -> bool:
             names = {**dict(zip(second.nest.vars, map(Dim.of, first.nest.vars), strict=True)), other: Dim.of(axis)}
         case _:
             return False
-    if n.substitute(names) != length or (length.is_const and length.const <= BLOCK) or dtype_of(value) is not DType.F32:
+    if n.substitute(names) != length or last.inner[1] != length:
+        return False  # the row that is written must have exactly the elements that are reduced
+    if (length.is_const and length.const <= BLOCK) or dtype_of(value) is not DType.F32:
         return False
     largest = by.buffer is top.buffer and by.indices == tuple(map(Dim.of, second.nest.vars))
     inside = {top.buffer, total.buffer} <= set(program.temporaries) and any(s.buffer is total.buffer for s in loads(last.nest.store))

@@ -159,18 +159,22 @@ def test_the_last_stage_reads_stored_values_only_if_they_are_its_own(agree: Call
     agree(text, f32(20, 16), rtol=1e-5)
 
 
-def test_a_maximum_and_a_sum_of_other_elements_are_no_softmax(agree: Callable[..., Any]) -> None:
-    """The maximum is that of 1024 elements, but the sum has only 600."""
-    text = """
-        func main(x: f32[n, 1024]) -> object { y = call_tir @f(x) -> f32[n, 1024] return y }
-        prim f(X: f32[n, 1024], out Y: f32[n, 1024]) {
-          alloc global M: f32[n] {
-            alloc global S: f32[n] {
-              for i in n { M[i] = max(r in 1024) X[i, r] }
-              for i in n { S[i] = sum(r in 600) exp(X[i, r] - M[i]) }
-              for i in n, j in 1024 { Y[i, j] = X[i, j] / S[i] }
-            }
-          }
-        }
+@pytest.mark.parametrize(
+    ("reduced", "added", "written"),
+    [("1024", "600", "1024"), ("1024", "1024", "512"), ("i + 1", "i + 1", "1024")],
+)
+def test_stages_with_other_lengths_are_no_softmax(agree: Callable[..., Any], reduced: str, added: str, written: str) -> None:
+    """A softmax reduces and writes the same elements of a row."""
+    text = f"""
+        func main(x: f32[n, 1024]) -> object {{ y = call_tir @f(x) -> f32[n, {written}] return y }}
+        prim f(X: f32[n, 1024], out Y: f32[n, {written}]) {{
+          alloc global M: f32[n] {{
+            alloc global S: f32[n] {{
+              for i in n {{ M[i] = max(r in {reduced}) X[i, r] }}
+              for i in n {{ S[i] = sum(r in {added}) exp(X[i, r] - M[i]) }}
+              for i in n, j in {written} {{ Y[i, j] = X[i, j] / S[i] }}
+            }}
+          }}
+        }}
     """
     agree(text, f32(5, 1024), rtol=1e-5)
