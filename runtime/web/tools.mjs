@@ -171,12 +171,16 @@ class CallScanner {
     return text.length;
   }
 
-  /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked when the string is complete. */
+  /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked when the string is complete. If they
+      are null or absent, the call has none. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
       try { this.#arguments = String(JSON.parse(this.#arguments)); } catch { return ''; }
     }
-    if (this.done && !this.#anyArguments && this.#arguments === '') this.#arguments = '{}';
+    if ('null'.startsWith(this.#arguments) && !this.#anyArguments) {
+      if (!this.done && this.#arguments !== 'null') return '';
+      this.#arguments = '{}';
+    }
     const taken = this.#arguments;
     this.#arguments = '';
     this.#anyArguments ||= taken !== '';
@@ -217,7 +221,8 @@ class CallScanner {
   #endKey() {
     const key = this.#parsedSpan();
     this.#atKey = false;
-    this.#key = typeof key === 'string' ? key : '';
+    const isSecond = ARGUMENT_KEYS.includes(key) && (this.#anyArguments || this.#arguments !== '');
+    this.#key = typeof key === 'string' && !isSecond ? key : '';
     this.failed ||= typeof key !== 'string';
   }
 

@@ -57,8 +57,9 @@ from server.models.probe import PLAIN, Probe, require_answer
 from server.models.processes import resident_bytes
 from server.models.publications import Publications
 from server.models.replacements import Replacements, beside
+from server.models.saved_models import SavedModels
 from server.models.starting import Starter
-from server.models.state import ModelSpec, SavedModels
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)

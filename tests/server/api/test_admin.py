@@ -505,7 +505,7 @@ def test_a_slow_disk_delays_no_request(serve, folder, monkeypatch):
         late.append(not may_end.wait(60))
         write_state(file, saved)
 
-    monkeypatch.setattr("server.models.state.write_state", write_slowly)
+    monkeypatch.setattr("server.models.saved_models.write_state", write_slowly)
     may_end.set()
     server = serve(state_file=state)
     client = server.http()

@@ -1,0 +1,59 @@
+"""The models of the state file while the server runs. Workers import state.py, but not this module, because it needs asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from server.models.state import ModelSpec, SavedState, read_state, write_state
+
+log = logging.getLogger(__name__)
+
+
+class SavedModels:
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded. A task writes the file on a thread,
+    because a busy disk may take seconds."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._specs: dict[str, ModelSpec] = {}
+        self._is_outdated = False  # the file lacks the latest change
+        self._writing: asyncio.Task[None] | None = None
+
+    def read(self) -> dict[str, ModelSpec]:
+        """Read the file, and return its models by name. Raise StateError if it cannot be read."""
+        saved = read_state(self._file).models if self._file else ()
+        self._specs = {spec.name: spec for spec in saved}
+        return dict(self._specs)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._specs
+
+    def drop(self, name: str) -> None:
+        """Leave a model out of the file from the next `write` on."""
+        self._specs.pop(name, None)
+
+    def write(self, loaded: Iterable[ModelSpec]) -> None:
+        """Begin to write the file. `loaded` are the models that are loaded; all others lose the aliases that these have."""
+        found = {spec.name: spec for spec in loaded}
+        taken = {alias for spec in found.values() for alias in spec.aliases}
+        self._specs = {name: spec.without(taken) for name, spec in self._specs.items()} | found
+        self._is_outdated = self._file is not None
+        if self._is_outdated and (self._writing is None or self._writing.done()):
+            self._writing = asyncio.create_task(self._write())
+
+    async def written(self) -> None:
+        """Return when the file has all changes, or could not be written."""
+        if self._writing is not None and not self._writing.done():
+            await asyncio.wait([self._writing])
+
+    async def _write(self) -> None:
+        assert self._file is not None
+        while self._is_outdated:
+            self._is_outdated = False
+            try:
+                await asyncio.to_thread(write_state, self._file, SavedState(tuple(self._specs.values())))
+            except OSError as error:  # models must load and unload even if the disk is full
+                log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)
