@@ -218,10 +218,7 @@ class BlockProduct(ProductOp):
 
 
 class ProductCode(BlockCode):
-    """Emits the code of a product. Every thread of the block runs this code. A kernel has several tiles. LLVM would compute the addresses
-    of all tiles before the loop over blocks and keep them in registers, so each tile hides the number of the thread."""
-
-    hides_thread: ClassVar[bool] = True
+    """Emits the code of a product. Every thread of the block runs this code."""
 
     def __init__(self, op: BlockProduct, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)

@@ -47,9 +47,9 @@ class Mma(BlockProduct):
 
     @property
     def enough_blocks(self) -> int:
-        """Declare as many blocks as have enough registers. Without a declaration, the assembler limits registers so that up to five blocks
-        fit, and spills to keep the limit."""
-        return 2 if self.sums > 1 else 3
+        """Declare two blocks for weights of 4 bits. Without a declaration, the assembler limits registers so that three blocks fit, and
+        spills to keep the limit."""
+        return 2 if self.bits == 4 else 0
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         return HEIGHTS

@@ -73,8 +73,8 @@ class WgmmaCode(Stages):
         else:
             self._multiply_stages()
         self.close_stages()
-        self.find_thread()  # again, so that no register holds the thread's place during the products
-        self.warpgroup, self.warp = code.op(f"udiv i64 {self.thread}, {WARPS * LANES}"), code.op(f"urem i64 {self.warp}, {WARPS}")
+        # The number of the warpgroup is computed again, so that no register holds it during the products.
+        self.warpgroup = code.op(f"udiv i64 {self.thread}, {WARPS * LANES}")
         storing = CONSUMERS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else op.adders
         with code.when(code.op(f"icmp ult i64 {self.thread}, {storing}")):
             column = self.plus(self.times(self.warp, SIXTEEN), self._second(self.second_column))

@@ -48,7 +48,7 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
-from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES, hidden
+from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import Target
 
@@ -57,7 +57,6 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
-MOST_ARGUMENTS = 12  # number of arguments of a product, of two registers each, that leave registers for three blocks of four warps
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -108,7 +107,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes, early)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
     loop = None if statements.kept is None else _BlockLoop(blocks.extent, statements.kept.block_place)
-    entry = _entry(symbols, parameters, _launched(stmt, threads, parameters), loop)
+    entry = _entry(symbols, parameters, _launched(stmt, threads), loop)
     return Phase(symbols, code, "\n".join((*statements.shared, run, entry)), grid)
 
 
@@ -121,11 +120,10 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
             return 0, stmt
 
 
-def _launched(stmt: Stmt, threads: int, parameters: Parameters) -> str:
+def _launched(stmt: Stmt, threads: int) -> str:
     """Return the attributes of a phase's entry function: threads per block, the number of blocks that must fit a multiprocessor, and blocks
     per cluster. Without the second, the assembler limits registers so that many blocks run at once, even if values then spill to memory."""
-    enough = _enough_blocks(stmt, threads, len(parameters.buffers) + len(parameters.dims))
-    attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": enough, "nvvm.cluster_dim": _cluster(stmt)}
+    attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
 
@@ -225,24 +223,17 @@ def _is_crowded(stmt: Stmt) -> bool:
     return any(isinstance(s, Tile) and isinstance(s.op, Intrinsic) and s.op.crowded for s in walk_stmts(stmt))
 
 
-def _has_products(loop: For) -> bool:
-    """Return whether a loop contains products, which need most registers."""
-    return any(isinstance(s, Tile) and isinstance(s.op, BlockProduct) for s in walk_stmts(loop.body))
-
-
 def _is_around_products(loop: For) -> bool:
-    """Return whether a block runs several products in a serial loop."""
-    return loop.kind is LoopKind.SERIAL and _has_products(loop)
+    """Return whether a loop is serial and contains products, which need most registers."""
+    return loop.kind is LoopKind.SERIAL and any(isinstance(s, Tile) and isinstance(s.op, BlockProduct) for s in walk_stmts(loop.body))
 
 
-def _enough_blocks(stmt: Stmt, threads: int, num_arguments: int) -> int:
+def _enough_blocks(stmt: Stmt, threads: int) -> int:
     """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         return ENOUGH_THREADS // max(threads, WARP)
-    enough = max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
-    has_many = num_arguments > MOST_ARGUMENTS and any(isinstance(op, BlockProduct) for op in tiles)
-    return min(enough, 2) if has_many else enough
+    return max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
 
 
 def _cluster(stmt: Stmt) -> int:
@@ -298,7 +289,6 @@ class _Statements(Statements):
         self._name, self._num_threads, self._places = name, num_threads, shared
         self.kept: KeptArguments | None = None
         self._block: DimVar | None = None  # the variable of the loop over blocks
-        self._hides_thread = False  # whether each thread loop hides the number of the thread
         if shared.arguments is not None:
             self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
@@ -337,8 +327,8 @@ class _Statements(Statements):
             yield
             return
         outer = env[block]
-        number = self.code.hoist(self.code.level, f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {outer.value})')
-        env[block] = Index(number, self.code.level)
+        hidden = self.code.hoist(self.code.level, f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {outer.value})')
+        env[block] = Index(hidden, self.code.level)
         yield
         env[block] = outer
 
@@ -374,7 +364,6 @@ class _Statements(Statements):
             self.indices.env[loop.var] = Index(BLOCK)
             self.iteration(loop)
             return
-        self._hides_thread = _has_products(loop)
         end = str(self.indices.value(loop.extent).value)
         has_runs = any(isinstance(s, For) and _is_around_products(s) for s in walk_stmts(loop.body))
         step = self.code.fresh("grid") if has_runs else self._special("nctaid")
@@ -390,8 +379,8 @@ class _Statements(Statements):
         """Emit a loop whose iterations are run by the threads of a block, one by each thread."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
-        thread = self._thread()
-        with self.code.scope() if self.kept is not None or self._hides_thread else nullcontext(0) as level:
+        thread = self._special("tid") if self.kept is None else self._thread_again()
+        with nullcontext(0) if self.kept is None else self.code.scope() as level:
             self.indices.env[loop.var] = Index(thread, level)
             self.in_thread = True
             with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
@@ -401,13 +390,9 @@ class _Statements(Statements):
     def _barrier(self) -> None:
         self.code.do(BARRIER)
 
-    def _thread(self) -> str:
-        """Return the number of the thread. In crowded kernels and in products, nothing that follows from it takes registers elsewhere: LLVM
-        does not know that it is the number that other thread loops have."""
-        if self.kept is not None:
-            return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
-        thread = self._special("tid")
-        return hidden(self.code, thread) if self._hides_thread else thread
+    def _thread_again(self) -> str:
+        """Read the number of the thread again, so that nothing that follows from it takes registers elsewhere."""
+        return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
 
     def _special(self, register: str) -> str:
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
