@@ -85,7 +85,7 @@ class RerankResult(TypedDict):
 
 
 class RerankUnits(TypedDict):
-    """What Cohere's clients are told to pay: one search per request."""
+    """The units that Cohere bills: one search per request."""
 
     search_units: int
 

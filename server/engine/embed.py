@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.parts import InParts
-from server.engine.scheduling.fair_queue import FairQueue
+from server.engine.scheduling.fair_queue import FairQueue, is_live
 from server.engine.scheduling.pace import ALONE_S, UNKNOWN_S
 from server.engine.step_model import EmbedModel
 from server.messages import IDLE, Abort, Crop, Embed, Embedding, ErrorCode, Failed, FromWorker, Step, Submit
@@ -105,8 +105,8 @@ class Embedder:
         images of other requests, and images of batch jobs for texts of other requests. Return False if there was nothing to do."""
         if self._paused:
             return False
-        are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or _is_live(self._images)
-        texts = self._take(self._queue) if _is_live(self._queue) or not are_live else []
+        are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or is_live(self._images.first_priority)
+        texts = self._take(self._queue) if is_live(self._queue.first_priority) or not are_live else []
         if texts:
             self._announce()
             self._answer(texts, self._model.run([embed.prompt_ids for embed in texts], [embed.second for embed in texts]))
@@ -182,11 +182,6 @@ class Embedder:
             if embed.priority == IDLE:
                 break  # a text of a batch job runs alone or last, so that the next request waits for one text at most
         return taken
-
-
-def _is_live(queue: FairQueue[Text]) -> bool:
-    """Return whether the next text or image in a queue belongs to a request that is not part of a batch job."""
-    return queue.first_priority is not None and queue.first_priority < IDLE
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:

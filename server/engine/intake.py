@@ -11,11 +11,9 @@ from runtime.spectrogram import AROUND, HOP
 from server.engine.request import PlacedExcerpt, Request, Sequence, Stage
 from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
-from server.engine.step_model import ExcerptLimits, StepLimits
+from server.engine.step_model import SAMPLE_BYTES, ExcerptLimits, StepLimits
 from server.interfaces import RequestError
 from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Submit
-
-SAMPLE_BYTES = 4
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:

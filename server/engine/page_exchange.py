@@ -103,7 +103,7 @@ class PageExchange:
 
     @property
     def counts(self) -> PageCounts:
-        """What was exchanged since the worker started."""
+        """The numbers of pages that were exchanged since the worker started."""
         return PageCounts(self._num_given, self._num_taken, self._num_tries, self._num_failed, self._num_left_out, self._waited_s)
 
     # --- give ------------------------------------------------------------------------------------------------------------

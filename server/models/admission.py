@@ -76,7 +76,7 @@ class Admission:
 
     @property
     def _of_batches(self) -> Admission:
-        """What counts the requests of batches."""
+        """The admission that counts the requests of batches."""
         if self._idle is None:
             self._idle = Admission(
                 self.model,

@@ -20,7 +20,7 @@ from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 
 class Kind(Enum):
-    """What a block is."""
+    """The kind of a block."""
 
     THOUGHT = auto()
     TEXT = auto()

@@ -48,7 +48,7 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 
 class StreamOptions(Options):
-    """What a stream tells beside text."""
+    """Options of a stream: the chunks that it has beside those of text."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None  # no effect: events are never padded

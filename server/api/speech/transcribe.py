@@ -38,10 +38,10 @@ Align = Callable[[Embed], Awaitable[Embedding]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What all windows of a recording have in common."""
+    """The parts of a request that all windows of a recording share."""
 
     tokens: SpeechTokens
-    submit: Submit  # what all windows have in common
+    submit: Submit  # without the audio and the prompt of a window
     decode: Callable[[Sequence[int]], str]
     num_hops: int  # number of hops in a window
     most_context: int  # most tokens of a sequence

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from server.messages import IDLE
+
 QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may overdraw it
 DEEPEST_DEBT = 4096  # largest debt of a key in tokens, which limits how long a key that used many tokens has to wait
 
@@ -100,3 +102,8 @@ class FairQueue(Generic[T]):
         """Charge a key for tokens, even if none of its items is queued. Nothing is charged while the queue is empty: nobody waits."""
         if self._levels:
             self._deficits[key] = max(self._deficits.get(key, 0) - num_tokens, -DEEPEST_DEBT)
+
+
+def is_live(priority: int | None) -> bool:
+    """Return whether something waits with this priority (None: nothing waits) that belongs to no batch job."""
+    return priority is not None and priority < IDLE

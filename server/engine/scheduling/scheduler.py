@@ -23,12 +23,11 @@ from server.engine.request import Request, Sequence, Stage, among
 from server.engine.scheduling.cache_log import CacheLog
 from server.engine.scheduling.cache_pool import CachePool
 from server.engine.scheduling.encoding import EncodingQueue
-from server.engine.scheduling.fair_queue import FairQueue
+from server.engine.scheduling.fair_queue import FairQueue, is_live
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.scheduling.plan import Item, Plan
 from server.engine.step_model import StepLimits
 from server.load_settings import MAX_GAP_MS
-from server.messages import IDLE
 
 
 class Scheduler:
@@ -136,7 +135,7 @@ class Scheduler:
             self._refused = None  # admission counts the pages that these sequences still needed
         if plan.num_idle and self._live_prompt_waits:
             self._withdraw_idle()
-        most = self.pace.prefill_budget(plan.num_decode, is_halved=_is_live(self.encoding.first_priority))
+        most = self.pace.prefill_budget(plan.num_decode, is_halved=is_live(self.encoding.first_priority))
         while (budget := self._left_of(most)) > 0 and (seq := self.queue.head(self._fresh_first)) is not None and seq not in plan.items:
             if seq.is_idle and self._left_for_idle() < 1:
                 break
@@ -165,7 +164,7 @@ class Scheduler:
     @property
     def _live_prompt_waits(self) -> bool:
         """Whether a prompt waits that belongs to no batch job."""
-        return _is_live(self.queue.first_priority) or _is_live(self.encoding.first_priority)
+        return is_live(self.queue.first_priority) or is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
         """Take all idle sequences out of the open plan, and queue their prompts again."""
@@ -478,8 +477,3 @@ class Scheduler:
         self._open.remove(item)
         seq.num_computed -= item.count
         seq.num_awaited -= item.draws
-
-
-def _is_live(priority: int | None) -> bool:
-    """Return whether something waits with this priority (None: nothing waits) that belongs to no batch job."""
-    return priority is not None and priority < IDLE

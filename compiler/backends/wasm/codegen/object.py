@@ -48,7 +48,7 @@ _SYMBOL_TABLE = 8
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What the object imports from `env`."""
+    """A symbol that the object imports from `env`."""
 
     field: str
     kind: Kind

@@ -62,7 +62,7 @@ class ResponseStore:
         self._max_age_s = max_age_s
         self._kept: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
         self._running: dict[str, Stored] = {}  # responses in progress; their bytes are not counted, and admission limits their number
-        # by owner and item id: the stored responses that have the item, of which the last one is the newest
+        # by owner and item id: the stored responses that have the item, the newest last
         self._items: dict[tuple[str, str], list[Stored]] = {}
         self._bytes_of: Counter[str] = Counter()  # bytes of the stored responses of each owner
 

@@ -37,7 +37,7 @@ FUNCTIONS = "functions."
 
 
 class _Kind(Enum):
-    """What a body is."""
+    """The kind of a body."""
 
     CONTENT = auto()
     THOUGHT = auto()

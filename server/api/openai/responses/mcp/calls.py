@@ -51,7 +51,7 @@ class McpCalls:
 
     @property
     def offers(self) -> list[McpOffer]:
-        """What the request says of each server."""
+        """The offer of each server, as the request states it."""
         return [used.offer for used in self._used.values()]
 
     def functions(self, listed: Mapping[str, Sequence[McpTool]]) -> list[McpFunction]:
