@@ -31,8 +31,8 @@ class Rows(Pages):
 
     def _load_queries(self) -> None:
         """Round the queries to bf16, and copy them to shared memory in the layout [group of 8 rows, group of 8 elements, row, element]. A
-        thread copies two of each 8 elements of its rows. Rows after the last one are computed like the last one, but not stored. If both warpgroups have the same rows, each
-        copies half of the elements."""
+        thread copies two of each 8 elements of its rows. Rows after the last one are computed like the last one, but not stored. If both
+        warpgroups have the same rows, each copies half of the elements."""
         code, size, last = self.code, self.op.size, self.code.op(f"sub i64 {self.rows}, 1")
         numbers, quad = self._own_rows()
         rows = [self._place(self.queries, code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), quad, 4) for row in numbers]

@@ -31,7 +31,7 @@ def gather_rounded(module: IRModule) -> IRModule:
     gathered: dict[Atom, Call] = {}  # gatherings with one use, and look-ups that only casts use
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        """Replace a cast of a gathered or looked-up result by the gathering or look-up of cast operands, if the cast makes elements smaller."""
+        """Replace a smaller cast of a gathered or looked-up result by the gathering or look-up of cast operands."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)
