@@ -21,7 +21,7 @@ GPU: Final = "nvidia-cuda"
 
 
 class TargetError(Exception):
-    """The target is unknown, or the machine is not supported."""
+    """The target is unknown, no back end makes code for it, or this machine or GPU cannot run it."""
 
 
 @dataclass(frozen=True, slots=True)

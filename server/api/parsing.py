@@ -44,9 +44,9 @@ class SeparatedBody(Options):
 
 
 class FoundCall(TypedDict):
-    """A call in a text."""
+    """A call of a function, found in the text."""
 
-    tool_index: int
+    tool_index: int  # index of the call among the calls of the text; not the index of its tool in "tools"
     name: str
     parameters: str  # JSON
 

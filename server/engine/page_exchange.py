@@ -55,7 +55,7 @@ class Taking:
     transfer: Transfer
     began_s: float
     pages: list[tuple[int, int]] | None = None  # cache group and index of pages not yet written, the next one last; None: no offer yet
-    room: list[int] = field(default_factory=list[int])  # pages that the prompt needs in each cache group, those already here included
+    room: list[int] = field(default_factory=list[int])  # pages of this transfer in each cache group, those already here included
     data: memoryview = field(default_factory=lambda: memoryview(b""))  # bytes of pages that have arrived and are not yet written
 
 

@@ -154,10 +154,10 @@ class HttpTransport:
 
     def _headers(self) -> dict[str, str]:
         """Return the headers of every request."""
-        own = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
+        configured = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
         return {
-            **own,
+            **configured,
             "content-type": "application/json",
             "accept": "application/json, text/event-stream",
             "user-agent": "relaxserve",

@@ -41,19 +41,21 @@ TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
 @dataclass(slots=True)
 class Vocabulary:
+    """What a tokenizer.model says. Piece i has id i, score `scores[i]` and kind `kinds[i]`. The defaults are sentencepiece's."""
+
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    model: int = UNIGRAM
+    model: int = UNIGRAM  # or BPE
     unknown_id: int = 0
     begin_id: int = 1
     end_id: int = 2
     pad_id: int = -1
-    spaces_are_suffixes: bool = False
+    spaces_are_suffixes: bool = False  # treat_whitespace_as_suffix: the mark of a space ends a word instead of beginning one
     table: bytes = b""  # table of characters that are composed or replaced
-    has_prefix: bool = True
-    strips_spaces: bool = True
-    marks_spaces: bool = True
+    has_prefix: bool = True  # add_dummy_prefix: a space is put before a text
+    strips_spaces: bool = True  # remove_extra_whitespaces: spaces at both ends are removed, and repeated spaces become one
+    marks_spaces: bool = True  # escape_whitespaces: spaces become marks
 
     @property
     def ids(self) -> dict[str, int]:

@@ -23,16 +23,16 @@ MOST_GROUPS = 16  # maximum number of groups of 8 elements of a row of queries t
 class Rows(Pages):
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
-        self.means = [code.alloca("float") for _ in range(op.columns // 2)]
+        self.means = [code.alloca("float") for _ in range(op.columns // 2)]  # weighted sums of values; `_store` divides them
         self.scores = [code.alloca("float") for _ in range(SPLIT // 2)]
         self.state = [[code.alloca("float") for _ in PAIR] for _ in range(2)]  # the largest score and the sum of weights, by row
 
     # --- queries and results in global memory ------------------------------------------------------------------------------
 
     def _load_queries(self) -> None:
-        """Copy the queries to shared memory: groups of 8 rows, groups of 8 elements, rows, elements. A thread copies two of each 8 elements
-        of a row. Rows after the last one are computed like the last one, but not stored. If both warpgroups have the same rows, each
-        copies half of the elements."""
+        """Round the queries to bf16, and copy them to shared memory in the layout [group of 8 rows, group of 8 elements, row, element]. A
+        thread copies two of each 8 elements of its rows. Rows after the last one are computed like the last one, but not stored. If both
+        warpgroups have the same rows, each copies half of the elements."""
         code, size, last = self.code, self.op.size, self.code.op(f"sub i64 {self.rows}, 1")
         numbers, quad = self._own_rows()
         rows = [self._place(self.queries, code.op(f"call i64 @llvm.smin.i64(i64 {row}, i64 {last})"), quad, 4) for row in numbers]
@@ -58,7 +58,7 @@ class Rows(Pages):
         return self.gep(SHARED, self.stages, self.plus(first, str(self.op.queries_at)))
 
     def _store(self) -> None:
-        """Divide the means of this thread's rows by the sums of their weights, and store the quotients."""
+        """Divide the weighted sums of values, `means`, of this thread's rows by the sums of the weights, and store the quotients."""
         code, op = self.code, self.op
         means, sums = self.load_floats(self.means), self.load_floats(self.state[1])
         rows, quad = self._own_rows()

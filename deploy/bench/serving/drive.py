@@ -28,7 +28,8 @@ class Beside(Protocol):
     """Work that runs in turns with the engine."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Compute tokens until the next step would exceed `num_tokens`, the number of tokens that the engine has computed in this run."""
+        """Run steps as long as all steps of this work together have at most `num_tokens` tokens: as many as the engine has computed since
+        this work began, at the start of the run or when the late prompt arrived."""
         ...
 
 

@@ -176,14 +176,14 @@ def figures_of(rounds: Sequence[Round]) -> list[Figure]:
     return [
         Figure("first token of the first question about an image", middle("first_s"), "s"),
         Figure(
-            "first token of the second question, of the first",
+            "time to the first token: second question about the image / first question",
             statistics.median(one.second_s / one.first_s for one in rounds),
             "x",
             SECOND_SHARE,
             note=f"{middle('second_s') * 1e3:.0f} ms",
         ),
         Figure(
-            "time per token after an image, of that after a text",
+            "time per token: after an image / after a text of the same length",
             statistics.median(one.seen_token_s / one.read_token_s for one in rounds),
             "x",
             note=f"{middle('seen_token_s') * 1e3:.2f} and {middle('read_token_s') * 1e3:.2f} ms; the image is {CROPS**2 + 1} x 64 tokens",

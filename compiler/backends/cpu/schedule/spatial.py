@@ -25,7 +25,8 @@ CHUNK = 4096  # number of elements of a claim: enough to amortise the cost of cl
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
-    """Schedule a nest with independent iterations, with vectors of `width` lanes. Return None for any other nest."""
+    """Schedule a nest with independent iterations: threads share the outer axes, and vectors of `width` lanes run along the innermost axis.
+    If an integer that the nest reads depends on the innermost axis, its elements are written one by one. Return None for any other nest."""
     nest = match_spatial(stmt)
     if nest is None:
         return None

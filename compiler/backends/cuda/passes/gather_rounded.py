@@ -28,9 +28,10 @@ def gather_rounded(module: IRModule) -> IRModule:
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
     bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
     casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)
-    gathered: dict[Atom, Call] = {}  # gatherings that one cast reads, and look-ups that only casts read
+    gathered: dict[Atom, Call] = {}  # gatherings with one use, and look-ups that only casts use
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        """Replace a smaller cast of a gathered or looked-up result by the gathering or look-up of cast operands."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)

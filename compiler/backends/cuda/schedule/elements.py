@@ -123,8 +123,9 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. Each iteration of a parallel loop runs on a block if the body contains loops
-    over lanes, and on one thread otherwise. Any other statement runs unchanged on one thread."""
+    """Schedule a statement that is not an elementwise nest. If `schedule_lanes` accepts it (a parallel loop around loops over lanes that a
+    block can run), a block runs each iteration. Otherwise a thread runs each iteration of a parallel loop, and one thread runs any other
+    statement; the loops inside become serial."""
     if (lanes := schedule_lanes(stmt)) is not None:
         return lanes
     k = Kernel()

@@ -43,7 +43,8 @@ Keep = Callable[["ResponseAnswer", bytes], None]
 
 
 class ResponseAnswer(BlockAnswer):
-    """An answer as a response object. When the answer has ended, for any reason, `keep` is called with the answer and its JSON."""
+    """An answer as a response object. `keep` is called with the answer and its JSON when the answer is complete, or when `fail` or
+    `end_early` ends it. It is not called if the client leaves, or if an error is raised before anything was sent."""
 
     def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
         super().__init__(plan, generation)

@@ -229,7 +229,7 @@ class Groups:
     def add(
         self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None, *, fresh: bool = False
     ) -> None:
-        """Add the products of a part of k to the exact sums, or overwrite them."""
+        """Add the products of a part of k to the exact sums, or overwrite the sums with the products if `fresh`."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         columns = self.panel(s, tile, part.begin)
