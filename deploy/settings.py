@@ -13,7 +13,7 @@ import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import yaml
@@ -295,7 +295,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
-    """Read a YAML document with settings by name and `models`, a list whose entries have a `source` and any field of a load."""
+    """Read a configuration file: settings by name, and `models`, a list whose entries have a `source` and any field of a load. Raise
+    SettingsError if it cannot be read or is wrong."""
+    return checked(read_document(path), path)
+
+
+def read_document(path: Path) -> dict[Any, Any]:
+    """Read the YAML document of a configuration file, without checking its keys and values."""
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
@@ -305,9 +311,14 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     except RecursionError:
         raise SettingsError(f"configuration {path} is nested too deeply; expected settings, and a list of models") from None
     if document is None:
-        return {}, []
+        return {}
     if not isinstance(document, dict):
         raise SettingsError(f"configuration {path} is a {type(document).__name__}; expected a mapping from settings to values")
+    return cast("dict[Any, Any]", document)
+
+
+def checked(document: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
+    """Return the settings and the models of a document that was read from a configuration file."""
     names = [s.name for s in SETTINGS]
     values: dict[str, Any] = {}
     specs: list[ModelSpec] = []

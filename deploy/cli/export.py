@@ -53,8 +53,7 @@ def export(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
     load = load_of(model, max_batch=1, max_context=max_context, **form)
-    folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
-    with stages(load.name) as report:
+    with new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}")) as folder, stages(load.name) as report:
         opened = servable(begin(load, report), page_sees) if machine is None else servable(begin(load, report))
         if machine is None:
             export_web(opened, load.name, folder, report)

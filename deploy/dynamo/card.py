@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import msgspec
 
 from deploy.cache import kept
 from deploy.model_loading.tokenizer import load_files
+from runtime.own_folder import OwnFolder
 from server.settings import SettingsError
 from server.text.tokenizer_files import TokenizerFiles
 
@@ -50,14 +49,14 @@ def _written(contents: Mapping[str, bytes]) -> Path:
     key = hashlib.blake2b(msgspec.msgpack.encode(sorted(contents.items())), digest_size=16).hexdigest()
     place = cache.card_of(key)
     if not place.is_dir():
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=place.parent))
-        for name, content in contents.items():
-            (made / name).write_bytes(content)
-        try:
-            made.rename(place)
-        except OSError:  # another worker was faster
-            shutil.rmtree(made)
+        with OwnFolder(place.parent, f".{key}.") as made:
+            for name, content in contents.items():
+                (made.path / name).write_bytes(content)
+            try:
+                made.path.rename(place)
+            except OSError:
+                if not place.is_dir():  # another worker has written the same files meanwhile
+                    raise
     return place
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup, DynamoRuntimeConfig
 from dynamo.common.utils.runtime import parse_endpoint
 
-from deploy.settings import KEY_VARIABLE, model_entry, read_config
+from deploy.settings import KEY_VARIABLE, checked, model_entry, read_document
 from server.models.state import ModelSpec
 from server.settings import SettingsError
 
@@ -82,8 +81,8 @@ def _model_of(model: str | None, config: Path | None) -> tuple[str | dict[str, A
         if model is None:
             raise SettingsError("MODEL is missing; name a folder, a .gguf file, a hub id or 'demo'")
         return model, {}
-    _, specs = read_config(config)  # says what is wrong with the file
-    settings: dict[str, Any] = yaml.safe_load(config.read_text()) or {}
+    settings: dict[str, Any] = read_document(config)  # only once, because the file may be a stream
+    _, specs = checked(settings, config)  # says what is wrong with the file
     entries = [*settings.pop("models", ()), *([] if model is None else [model])]
     if len(entries) != 1:
         names = ", ".join(spec.name for spec in specs) or "none"

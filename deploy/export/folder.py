@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -9,9 +12,20 @@ class ExportError(Exception):
     """Raised if the output folder of an export is not empty."""
 
 
-def new_folder(path: Path) -> Path:
-    """Create the folder. Raise ExportError if it has files, which an export never overwrites."""
+@contextmanager
+def new_folder(path: Path) -> Generator[Path]:
+    """Create the folder, for an export that fills it. If the export fails or is interrupted, remove what it has written. Raise ExportError
+    if the folder has files, which an export never overwrites."""
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
+    is_new = not path.exists()
     path.mkdir(parents=True, exist_ok=True)
-    return path
+    try:
+        yield path
+    except BaseException:
+        for written in [path] if is_new else [*path.iterdir()]:
+            if written.is_dir():
+                shutil.rmtree(written, ignore_errors=True)
+            else:
+                written.unlink(missing_ok=True)
+        raise

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from deploy.cache import Kept
 from deploy.export.web import LEVELS, WebModel, export_web, web_model
 from deploy.model_loading.servable import Servable
 from runtime.files import digest_of_sources
+from runtime.own_folder import OwnFolder
 from runtime.web import page_files
 
 
@@ -41,14 +42,11 @@ def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: S
     as `export_web`."""
     place = cache.export_of(_digest(model, name, levels))
     if not place.is_dir():
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        written = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
-        try:
-            export_web(model, name, written, levels=levels)
-            _move(written, place)
-        finally:
-            shutil.rmtree(written, ignore_errors=True)
-    os.utime(place)  # record the last use
+        with OwnFolder(place.parent, f".{place.name}.") as written:
+            export_web(model, name, written.path, levels=levels)
+            _move(written.path, place)
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(place)  # record the last use
     shutil.copytree(place, folder, copy_function=_link, dirs_exist_ok=True)
 
 

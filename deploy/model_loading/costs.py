@@ -20,7 +20,7 @@ from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, StepCosts, extrapolated_s
-from server.engine.step_model import NO_ROWS, GroupLimits, Places, Seen, StepBatch, StepLimits, StepModel
+from server.engine.step_model import NO_ROWS, ExcerptTokens, GroupLimits, Places, StepBatch, StepLimits, StepModel
 from server.stages.relay import fastest
 
 # Seconds that measuring steps may take, because the first start waits for it. The pace extrapolates the times of larger steps. Several runs
@@ -112,7 +112,7 @@ def _excerpts_s(model: StepModel, one_s: float) -> dict[str, float]:
     found: dict[str, float] = {}
     for limits in model.limits.excerpts:
         example, name = limits.example, f"measured {limits.medium}"
-        batches = (replace(batch, seen=(Seen(example, f"{name} {number}".encode(), 0, 0, 1),)) for number in range(NUM_RUNS))
+        batches = (replace(batch, seen=(ExcerptTokens(example, f"{name} {number}".encode(), 0, 0, 1),)) for number in range(NUM_RUNS))
         found[limits.medium] = max(_fastest(model, batches) - one_s, SHORTEST_S)
     return found
 

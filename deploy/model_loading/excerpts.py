@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.parts import InParts, OneAtATime
-from server.engine.step_model import Excerpts, Seen
+from server.engine.step_model import Excerpts, ExcerptTokens
 from server.messages import Excerpt
 
 KEPT_BYTES = 64 << 20  # most bytes of rows kept for resumed sequences and other requests; rows that running prompts read next may take more
@@ -60,7 +60,7 @@ class ExcerptEncoder(ABC):
             self._trim(excerpts)
         return True
 
-    def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
+    def look(self, seen: Sequence[ExcerptTokens]) -> tuple[NDArray[Any], ...]:
         """Return, for a step, the indices of the tokens that belong to excerpts, [tokens], and the rows that take their places,
         [tokens, row_size]. Rows that are not kept are computed now."""
         if not seen:

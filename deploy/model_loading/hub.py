@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,16 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
     completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names a file, but no or several GGUF
     models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
-    fresh = [file for file in _offered(source, token) if file.will_download]
+    offered = _offered(source, token)
+    fresh = [file for file in offered if file.will_download]
+    unverified = _Unverified(offered[0]) if offered else None
+    if unverified is not None:
+        unverified.add(file.filename for file in fresh)
     arrived = _Arrived(sum(file.file_size or 0 for file in fresh), report)
     bar = _bar(arrived.add)
     folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=bar, token=token))
-    for file in fresh:
-        _require_digest(folder / file.filename)
+    if unverified is not None:
+        unverified.verify(folder)
     if patterns is PATTERNS:
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
@@ -132,10 +136,35 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
         return []
 
 
+class _Unverified:
+    """The names of files that were not verified since their download, kept in a file of the repository's folder. If the process is killed,
+    the next download verifies them."""
+
+    def __init__(self, offered: DryRunFileInfo) -> None:
+        """`offered`: any file of the repository."""
+        snapshot = Path(offered.local_path.removesuffix(offered.filename))
+        self._kept = snapshot.parent.parent / ".unverified"
+        self._names = set(self._kept.read_text().splitlines()) if self._kept.is_file() else set[str]()
+
+    def add(self, names: Iterable[str]) -> None:
+        """Keep the names of files that are about to be downloaded."""
+        if more := set(names) - self._names:
+            self._names |= more
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            self._kept.write_text("\n".join(sorted(self._names)))
+
+    def verify(self, folder: Path) -> None:
+        """Verify the files of a snapshot."""
+        for name in sorted(self._names):
+            if (folder / name).exists():
+                _require_digest(folder / name)
+        self._kept.unlink(missing_ok=True)
+
+
 def _require_digest(path: Path) -> None:
     """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
     OSError."""
-    stored = path.resolve()
+    stored = path.parent / path.readlink() if path.is_symlink() else path  # the stored file may itself be a link to one of several caches
     if not _SHA256.fullmatch(stored.name):
         return  # a small file, named by git's digest
     with stored.open("rb") as file:

@@ -17,7 +17,7 @@ from deploy.model_loading.excerpts import ExcerptEncoder, Rows
 from deploy.model_loading.patches import inputs_of, rows_by_crop, together
 from runtime.parts import InParts
 from runtime.session import Session
-from server.engine.step_model import SeeingLimits, Seen
+from server.engine.step_model import ExcerptTokens, SeeingLimits
 from server.messages import Crop
 
 
@@ -41,7 +41,7 @@ class Seer(ExcerptEncoder):
         self._session = session
         self._vision = vision
 
-    def look(self, seen: Sequence[Seen]) -> tuple[NDArray[Any], ...]:
+    def look(self, seen: Sequence[ExcerptTokens]) -> tuple[NDArray[Any], ...]:
         """Return what `ExcerptEncoder.look` returns, and, if tokens of a crop attend to later tokens of the crop, for each of these tokens
         the position of its crop's last token."""
         found = super().look(seen)

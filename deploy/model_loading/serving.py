@@ -36,11 +36,11 @@ from server.engine.step_model import (
     EmbedLimits,
     ExcerptLimits,
     Excerpts,
+    ExcerptTokens,
     GroupLimits,
     Heard,
     Logits,
     Places,
-    Seen,
     StepBatch,
     StepLimits,
 )
@@ -134,7 +134,7 @@ def _is_finite(model: Model, *, looks: bool) -> bool:
         pass
     batch = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows)
     examples = [limits.example for limits in model.limits.excerpts] if looks else []
-    batches = [replace(batch, seen=(Seen(example, example.digest, 0, 0, 1),)) for example in examples] or [batch]
+    batches = [replace(batch, seen=(ExcerptTokens(example, example.digest, 0, 0, 1),)) for example in examples] or [batch]
     return all(np.isfinite(model.download(model.run(one))).all() and np.isfinite(model.hidden()).all() for one in batches)
 
 

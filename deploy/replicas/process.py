@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -25,10 +24,11 @@ from deploy.bound import bound
 from deploy.replicas.passed_log import PassedLog
 from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
+from runtime.own_folder import OwnFolder
 from server.messages import LOCAL
 from server.settings import SettingsError
 
-FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder; the process id of its owner follows
+FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder
 READY_POLL_S = 0.1
 ASK_S = 5.0  # longest time for an answer to a question of the replica
 # Settings that the replica decides. `drain_s` is longer than the grace period after which the engine of the fleet ends a replica: another
@@ -68,9 +68,9 @@ class ServerProcess:
         """`settings` are those of the configuration file. Raise SettingsError if one is wrong. If the server has keys or is `insecure`, it
         listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model computes with
         `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not divided."""
-        _remove_left_folders()
         self.key = secrets.token_hex(16)
-        self._folder = folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-"))
+        self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
+        folder = self._folder.path
         self.events = f"ipc://{folder}/events"
         environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
         config = folder / "relaxserve.yaml"
@@ -168,7 +168,7 @@ class ServerProcess:
 
     def clean(self) -> None:
         """Remove the files of the server."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _direct() -> OpenerDirector:
@@ -205,14 +205,6 @@ def _in_stages(entry: str | dict[str, Any], stages: StagePlaces) -> dict[str, An
         spec = model_spec(entry)
         entry = {"source": spec.source, "name": spec.name, "aliases": [*spec.aliases]}
     return {**entry, "stages": [*stages.early, LOCAL]}
-
-
-def _remove_left_folders() -> None:
-    """Remove the folders of owners on this machine that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port(host: str) -> int:

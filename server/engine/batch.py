@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from server.engine.axes import along_positions, axes_of
 from server.engine.request import Sequence, among
 from server.engine.scheduling.plan import Item, Plan
-from server.engine.step_model import NO_ROWS, Places, Seen, StepBatch, StepLimits
+from server.engine.step_model import NO_ROWS, ExcerptTokens, Places, StepBatch, StepLimits
 
 Ints = NDArray[np.int32]
 
@@ -148,16 +148,16 @@ class BatchBuilder:
         self._shown[seq.slot] = seq, seq.held.version
 
 
-def _seen(items: list[Item], query_starts: Ints) -> tuple[Seen, ...]:
+def _seen(items: list[Item], query_starts: Ints) -> tuple[ExcerptTokens, ...]:
     """Return the excerpts that have tokens in this step: one entry for each run of tokens. `query_starts` has the first token of each
     item."""
-    found: list[Seen] = []
+    found: list[ExcerptTokens] = []
     for item, first in zip(items, query_starts, strict=False):
         excerpts = item.seq.request.excerpts
         if not excerpts or item.start >= excerpts[-1].stop:
             continue
         found += (
-            Seen(placed.excerpt, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
+            ExcerptTokens(placed.excerpt, placed.key, int(first) + start - item.start, row, count, placed.stop - 1)
             for placed in among(excerpts, item.start, item.stop)
             for start, count, row in placed.runs(item.start, item.stop)
         )

@@ -42,7 +42,7 @@ class Drawn(Struct, frozen=True):
     error: SamplingError | None = None
 
 
-class Seen:
+class PenalisedTokens:
     """The distinct tokens to which the penalties of a sequence apply, and how often each occurs in the answer. The distinct tokens of the
     prompt come first."""
 
@@ -94,7 +94,7 @@ class RowState:
     is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)
-    seen: Seen | None = field(init=False)  # None: no penalties
+    seen: PenalisedTokens | None = field(init=False)  # None: no penalties
     numbers: tuple[float, ...] = field(init=False)  # in the order of runtime.sampling.Number
     settings: tuple[int, ...] = field(init=False)  # in the order of runtime.sampling.Setting, with -1 for POSITION and MASK
 
@@ -105,7 +105,7 @@ class RowState:
         penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
         if self.distinct_ids is None:
             self.distinct_ids = np.unique(np.asarray(self.prompt_ids, np.int32)) if params.repetition_penalty != 1.0 else NONE
-        self.seen = Seen(self.distinct_ids) if penalties != (1.0, 0.0, 0.0) else None
+        self.seen = PenalisedTokens(self.distinct_ids) if penalties != (1.0, 0.0, 0.0) else None
         sharpness = min(1 / params.temperature, SHARPEST) if params.temperature > 0 else 0.0
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties

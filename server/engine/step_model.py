@@ -51,7 +51,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ExcerptTokens:
     """The tokens of an excerpt of an image or of a recording that are in a step: `count` tokens from index `at` of the step on, which read
     the rows of the excerpt from `row` on."""
 
@@ -75,7 +75,7 @@ class StepBatch:
     places: tuple[Places, ...]  # one per cache group
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
-    seen: tuple[Seen, ...] = ()  # the excerpts that have tokens in this step, ascending
+    seen: tuple[ExcerptTokens, ...] = ()  # the excerpts that have tokens in this step, ascending
     # [t, 3] coordinates of each token, if the model reads three; None: each of the three is the token's position
     axes: NDArray[np.int32] | None = None
 

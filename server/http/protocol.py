@@ -22,7 +22,7 @@ from server.http.body_framing import Body, MeasuredBody, body_of
 from server.http.connections import PROBES, Connections
 from server.http.turns import Turns
 from server.http.websocket import asks_for_socket
-from server.http.write_coalescing import CoalescingTransport, Outbox
+from server.http.write_coalescing import CoalescingTransport, PendingWrites
 from server.settings import ServerSettings
 
 MAX_HEADERS = 128
@@ -41,8 +41,8 @@ class _Transport(CoalescingTransport):
     """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no further,
     but still reads up to `MAX_UNREAD_BYTES`. Otherwise it could not see the client leave."""
 
-    def __init__(self, transport: asyncio.Transport, outbox: Outbox, protocol: GuardedProtocol) -> None:
-        super().__init__(transport, outbox)
+    def __init__(self, transport: asyncio.Transport, pending: PendingWrites, protocol: GuardedProtocol) -> None:
+        super().__init__(transport, pending)
         self._protocol = proxy(protocol)  # weak, so that reference counts free both
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class GuardedProtocol(HttpToolsProtocol):
     reads nothing. Clients of HTTP/1.0 get answers that they understand."""
 
     limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
-    outbox: Outbox
+    pending: PendingWrites
     held: Connections
     turns: Turns
 
@@ -93,7 +93,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
         """Count the connection, which may be closed if it sends no request in time."""
         self._socket = transport
-        self._outgoing = _Transport(transport, self.outbox, self)
+        self._outgoing = _Transport(transport, self.pending, self)
         super().connection_made(self._outgoing)
         wait_s = LATE_S if self.held.is_stopping else self.limits.keep_alive_s
         self._header_timer = self.loop.call_later(wait_s, transport.abort)

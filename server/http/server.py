@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from server.http.connections import Connections
 from server.http.protocol import GuardedProtocol
 from server.http.turns import Turns
-from server.http.write_coalescing import Outbox
+from server.http.write_coalescing import PendingWrites
 from server.models.registry import Registry
 from server.settings import ServerSettings
 
@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""
         self._held = Connections(settings.max_connections)
-        own = {"limits": settings, "outbox": Outbox(), "held": self._held, "turns": Turns()}
+        own = {"limits": settings, "pending": PendingWrites(), "held": self._held, "turns": Turns()}
         protocol = type("LimitedProtocol", (GuardedProtocol,), own)
         super().__init__(
             uvicorn.Config(

@@ -13,7 +13,7 @@ from typing import Any
 MAX_HELD_BYTES = 64 << 10  # bytes delayed for one connection; more are passed on at once, so that the transport's flow control sees them
 
 
-class Outbox:
+class PendingWrites:
     """The connections of one event loop that have something to send."""
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class Outbox:
 class CoalescingTransport(asyncio.Transport):
     """A transport that delays writes until the end of the loop's iteration. Closing sends delayed writes, aborting drops them."""
 
-    def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
+    def __init__(self, transport: asyncio.Transport, pending: PendingWrites) -> None:
         super().__init__()
         self._transport = transport
-        self._outbox = outbox
+        self._pending = pending
         self._held: list[bytes] = []
         self._num_held_bytes = 0
 
     def write(self, data: Any) -> None:
         """Delay a write, unless too many bytes are delayed already."""
         if not self._held:
-            self._outbox.add(self)
+            self._pending.add(self)
         self._held.append(data)
         self._num_held_bytes += len(data)
         if self._num_held_bytes > MAX_HELD_BYTES:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.process_state import TIMES, fields_of
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -27,14 +29,14 @@ def usage_of(pid: int) -> Usage:
     """Return the usage of a process and its descendants."""
     total, reached = Usage(), [pid]
     while reached:
-        folder = Path(f"/proc/{reached.pop()}")
+        folder = Path(f"/proc/{(one := reached.pop())}")
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            times = fields_of(one)[TIMES]
             _, resident, shared = map(int, (folder / "statm").read_text().split()[:3])
             reached += [int(child) for file in (folder / "task").glob("*/children") for child in file.read_text().split()]
         except OSError:  # the process has ended meanwhile
             continue
-        total += Usage((resident - shared) * PAGE_BYTES, shared * PAGE_BYTES, sum(map(int, fields[11:15])) * TICK_S)
+        total += Usage((resident - shared) * PAGE_BYTES, shared * PAGE_BYTES, sum(map(int, times)) * TICK_S)
     return total
 
 

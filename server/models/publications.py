@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.own_folder import OwnFolder
 from server.errors import LOAD_FAILED, MODEL_NOT_READY, NOT_FOUND_PATH, ApiError
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
@@ -37,11 +34,9 @@ class Publication:
     """The export of one loaded model."""
 
     spec: ModelSpec
-    folder: Path
-    lock: int  # descriptor of a lock that marks the folder as used
     files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # empty until the export is complete
     error: str = ""
-    task: asyncio.Task[None] | None = None
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set once the export is complete or has failed
 
 
 class Publications:
@@ -53,6 +48,7 @@ class Publications:
         self._export = export
         self._folder = folder
         self._current: dict[str, Publication] = {}
+        self._tasks: dict[Publication, asyncio.Task[None]] = {}  # those of ended publications remain until their folders are removed
 
     def begin(self, spec: ModelSpec) -> None:
         """Export a model that has just been loaded, if the settings publish it. Nothing is served under its name until the export is
@@ -60,28 +56,20 @@ class Publications:
         if self._export is None or spec.name not in self._names:
             return
         self.end(spec.name)
-        try:
-            folder, lock = _new_folder(self._folder)
-        except OSError as error:
-            log.error("%s is not published: %s: %s; set RELAXSERVE_CACHE to another folder", spec.name, self._folder, error.strerror)
-            return
-        self._current[spec.name] = made = Publication(spec, folder, lock)
-        made.task = asyncio.create_task(self._publish(made, self._export))
+        self._current[spec.name] = made = Publication(spec)
+        self._tasks[made] = task = asyncio.create_task(self._publish(made, self._export))
+        task.add_done_callback(lambda _: self._tasks.pop(made))
 
     def end(self, name: str) -> None:
         """Stop publishing a model that is unloaded or replaced. Downloads that have begun can still read their files."""
-        if (old := self._current.pop(name, None)) is not None:
-            if old.task is not None:
-                old.task.cancel()
-            shutil.rmtree(old.folder, ignore_errors=True)
-            os.close(old.lock)
+        if (old := self._current.pop(name, None)) is not None and old in self._tasks:
+            self._tasks[old].cancel()
 
     async def close(self) -> None:
         """Stop publishing all models, and remove their files."""
-        tasks = [one.task for one in self._current.values() if one.task is not None]
         for name in list(self._current):
             self.end(name)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         with suppress(OSError):
             self._folder.rmdir()  # fails if other servers use the folder
 
@@ -113,55 +101,39 @@ class Publications:
         return found.files[file]
 
     async def _publish(self, made: Publication, export: Export) -> None:
-        """Export a model, and serve its files from then on. If the export fails, log why, and keep the reason for requests."""
+        """Export a model, and serve its files until the task is cancelled. If the export fails, log why, and keep the reason for
+        requests."""
         name = made.spec.name
         log.info("exporting %s for browsers", name)
         try:
-            await export(made.spec, made.folder)
-            made.files = await asyncio.to_thread(_files_of, made.folder)
+            async with _own_folder(self._folder) as folder:
+                await export(made.spec, folder)
+                made.files = await asyncio.to_thread(_files_of, folder)
+                log.info("%s is published at /web/%s/", name, name)
+                made.settled.set()
+                await asyncio.Event().wait()
         except LoadError as error:
             made.error = error.message
             log.error("%s is not published: %s", name, error.message)
         except OSError as error:
             made.error = f"its files cannot be written: {error.strerror}"
-            log.error("%s is not published: %s: %s", name, made.folder, error.strerror)
+            log.error("%s is not published: %s: %s; set RELAXSERVE_CACHE to another folder", name, self._folder, error.strerror)
         except Exception as error:
             made.error = f"{type(error).__name__}: {error}"
             log.exception("%s is not published", name)
-        else:
-            log.info("%s is published at /web/%s/", name, name)
-
-
-def _new_folder(parent: Path) -> tuple[Path, int]:
-    """Create and lock a folder for an export. Remove the folders of servers that were killed: the kernel has freed their locks."""
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    whole = _opened(parent)
-    try:
-        fcntl.flock(whole, fcntl.LOCK_EX)  # no other server may remove a new folder before it is locked
-        for old in parent.iterdir():
-            _remove_unused(old)
-        folder = Path(tempfile.mkdtemp(dir=parent))
-        lock = _opened(folder)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-    finally:
-        os.close(whole)
-    return folder, lock
-
-
-def _remove_unused(folder: Path) -> None:
-    """Remove the folder of an export, unless a running server has locked it."""
-    with suppress(OSError):
-        lock = _opened(folder)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
         finally:
-            os.close(lock)
+            made.settled.set()
 
 
-def _opened(folder: Path) -> int:
-    """Return a descriptor of a folder, which its lock needs."""
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@asynccontextmanager
+async def _own_folder(parent: Path) -> AsyncGenerator[Path]:
+    """Create a folder for an export, and remove it at the end. Threads wait for the disk, and while other servers remove folders."""
+    making = asyncio.create_task(asyncio.to_thread(OwnFolder, parent))
+    try:
+        yield (await asyncio.shield(making)).path
+    finally:
+        made = await making  # the thread goes on if this task is cancelled
+        await asyncio.to_thread(made.remove)
 
 
 def _files_of(folder: Path) -> dict[str, PublishedFile]:

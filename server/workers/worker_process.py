@@ -10,12 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
 from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frames, payload_bytes, refused
 from server.messages import Failed, FromFront, FromWorker
+from server.process_state import fields_of
 from server.signal_names import name_of
 from server.workers.starting import start, take
 
@@ -170,7 +170,7 @@ async def _kill_when_stopped(process: _Child) -> None:
 def _is_stopped(pid: int) -> bool:
     """Return whether the process is suspended. Return False on systems without /proc."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        return fields_of(pid)[0] in ("T", "t")
     except OSError:
         return False
 

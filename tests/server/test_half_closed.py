@@ -67,7 +67,7 @@ def test_every_request_of_a_half_closed_pipeline_is_answered(server):
 def test_answers_that_are_not_yet_sent_reach_a_half_closed_client(server, monkeypatch):
     """Writes are delayed until the end of an iteration of the event loop. If the client's end of file is read before that, the answers are
     sent before the connection is closed. Here, only closing the connection sends them."""
-    monkeypatch.setattr("server.http.write_coalescing.Outbox.add", lambda outbox, transport: None)
+    monkeypatch.setattr("server.http.write_coalescing.PendingWrites.add", lambda pending, transport: None)
     with server.connect() as sock:
         sock.sendall(request("GET", "/health/live") * 3)
         time.sleep(0.5)  # all answers are written by then; on a slower machine the test checks less

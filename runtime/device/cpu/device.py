@@ -140,11 +140,11 @@ class CpuDevice:
         """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        self._placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()
-        nodes = self._placement.nodes
-        self._team = Team(self.num_threads, cores=cores, pinned=pinned, nodes=nodes, stack_bytes=stack_bytes)
+        self._placement = Placement.of(cores[: self.num_threads]) if self.num_threads <= len(cores) else Placement()
+        limits, nodes = self._placement.limits(pinned=pinned), self._placement.nodes
+        self._team = Team(self.num_threads, num_cores=len(cores), limits=limits, nodes=nodes, stack_bytes=stack_bytes)
         self._sparse: list[weakref.ref[Array]] = []
-        self.use_thread = self._team.pin_caller
+        self.use_thread = self._team.limit_caller
         self.close = self._team.close
 
     @property

@@ -17,8 +17,7 @@ SYSTEM = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The cores to which threads are pinned, and the memory node of each core. Nodes are numbered in the order in which they first
-    appear."""
+    """The core of each thread, and the memory node of each core. Nodes are numbered in the order in which they first appear."""
 
     cores: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
@@ -35,6 +34,13 @@ class Placement:
     def has_several_nodes(self) -> bool:
         return any(self.nodes)
 
+    def limits(self, *, pinned: bool) -> list[set[int]]:
+        """Return the cores on which each thread may run: with `pinned`, only its own. Otherwise, with several nodes, those of its node, so
+        that it stays near the memory that it reads and other programs can still displace it. The list is empty if nothing limits them."""
+        if pinned:
+            return [{core} for core in self.cores]
+        return [self._cores_of(node) for node in self.nodes] if self.has_several_nodes else []
+
     def copy(self, target: NDArray[Any], array: NDArray[Any]) -> None:
         """Copy into memory of the same shape and type that has not been written yet. The cores of each node write a part whose size is
         proportional to the node's number of threads. The system places a page on the node that first writes it, and the team divides its
@@ -42,9 +48,11 @@ class Placement:
         copy, source = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (target, array))
         numbers = range(1 + max(self.nodes))
         spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]
-        cores = [{core for core, n in zip(self.cores, self.nodes, strict=True) if n == k} for k in numbers]
         with ThreadPoolExecutor(len(numbers)) as threads:
-            list(threads.map(_copy_from, cores, [copy[span] for span in spans], [source[span] for span in spans]))
+            list(threads.map(_copy_from, map(self._cores_of, numbers), [copy[span] for span in spans], [source[span] for span in spans]))
+
+    def _cores_of(self, node: int) -> set[int]:
+        return {core for core, at in zip(self.cores, self.nodes, strict=True) if at == node}
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:

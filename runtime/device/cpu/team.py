@@ -177,16 +177,22 @@ class Team:
     """Threads that run launch lists together. `num_threads` includes the calling thread."""
 
     def __init__(
-        self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False, nodes: Sequence[int] = (), stack_bytes: int = 0
+        self,
+        num_threads: int,
+        *,
+        num_cores: int = 0,
+        limits: Sequence[set[int]] = (),
+        nodes: Sequence[int] = (),
+        stack_bytes: int = 0,
     ) -> None:
-        """Allocate the stacks and start the helpers. `cores`: the cores that the process may use. `pinned`: helper i is pinned to cores[i],
-        and `pin_caller` pins the caller to cores[0]. `nodes`: the memory node of each thread, if there are several nodes; the caller's node
-        is 0. `stack_bytes`: the maximum stack memory of a kernel."""
+        """Allocate the stacks and start the helpers. `num_cores`: the number of cores that the process may use, if it is known. `limits`:
+        the cores on which each thread may run, if not on all; the first limit is the caller's, see `limit_caller`. `nodes`: the memory node
+        of each thread, if there are several nodes; the caller's node is 0. `stack_bytes`: the maximum stack memory of a kernel."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
         self.busy_s = 0.0  # seconds spent in launch lists so far
-        self._cores = tuple(cores)
-        self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
+        self._num_cores = num_cores
+        self._limits = tuple(limits) if hasattr(os, "sched_setaffinity") else ()
         self._groups = _groups(num_threads, nodes)
         # The number of threads if each is a group, so that it knows which part of a product it reads first; otherwise 0.
         self.num_readers = num_threads if 1 < num_threads == len(set(self._groups)) else 0
@@ -220,22 +226,21 @@ class Team:
 
     def _spins(self, native: _Native) -> int:
         """Return how often a waiting thread pauses before it sleeps."""
-        oversubscribed = bool(self._cores) and self.num_threads > len(self._cores)
+        oversubscribed = 0 < self._num_cores < self.num_threads
         return max(1, int((OVERSUBSCRIBED_SPIN_S if oversubscribed else SPIN_S) * native.spins_per_second()))
 
     def _start_helper(self, native: _Native, number: int) -> threading.Thread:
-        core = self._cores[number] if self._pinned else None
+        limit = self._limits[number] if self._limits else None
         name = f"relaxserve-team-{number}"
-        args = native, self._memory, _stack(self._stack_bytes), core, self._groups[number]
+        args = native, self._memory, _stack(self._stack_bytes), limit, self._groups[number]
         thread = threading.Thread(target=_help, args=args, name=name, daemon=True)
         thread.start()
         return thread
 
-    def pin_caller(self) -> None:
-        """Pin the calling thread to its own core, so that it does not compete with a helper for the helper's core. From now on the thread
-        must only run launch lists."""
-        if self._pinned:
-            os.sched_setaffinity(0, {self._cores[0]})
+    def limit_caller(self) -> None:
+        """Limit the calling thread to its cores, as helpers are limited to theirs. From now on the thread must only run launch lists."""
+        if self._limits:
+            os.sched_setaffinity(0, self._limits[0])
 
     def run(self, launches: LaunchList) -> None:
         """Run a list. Only one thread at a time may call this."""
@@ -288,10 +293,10 @@ def _top(stack: NDArray[np.uint8]) -> int:
     return stack.ctypes.data + stack.nbytes
 
 
-def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], core: int | None, group: int) -> None:
-    """Be a helper until the team stops. `core` is the core to which the thread is pinned; None: it is not pinned."""
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], limit: set[int] | None, group: int) -> None:
+    """Be a helper until the team stops. `limit` contains the cores on which the thread may run, if not on all."""
+    if limit is not None:
+        os.sched_setaffinity(0, limit)
     native.help(_top(stack), memory.ctypes.data, group)
 
 

@@ -91,7 +91,8 @@ class BlockAnswer(ABC):
                         for event in self.begin():
                             yield event
                     for event in self._take(step):
-                        yield event
+                        if event:
+                            yield event
             ending = self.end()
         except ApiError as error:
             if not begun:
@@ -165,7 +166,7 @@ class BlockAnswer(ABC):
 
     @abstractmethod
     def grown(self, block: Block, text: str) -> bytes:
-        """Return the event for a text that was just added to a block."""
+        """Return the event for a text that was just added to a block, or b"" for none."""
         ...
 
     @abstractmethod

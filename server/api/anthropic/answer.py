@@ -107,13 +107,15 @@ encode = msgspec.json.encode
 
 
 class MessageAnswer(BlockAnswer):
-    """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens."""
+    """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `omits_thoughts`:
+    blocks of thoughts have no text."""
 
-    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool) -> None:
+    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool, omits_thoughts: bool) -> None:
         super().__init__(plan, generation)
         self._id = self.new_id(Kind.TEXT)
         self._model = model
         self._is_capped = is_capped
+        self._omits_thoughts = omits_thoughts
         self._head = b""  # JSON that precedes the text in every delta of the open block
 
     def new_id(self, kind: Kind) -> str:
@@ -124,10 +126,12 @@ class MessageAnswer(BlockAnswer):
 
     def opened(self, block: Block) -> Sequence[bytes]:
         self._head = b'{"type":"content_block_delta","index":%d,"delta":%b' % (block.index, DELTAS[block.kind])
-        return (encode({"type": "content_block_start", "index": block.index, "content_block": _block(block, is_open=True)}),)
+        return (
+            encode({"type": "content_block_start", "index": block.index, "content_block": _block(block, has_text=False, is_open=True)}),
+        )
 
     def grown(self, block: Block, text: str) -> bytes:
-        return self._head + encode(text) + b"}}"
+        return b"" if self._is_omitted(block) else self._head + encode(text) + b"}}"
 
     def closed(self, block: Block) -> Sequence[bytes]:
         stop = encode({"type": "content_block_stop", "index": block.index})
@@ -142,7 +146,10 @@ class MessageAnswer(BlockAnswer):
         return encode({"type": "message_delta", "delta": delta, "usage": self._usage()}), b'{"type":"message_stop"}'
 
     def pieces(self) -> list[bytes]:
-        return [encode({**self._describe(), "content": [_block(block) for block in self.blocks]})]
+        return [encode({**self._describe(), "content": [_block(block, has_text=not self._is_omitted(block)) for block in self.blocks]})]
+
+    def _is_omitted(self, block: Block) -> bool:
+        return self._omits_thoughts and block.kind is Kind.THOUGHT
 
     @property
     def _ended(self) -> tuple[str | None, str | None]:
@@ -178,9 +185,9 @@ class MessageAnswer(BlockAnswer):
         }
 
 
-def _block(block: Block, *, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
-    """Return a block in Anthropic's shape. `is_open`: without its text, as at its beginning."""
-    text = "" if is_open else block.text
+def _block(block: Block, *, has_text: bool, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
+    """Return a block in Anthropic's shape, with or without its text. `is_open`: as at its beginning."""
+    text = block.text if has_text else ""
     match block.kind:
         case Kind.TEXT:
             return {"type": "text", "text": text}

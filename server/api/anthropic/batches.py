@@ -90,8 +90,8 @@ def router(context: Context) -> APIRouter:
     async def create_message_batch(request: Request, body: MessageBatchBody) -> Response:
         """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
-        written = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
-        file = _stored(batches, written, who)
+        data = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
+        file = _stored(batches, data, who)
         try:
             record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         except BaseException:
@@ -165,8 +165,8 @@ def describe(record: BatchRecord, request: Request) -> MessageBatch:
     }
 
 
-def _lines(requests: Sequence[BatchedRequest], most: int) -> list[bytes]:
-    """Return the requests as the lines of an input file. Raise ApiError if one cannot run: the answer about a batch has no place for the
+def _lines(requests: Sequence[BatchedRequest], most: int) -> bytes:
+    """Return the input file with a line for each request. Raise ApiError if one cannot run: the answer about a batch has no place for the
     faults of its file. A line may have `most` bytes."""
     written = [
         msgspec.json.encode({"custom_id": asked.custom_id, "method": "POST", "url": ENDPOINT, "body": asked.params}) + b"\n"
@@ -177,15 +177,14 @@ def _lines(requests: Sequence[BatchedRequest], most: int) -> list[bytes]:
         where = f"requests[{(fault.line or 1) - 1}]"
         field = (fault.param or "").replace("body", "params", 1)
         raise invalid(f"{where}.{field}" if field else where, f"{where}: {fault.message}")
-    return written
+    return b"".join(written)
 
 
-def _stored(batches: Batches, written: Sequence[bytes], who: Caller) -> FileRecord:
-    """Store the lines of an input file."""
+def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
+    """Store an input file."""
     upload = batches.store.new_upload()
     try:
-        for line in written:
-            upload.write(line)
+        upload.write(data)
         return upload.finish(lambda file_id, size: FileRecord(file_id, who.tenant, "requests.jsonl", REQUESTS, size, now()))
     except BaseException:
         upload.abandon()

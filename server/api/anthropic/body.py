@@ -86,7 +86,7 @@ class ThinkingConfig(Options):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
-    display: Literal["summarized"] | None = None  # thoughts are always returned in full
+    display: Literal["summarized", "omitted"] | None = None  # thoughts are returned in full, unless they are omitted
 
 
 class JsonOutput(Options):

@@ -70,7 +70,9 @@ def router(context: Context) -> APIRouter:
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
         generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
         plan = ChatPlan(plan.prompt, job, plan.rules)
-        answer = MessageAnswer(plan, generation, body.model or model.spec.name, is_capped=room < body.max_tokens)
+        omits_thoughts = body.thinking is not None and body.thinking.display == "omitted"
+        name = body.model or model.spec.name
+        answer = MessageAnswer(plan, generation, name, is_capped=room < body.max_tokens, omits_thoughts=omits_thoughts)
         headers = response_headers(loaded, ignored) | await prefix_header(chat, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
 

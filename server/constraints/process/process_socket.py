@@ -10,13 +10,13 @@ import weakref
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
 from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
+from server.process_state import TIMES, fields_of
 from server.signal_names import name_of
 
 LOOK_S = 0.25  # seconds between checks of a process that owes an answer
@@ -189,7 +189,7 @@ def _cpu_ticks_if_idle(pid: int) -> str | None:
     """Return the CPU time that a process has used, as a text, or "gone" if it has ended. Return None while it runs, waits for the CPU, or
     waits for a disk."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = fields_of(pid)
     except OSError:
         return "gone"  # the process has ended, and so has the parent that should have written the last answer
-    return None if fields[0] in "RD" else f"{fields[11]} {fields[12]}"
+    return None if fields[0] in "RD" else " ".join(fields[TIMES][:2])

@@ -36,7 +36,24 @@ def test_a_shared_library_for_browsers_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(ExportError, match="not empty; name another folder with --output"):
-        new_folder(tmp_path)
+    with pytest.raises(ExportError, match="not empty; name another folder with --output"), new_folder(tmp_path):
+        pass
     assert (tmp_path / "mine").read_text() == "precious"
-    assert new_folder(tmp_path / "a" / "b").is_dir()
+    with new_folder(tmp_path / "a" / "b") as folder:
+        assert folder.is_dir()
+    assert folder.is_dir()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_export_that_fails_or_is_interrupted_leaves_nothing(tmp_path: Path, is_new: bool) -> None:
+    """So the same command can be given again."""
+    folder = tmp_path / "out"
+    if not is_new:
+        folder.mkdir()
+    for fault in (KeyboardInterrupt, OSError):
+        with pytest.raises(fault), new_folder(folder):
+            (folder / "part").mkdir()
+            (folder / "part" / "file").write_text("part")
+            (folder / "file").write_text("part")
+            raise fault
+        assert folder.exists() != is_new and not list(tmp_path.rglob("*file"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_settings_and_the_model_of_a_file(tmp_path: Path) -> None:
     (config := tmp_path / "relaxserve.yaml").write_text("max_body_bytes: 5000\nmodels:\n- {source: demo, name: d, max_batch: 4}\n")
     options = parse(["--config", str(config)])
     assert (options.spec.name, options.spec.max_batch, options.settings) == ("d", 4, {"max_body_bytes": 5000})
+
+
+def test_settings_may_come_from_a_stream_which_is_read_once() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"max_body_bytes: 5000\nmodels: [demo]\n")
+    os.close(writing)
+    options = parse(["--config", f"/dev/fd/{reading}"])
+    os.close(reading)
+    assert (options.spec.name, options.settings) == ("demo", {"max_body_bytes": 5000})
 
 
 def test_a_server_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

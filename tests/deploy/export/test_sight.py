@@ -25,7 +25,7 @@ from deploy.model_loading.known import begin
 from deploy.model_loading.load import loaded
 from deploy.model_loading.servable import Servable
 from runtime.fits import Tiles
-from server.engine.step_model import Seen
+from server.engine.step_model import ExcerptTokens
 from server.images.cutting import Plan, crops_of
 from server.images.decoding import _opaque, _opened
 from tests.conftest import DemoServer, serving_demo
@@ -127,9 +127,9 @@ def test_it_sees_with_the_bits_of_the_native_program(site: Path, tmp_path: Path,
         export_web(model, "idefics3", folder := tmp_path, levels=["wasm-relaxed"])
     step = loaded(model).step_model
     assert step is not None
-    tokens, seen, crops = [1, 2, 3], list[Seen](), list[tuple[int, str]]()
+    tokens, seen, crops = [1, 2, 3], list[ExcerptTokens](), list[tuple[int, str]]()
     for crop in [crop for one in ODD[:2] for crop in crops_of(one, PLAN)[1]]:
-        seen.append(Seen(crop, crop.digest, len(tokens), 0, crop.num_tokens))
+        seen.append(ExcerptTokens(crop, crop.digest, len(tokens), 0, crop.num_tokens))
         crops.append((len(tokens), in_text(crop.pixels)))
         tokens += [SUBJECT.image] * crop.num_tokens + [5, 6]
     rows, after, next_tokens = list[NDArray[np.float32]](), 0, tokens

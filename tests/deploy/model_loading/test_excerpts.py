@@ -10,7 +10,7 @@ import pytest
 from deploy.model_loading import excerpts
 from deploy.model_loading.excerpts import BothEncoders, ExcerptEncoder, Rows
 from runtime.parts import InParts
-from server.engine.step_model import Seen
+from server.engine.step_model import ExcerptTokens
 from server.messages import Clip, Crop, Excerpt
 
 SIZE = 4
@@ -38,8 +38,8 @@ def crop(value: int, num_tokens: int = 2) -> Crop:
     return Crop.of(bytes([value]), 1, num_tokens)
 
 
-def seen(*values: int) -> list[Seen]:
-    return [Seen(crop(value), b"%d" % value, 2 * number, 0, 2) for number, value in enumerate(values)]
+def seen(*values: int) -> list[ExcerptTokens]:
+    return [ExcerptTokens(crop(value), b"%d" % value, 2 * number, 0, 2) for number, value in enumerate(values)]
 
 
 def wanted(*values: int) -> dict[bytes, Excerpt]:

@@ -15,6 +15,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -187,6 +188,23 @@ def test_a_file_with_another_digest_is_refused_and_comes_again(endpoint: str, mo
             locate("org/name:q4")
     monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(FILES["model-q4.gguf"]).hexdigest())
     assert locate("org/name:q4").read_bytes() == FILES["model-q4.gguf"]
+
+
+def test_a_file_that_was_not_verified_before_a_kill_is_verified_by_the_next_download(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(b"other").hexdigest())
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(hub, "_require_digest", Mock(side_effect=KeyboardInterrupt))
+        locate("org/name:Q4")
+    assert not any(file.will_download for file in hub._offered("org/name:Q4", None)), "the file is complete"
+    with pytest.raises(LoadError, match=r"model-q4\.gguf arrived damaged"):
+        locate("org/name:Q4")
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(FILES["model-q4.gguf"]).hexdigest())
+    path = locate("org/name:Q4")
+    with monkeypatch.context() as verified:
+        verified.setattr(hub, "_require_digest", lambda path: pytest.fail(f"{path} is verified again"))
+        assert locate("org/name:Q4") == path
 
 
 def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:

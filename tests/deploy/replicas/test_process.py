@@ -20,6 +20,7 @@ pytest.importorskip("zmq", reason="needs pyzmq (the extra ray)")
 from deploy.replicas.passed_log import PassedLog
 from deploy.replicas.process import FOLDER, ServerEnded, ServerProcess, StagePlaces, _in_stages
 from deploy.settings import ModelSpec, gather
+from runtime.own_folder import OwnFolder
 from server.settings import SettingsError
 from tests.conftest import ROOT
 from tests.process_states import is_running
@@ -134,13 +135,13 @@ def test_a_server_has_stopped_when_its_last_lines_are_passed_on(
 
 
 def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In containers that share the folder, another owner may have the same process id."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, kept = tmp_path / f"{FOLDER}999999999-x", tmp_path / f"{FOLDER}{os.getppid()}-x"
-    left.mkdir()
-    kept.mkdir()
-    with pytest.raises(SettingsError):
-        ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
-    assert [*tmp_path.iterdir()] == [kept]
+    (tmp_path / f"{FOLDER}{os.getpid()}-x").mkdir()
+    with OwnFolder(tmp_path, FOLDER) as kept:
+        with pytest.raises(SettingsError):
+            ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
+        assert [*tmp_path.iterdir()] == [kept.path]
 
 
 def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

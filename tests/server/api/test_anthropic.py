@@ -196,6 +196,25 @@ def test_thoughts_are_asked_for(serve, connect, monkeypatch):
     assert seen[-1]["enable_thinking"] is True and seen[-1]["reasoning_effort"] == "low"
 
 
+@pytest.mark.parametrize("display", [None, "summarized", "omitted"])
+def test_thoughts_may_be_omitted(serve, answering, connect, display):
+    """A client that omits thoughts gets their blocks without text, so that it knows that the model thinks, and sends them back."""
+    server = serve(script=answering("<think>hm</think>Sure."), initial=(ModelSpec("null", "null", reasoning=True),))
+    client, asked = connect(server), {"type": "adaptive", **({} if display is None else {"display": display})}
+    whole = ask(client, max_tokens=100, thinking=asked)
+    with client.messages.stream(model="null", messages=HI, max_tokens=100, thinking=asked) as events:
+        kinds = [event.delta.type for event in events if event.type == "content_block_delta"]
+        streamed = events.get_final_message()
+    for message in (whole, streamed):
+        thought, text = message.content
+        assert (thought.type, thought.thinking, text.text) == ("thinking", "" if display == "omitted" else "hm", "Sure.")
+        assert thought.signature
+        assert message.usage.output_tokens == whole.usage.output_tokens
+    assert ("thinking_delta" in kinds) == (display != "omitted") and kinds.count("signature_delta") == 1
+    again = [*HI, {"role": "assistant", "content": [block.model_dump() for block in whole.content]}, *HI]
+    assert ask(client, messages=again, thinking=asked).content
+
+
 def test_an_answer_may_be_held_to_a_schema(server, connect):
     schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}}
     ask(connect(server), output_config={"format": {"type": "json_schema", "schema": schema}})

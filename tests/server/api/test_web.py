@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,14 @@ def published(serve, export=export, **options):
 
 
 async def _settled(publications):
-    await asyncio.gather(*(one.task for one in publications._current.values()))
+    for one in publications._current.values():
+        await one.settled.wait()
+
+
+async def _removed(publications):
+    """Wait until the folders of ended publications are removed."""
+    while len(publications._tasks) > len(publications._current):
+        await asyncio.sleep(0.01)
 
 
 def test_nothing_is_published_unless_it_is_asked_for(serve):
@@ -135,6 +144,7 @@ def test_an_unloaded_model_leaves_no_files(serve, tmp_path):
     assert len(list((tmp_path / "web").iterdir())) == 1
     client = server.http()
     client.delete("/admin/models/null").raise_for_status()
+    asyncio.run_coroutine_threadsafe(_removed(server.registry.publications), server.loop).result(60)
     assert list((tmp_path / "web").iterdir()) == []
     response = client.get("/web/null/program.json")
     assert response.status_code == 503 and "not loaded yet" in response.json()["error"]["message"]
@@ -149,3 +159,20 @@ def test_exports_of_killed_servers_are_removed_and_those_of_others_stay(serve, t
     published(serve)
     assert not abandoned.exists() and ours.exists() and len(list((tmp_path / "web").iterdir())) == 2
     assert server.http().get("/web/null/weights-0.bin").content == WEIGHTS
+
+
+def test_another_server_that_cleans_the_folder_delays_nothing(serve, tmp_path):
+    """A server locks the parent of all exports while it removes what killed servers left. Another one waits for the lock in a thread."""
+    (tmp_path / "web").mkdir(mode=0o700)
+    folder = os.open(tmp_path / "web", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        server = serve(export=export, publish=("null",))
+        client = server.http()
+        assert "not exported yet" in client.get("/web/null/program.json").json()["error"]["message"]
+        client.delete("/admin/models/null").raise_for_status()
+        assert "not loaded yet" in client.get("/web/null/program.json").json()["error"]["message"]
+    finally:
+        os.close(folder)
+    asyncio.run_coroutine_threadsafe(_removed(server.registry.publications), server.loop).result(60)
+    assert list((tmp_path / "web").iterdir()) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.http.write_coalescing import MAX_HELD_BYTES, CoalescingTransport, Outbox
+from server.http.write_coalescing import MAX_HELD_BYTES, CoalescingTransport, PendingWrites
 
 
 class Recorder(asyncio.Transport):
@@ -26,8 +26,8 @@ def _run(work: Any) -> list[tuple[str, bytes]]:
     log: list[tuple[str, bytes]] = []
 
     async def run() -> None:
-        outbox = Outbox()
-        await work(*(CoalescingTransport(Recorder(log, name), outbox) for name in "ab"), log)
+        pending = PendingWrites()
+        await work(*(CoalescingTransport(Recorder(log, name), pending) for name in "ab"), log)
         await asyncio.sleep(0)
 
     asyncio.run(run())

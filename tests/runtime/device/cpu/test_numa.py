@@ -34,6 +34,14 @@ def test_without_nodes_all_is_near(tmp_path: Path) -> None:
     assert not Placement().has_several_nodes
 
 
+def test_threads_stay_on_the_cores_of_their_node(system: Path) -> None:
+    several = Placement.of((0, 1, 4, 8), system)
+    assert several.limits(pinned=False) == [{0, 1, 8}, {0, 1, 8}, {4}, {0, 1, 8}]
+    assert several.limits(pinned=True) == [{0}, {1}, {4}, {8}]
+    assert Placement.of((4, 6), system).limits(pinned=False) == []
+    assert Placement().limits(pinned=False) == []
+
+
 def test_a_copy_is_written_from_the_cores_whose_threads_read_it(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: dict[int, set[int]] = {}
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.update({threading.get_ident(): cores}), raising=False)

@@ -28,7 +28,7 @@ def code(object_code: bytes) -> ObjectCode:
 @pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2), (0,) * 12], ids=str)
 def team(request: pytest.FixtureRequest):
     """Yield a team of threads. The parameter lists the NUMA node of each thread."""
-    team = Team(len(request.param), cores=available_cores(), nodes=request.param)
+    team = Team(len(request.param), num_cores=len(available_cores()), nodes=request.param)
     yield team
     team.close()
 
@@ -215,13 +215,13 @@ def test_threads_end_with_their_team() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
-def test_a_pinned_caller_stays_on_the_first_core() -> None:
+def test_a_limited_caller_stays_on_the_first_core() -> None:
     cores = available_cores()
     found: list[set[int]] = []
 
     def work() -> None:
-        team = Team(1, cores=cores, pinned=True)
-        team.pin_caller()
+        team = Team(1, limits=[{cores[0]}])
+        team.limit_caller()
         found.append(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=work)
@@ -411,10 +411,10 @@ def test_a_waiting_thread_prefetches_the_next_ranges_once() -> None:
 
 
 @pytest.mark.skipif(len(available_cores()) < 2 or not hasattr(os, "sched_getaffinity"), reason="needs two cores")
-def test_helpers_are_pinned_to_the_cores_after_the_first() -> None:
+def test_helpers_are_limited_to_the_cores_after_the_first() -> None:
     cores = available_cores()
     before = set(threading.enumerate())
-    team = Team(2, cores=cores, pinned=True)
+    team = Team(2, limits=[{core} for core in cores[:2]])
     (helper,) = set(threading.enumerate()) - before
     deadline = time.monotonic() + 60
     while os.sched_getaffinity(helper.native_id or 0) != {cores[1]} and time.monotonic() < deadline:

@@ -1,0 +1,68 @@
+"""Folders that belong to one process. A lock marks each as used; the kernel frees it when the process ends, even if it is killed. So other
+processes can remove what was left behind, even if they are in other containers, where the same number names another process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from glob import escape
+from pathlib import Path
+from typing import Self
+
+
+class OwnFolder:
+    """A new folder that this process has locked."""
+
+    def __init__(self, parent: Path, prefix: str = "") -> None:
+        """Create the folder below `parent`, with a name that begins with `prefix`. First remove those that ended processes have left.
+        Raise OSError if it cannot be created."""
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in parent.glob(f"{escape(prefix)}*"):
+            _remove_left(left)
+        self.path, self._lock = _locked(parent, prefix)
+
+    def remove(self) -> None:
+        """Remove the folder, unless it was renamed meanwhile, and free its lock."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _locked(parent: Path, prefix: str) -> tuple[Path, int | None]:
+    """Create and lock a folder. If another process takes it for one that was left behind and removes it before it is locked, create one
+    more."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = _opened(path)
+            with suppress(OSError):  # the file system has no locks: then no process removes what others left
+                fcntl.flock(lock, fcntl.LOCK_SH)  # waits while another process removes the folder
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove a folder, unless a running process has locked it."""
+    with suppress(OSError):
+        lock = _opened(folder)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _opened(folder: Path) -> int:
+    """Return a descriptor of a folder, which its lock needs."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
