@@ -142,14 +142,31 @@ export async function browserFiles(folder) {
       /** Open a file to write pieces in place, so that they survive closing the page; null if another page is writing it. */
       async open(file) {
         try {
-          const sink = await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle();
-          return { write: (bytes, at) => written(sink, bytes, at), close: (length) => { sink.truncate(length); sink.close(); } };
+          return new Sink(await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle());
         } catch { return null; }
       },
     };
   } catch { return null; }
 }
 
-function written(sink, bytes, at) {
-  try { sink.write(bytes, { at }); } catch { /* storage is full: the next visit downloads it again */ }
+/** Writes a file in place until the storage is full. The next visit then finds the beginning, and downloads the rest. */
+class Sink {
+  #end = Infinity;   // where the first piece begins that was not stored
+
+  constructor(handle) { this.handle = handle; }
+
+  write(bytes, at) {
+    if (this.#end < Infinity) return;
+    try {
+      if (this.handle.write(bytes, { at }) === bytes.length) return;
+    } catch { /* the storage is full */ }
+    this.#end = at;
+  }
+
+  /** Close the file and cut off what follows its first `length` bytes, or what could not be stored. */
+  close(length) {
+    try {
+      this.handle.truncate(Math.min(length, this.#end, this.handle.getSize()));
+    } finally { this.handle.close(); }
+  }
 }

@@ -36,6 +36,7 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 NUM_TOKENS = 64
 ROOT = Path(__file__).parents[3]
+RUNTIME = ROOT / "runtime" / "web"
 
 
 def golden(name: str, demo: Servable) -> Servable:
@@ -294,6 +295,57 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
     visit requests only the missing bytes, and the third visit requests nothing."""
     found = json.loads(run_node(CUT, site))
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
+
+
+FULL = """
+import { readFile } from 'node:fs/promises';
+import { pathToFileURL } from 'node:url';
+const [folder] = process.argv.slice(1), room = Number(process.argv[2]), files = new Map();
+const full = () => { throw new DOMException('no room', 'QuotaExceededError'); };
+const handleOf = (file) => ({
+  getSize: () => files.get(file).length,
+  write(bytes, { at }) {
+    const before = files.get(file), size = Math.max(before.length, at + bytes.length);
+    if (size > room) full();
+    const whole = new Uint8Array(size);
+    whole.set(before);
+    whole.set(bytes, at);
+    files.set(file, whole);
+    return bytes.length;
+  },
+  truncate(size) {
+    if (size > files.get(file).length && size > room) full();
+    files.set(file, Uint8Array.from({ ...files.get(file).subarray(0, size), length: size }));
+  },
+  close() { closed.push(file); },
+});
+const closed = [], place = {
+  async getFileHandle(file, { create = false } = {}) {
+    if (!files.has(file) && !create) throw new DOMException('absent', 'NotFoundError');
+    files.set(file, files.get(file) ?? new Uint8Array(0));
+    return { getFile: async () => new Blob([files.get(file)]), createSyncAccessHandle: async () => handleOf(file) };
+  },
+};
+const storage = { getDirectory: async () => ({ getDirectoryHandle: async () => place }) };
+Object.defineProperty(globalThis, 'navigator', { value: { storage } });
+const { browserFiles, loadModel } = await import(pathToFileURL(`${folder}/loader.mjs`));
+const read = async (file) => new Uint8Array(await readFile(`${folder}/${file}`)), asked = [], wrong = [];
+async function* pieces(file, begin) {
+  const bytes = await read(file);
+  asked.push(begin);
+  for (let at = begin; at < bytes.length; at += 40_000) yield { at, bytes: bytes.subarray(at, at + 40_000) };
+}
+const onDamage = (file) => wrong.push(file);
+for (let visit = 0; visit < 2; visit++) await loadModel({ read, pieces, threads: 1, kept: await browserFiles('x'), onDamage });
+const [[shard, stored]] = files, isBeginning = Buffer.compare(stored, (await read(shard)).subarray(0, stored.length)) === 0;
+console.log(JSON.stringify({ asked, wrong, stored: stored.length, isBeginning, numClosed: closed.length }));
+"""
+
+
+def test_a_model_loads_if_the_storage_of_the_browser_is_full(site: Path) -> None:
+    """What was stored is the beginning of the file, which the next visit does not request again."""
+    found = json.loads(run_node(FULL, site, "100000"))
+    assert found == {"asked": [0, 80_000], "wrong": [], "stored": 80_000, "isBeginning": True, "numClosed": 2}
 
 
 LATE = """
