@@ -348,6 +348,24 @@ def test_a_model_loads_if_the_storage_of_the_browser_is_full(site: Path) -> None
     assert found == {"asked": [0, 80_000], "wrong": [], "stored": 80_000, "isBeginning": True, "numClosed": 2}
 
 
+ENDED = """
+import { pathToFileURL } from 'node:url';
+const ended = [];
+globalThis.Worker = class {
+  postMessage({ id }) { setTimeout(() => this.onmessage({ data: { id, error: { name: 'Error', message: 'no memory' } } })); }
+  terminate() { ended.push(this); }
+};
+const { RelaxServe } = await import(pathToFileURL(process.argv[1]));
+const fault = await RelaxServe.load().catch((error) => error.message);
+console.log(JSON.stringify([fault, ended.length]));
+"""
+
+
+def test_a_load_that_fails_leaves_no_worker() -> None:
+    """It would keep the memory of the model until the page is closed."""
+    assert json.loads(run_node(ENDED, RUNTIME / "relaxserve.mjs")) == ["no memory", 1]
+
+
 LATE = """
 const { Team, CONTROL_BYTES } = await import(process.argv[1]);
 const team = Object.assign(new Team(), { words: new Int32Array(new SharedArrayBuffer(CONTROL_BYTES)), numThreads: 3, opened: 0 });
