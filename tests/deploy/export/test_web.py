@@ -25,6 +25,8 @@ from deploy.model_loading.load import loaded
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
+from server.api.request.conversation import for_template
+from server.api.request.schema import Message
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
@@ -201,6 +203,7 @@ def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "only text is understood"),
         ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
         ({"n": 2}, "n", "n is 2; expected 1"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "has to be {id, type"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "names token 99999; the vocabulary has 2048"),
         ({"messages": []}, "messages", "at least one message"),
         ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "this export holds 256"),
@@ -364,6 +367,36 @@ console.log(JSON.stringify([fault, ended.length]));
 def test_a_load_that_fails_leaves_no_worker() -> None:
     """It would keep the memory of the model until the page is closed."""
     assert json.loads(run_node(ENDED, RUNTIME / "relaxserve.mjs")) == ["no memory", 1]
+
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}]}],
+    [
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": text}} for text in ('{"x": 1}', '{"x', "{}")],
+        }
+    ],
+    [
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "content": "12", "name": "now"},
+    ],
+    [{"role": "assistant", "content": None, "refusal": "I may not."}, {"role": "user", "content": "Why?", "name": None}],
+    [{"role": "assistant", "content": "4", "reasoning": "2 + 2"}],
+    [{"role": "assistant", "content": "4", "reasoning_content": "2 + 2", "reasoning": "other"}],
+    [{"role": "assistant", "content": "so", "reasoning": "why", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}],
+    [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "refusal", "refusal": "brief"}], "further": 1}],
+]
+
+
+def test_templates_get_the_messages_that_the_server_gives_them() -> None:
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const [module, given] = process.argv.slice(1), { forTemplate } = await import(pathToFileURL(module));
+    console.log(JSON.stringify(JSON.parse(given).map((messages) => forTemplate(messages))));
+    """
+    found = json.loads(run_node(script, RUNTIME / "messages.mjs", json.dumps(CONVERSATIONS)))
+    assert found == [for_template([Message.model_validate(one) for one in conversation]) for conversation in CONVERSATIONS]
 
 
 LATE = """
