@@ -218,7 +218,7 @@ export class Engine {
   }
 
   #named(token, { logprob, top }) {
-    const named = (id, value) => ({ token: new TextDecoder().decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
+    const named = (id, value) => ({ token: new TextDecoder('utf-8', { ignoreBOM: true }).decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
     return { ...named(token, logprob), top_logprobs: top.map((other) => named(other.token, other.logprob)) };
   }
 }

@@ -49,7 +49,7 @@ export class Detokenizer {
   constructor(pieces, stops = []) {
     this.pieces = pieces;
     this.stops = stops.filter((stop) => stop !== '');
-    this.decoder = new TextDecoder();
+    this.decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     this.held = '';
     this.stopped = false;
   }

@@ -87,7 +87,7 @@ export class Transcription {
   }
 
   #text(ids) {
-    const bytes = ids.filter((id) => id < this.tokens.end).map((id) => this.pieces[id]), decoder = new TextDecoder();
+    const bytes = ids.filter((id) => id < this.tokens.end).map((id) => this.pieces[id]), decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     return bytes.map((piece) => decoder.decode(piece, { stream: true })).join('') + decoder.decode();
   }
 }

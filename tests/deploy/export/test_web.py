@@ -427,6 +427,7 @@ def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
         "日本語 🙂",
         "<|im_start|>user\nhi<|im_end|>",
         "it's\u00a0odd",
+        "\ufeffmarked",
     ]
     turns = [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}] for text in texts]
     command = [node(), SCRIPTS / "text.mjs", site, json.dumps([texts, turns])]
