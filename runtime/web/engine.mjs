@@ -126,6 +126,7 @@ export class Engine {
     }
     const usage = { prompt_tokens: prompt.length, completion_tokens: count, total_tokens: prompt.length + count };
     yield { ...head, choices: [{ index: 0, text: asked.stream ? '' : whole, finish_reason: last, logprobs: null }], ...(asked.stream ? {} : { usage }) };
+    if (asked.stream && asked.usage) yield { ...head, choices: [], usage };
   }
 
   /** Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. */

@@ -174,6 +174,16 @@ def test_stop_length_and_logprobs_are_heeded(ask: Callable[..., Any]) -> None:
     assert len(first["top_logprobs"]) == 2
 
 
+def test_a_text_is_continued_with_its_usage(ask: Callable[..., Any]) -> None:
+    """A stream ends with the usage if the request asks for it."""
+    body = {"prompt": QUESTION, "temperature": 0, "max_tokens": 4}
+    told = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    [[whole], chunks, plain] = ask(*({"method": "text", "body": one} for one in (body, told, {**body, "stream": True})))
+    assert chunks[-1] == {**chunks[0], "choices": [], "usage": whole["usage"]} and whole["usage"]["completion_tokens"] > 0
+    assert "".join(chunk["choices"][0]["text"] for chunk in plain) == whole["choices"][0]["text"]
+    assert all("usage" not in chunk for chunk in plain)
+
+
 def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:
     story = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.5, "max_tokens": 24}
     [[a], [b], [c]] = ask(*({"method": "chat", "body": {**story, "seed": seed}} for seed in (7, 7, 8)))
