@@ -115,6 +115,9 @@ export class Engine {
   async *#completion(body, signal) {
     if (typeof body.prompt !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
     if (body.tools) throw new RequestError('tools', 'tools are for chat.completions; leave them out');
+    for (const name of ['logprobs', 'top_logprobs']) {
+      if ((body[name] ?? false) !== false) throw new RequestError(name, `${name} is not supported for text completions in the browser; leave it out`);
+    }
     const asked = parsed(body, this.model), prompt = this.codec.encode(body.prompt, { special: true });
     const head = { id: `cmpl-${crypto.randomUUID()}`, object: 'text_completion', created: Math.floor(Date.now() / 1000), model: this.model.name };
     let whole = '', count = 0, last = null;

@@ -144,7 +144,7 @@ function biasOf(bias, { vocab_size: size }) {
 
 function topOf({ logprobs, top_logprobs: top }) {
   if (logprobs === true) return integer(0, MOST_TOP)(top ?? 0, 'top_logprobs');
-  if (typeof logprobs === 'number') return integer(0, MOST_TOP)(logprobs, 'logprobs');
+  if ((logprobs ?? false) !== false) throw new RequestError('logprobs', `logprobs is ${JSON.stringify(logprobs)}; expected true or false`);
   if (top) throw new RequestError('top_logprobs', `top_logprobs is ${top} without logprobs; set logprobs to true`);
   return -1;
 }

@@ -184,6 +184,12 @@ def test_a_text_is_continued_with_its_usage(ask: Callable[..., Any]) -> None:
     assert all("usage" not in chunk for chunk in plain)
 
 
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"logprobs": 2}, {"top_logprobs": 1}])
+def test_log_probabilities_of_texts_are_refused_by_name(ask: Callable[..., Any], asked: dict[str, int]) -> None:
+    [[refused]] = ask({"method": "text", "body": {"prompt": QUESTION, "max_tokens": 2, **asked}})
+    assert refused["error"]["param"] == next(iter(asked)) and "not supported for text completions" in refused["error"]["message"]
+
+
 def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:
     story = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.5, "max_tokens": 24}
     [[a], [b], [c]] = ask(*({"method": "chat", "body": {**story, "seed": seed}} for seed in (7, 7, 8)))
@@ -213,6 +219,7 @@ def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "only text is understood"),
         ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
         ({"n": 2}, "n", "n is 2; expected 1"),
+        ({"logprobs": 3}, "logprobs", "logprobs is 3; expected true or false"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "has to be {id, type"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "names token 99999; the vocabulary has 2048"),
         ({"messages": []}, "messages", "at least one message"),
