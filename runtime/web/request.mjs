@@ -43,7 +43,7 @@ export function parsed(body, model) {
     const value = body[name] ?? defaults[name];
     if (value !== undefined && value !== null) sampling[name] = check(value, name);
   }
-  if (samples === false && body.temperature === undefined) sampling.temperature = 0;
+  if (samples === false && (body.temperature ?? null) === null) sampling.temperature = 0;
   if ((body.n ?? 1) !== 1) throw new RequestError('n', `n is ${body.n}; expected 1: one sequence runs at a time`);
   return {
     sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },

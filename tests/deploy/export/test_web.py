@@ -190,6 +190,17 @@ def test_log_probabilities_of_texts_are_refused_by_name(ask: Callable[..., Any],
     assert refused["error"]["param"] == next(iter(asked)) and "not supported for text completions" in refused["error"]["message"]
 
 
+def test_a_temperature_of_null_is_none() -> None:
+    """A model that its files let answer greedily does so."""
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const { parsed } = await import(pathToFileURL(process.argv[1]));
+    const model = { sampling: { do_sample: false, temperature: 0.6 }, vocab_size: 8, max_context: 8, tools: null };
+    console.log(JSON.stringify([{}, { temperature: null }, { temperature: 0.5 }].map((body) => parsed(body, model).sampling.temperature)));
+    """
+    assert json.loads(run_node(script, RUNTIME / "request.mjs")) == [0, 0, 0.5]
+
+
 def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:
     story = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.5, "max_tokens": 24}
     [[a], [b], [c]] = ask(*({"method": "chat", "body": {**story, "seed": seed}} for seed in (7, 7, 8)))
