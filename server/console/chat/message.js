@@ -8,7 +8,8 @@ import {figuresOf} from "./figures.js";
 
 const SMALL = {class: "icon-button small act"};
 
-/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an action that is absent has no button. */
+/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an action that is absent has no button.
+   `edit` returns false if the edited text cannot be sent now: it then stays in its field. */
 export function messageOf(node, actions) {
   return new {user: UserMessage, assistant: AssistantMessage, tool: ToolMessage}[node.role](node, actions);
 }
@@ -34,8 +35,7 @@ class UserMessage {
     const form = h("form", {class: "edit", onsubmit: event => {
       event.preventDefault();
       if (!field.value.trim() && !this.node.files?.length) return;
-      close();
-      this.actions.edit(this.node, field.value.trim());
+      if (this.actions.edit(this.node, field.value.trim())) close();
     }, onkeydown: event => {
       if (event.key === "Escape") { event.stopPropagation(); close(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }

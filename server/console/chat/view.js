@@ -156,12 +156,22 @@ export class ChatView {
     return app.model.chats === false ? continues(app.model) : welcome(app.model, text => this.send(text));
   }
 
+  /* Add a question and request its answer. If no answer can be requested now, say why and return false; the conversation stays as it is. */
   #ask(parent, text, files = []) {
+    if (!this.#mayAnswer()) return false;
     const node = add(this.conversation, parent, {role: "user", content: text, ...files.length ? {files} : {}});
     this.#answer(node.id);
+    return true;
+  }
+
+  #mayAnswer() {
+    const why = !this.app.model ? "No model is loaded." : this.isRunning() ? "An answer is still being written: wait for its end, or stop it." : "";
+    if (why) toast(why);
+    return !why;
   }
 
   #answerCalls(results) {
+    if (!this.#mayAnswer()) return;
     let parent = this.conversation.leaf;
     for (const {call, content, approve} of results) {
       parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content, ...approve === undefined ? {} : {approve}}).id;
@@ -177,7 +187,7 @@ export class ChatView {
 
   async #answer(parent) {
     const {app, conversation} = this, model = app.model;
-    if (!model || this.isRunning()) return;
+    if (!this.#mayAnswer()) return;
     const node = add(conversation, parent, emptyAnswer(model.id)), abort = new AbortController();
     this.#runs.set(conversation.id, {node, abort});
     app.changed(conversation);

@@ -126,6 +126,26 @@ def test_answers_and_questions_have_versions(page, site):
     )
 
 
+def test_a_question_that_is_edited_while_an_answer_streams_can_be_sent_later(page, site):
+    """The conversation stays as it is, and the edited text stays in its field."""
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.click("article.user button", "Edit")
+    page.fill("article.user textarea", "another question")
+    page.press("Enter")
+    page.see("An answer is still being written", ".toast")
+    assert page.js("document.querySelector('article.user textarea').value") == "another question"
+    page.click("#chat .send")
+    idle(page)
+    page.click("article.user form button", "Send")
+    page.see("2/2", "article.user .branches")
+    page.see("another question", "article.user .said")
+    page.press("Escape")
+    idle(page)
+    assert page.js("document.querySelectorAll('article').length") == 2
+
+
 def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
