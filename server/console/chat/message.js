@@ -29,8 +29,9 @@ class UserMessage {
   }
 
   edit() {
-    const field = h("textarea", {"aria-label": "Edited message", rows: Math.min(12, this.node.content.split("\n").length + 1), value: this.node.content});
     const said = this.element.querySelector(".said");
+    if (!said) return this.element.querySelector("textarea").focus();  // it is being edited already
+    const field = h("textarea", {"aria-label": "Edited message", rows: Math.min(12, this.node.content.split("\n").length + 1), value: this.node.content});
     const close = () => form.replaceWith(said, this.footer);
     const form = h("form", {class: "edit", onsubmit: event => {
       event.preventDefault();

@@ -146,6 +146,15 @@ def test_a_question_that_is_edited_while_an_answer_streams_can_be_sent_later(pag
     assert page.js("document.querySelectorAll('article').length") == 2
 
 
+def test_the_key_up_leads_back_to_a_question_that_is_being_edited(page, site):
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    page.click("article.user button", "Edit")
+    page.click("#chat .composer textarea")
+    page.press("ArrowUp")
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
+
+
 def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
