@@ -179,7 +179,7 @@ class App {
   }
 
   #obey(event) {
-    if (event.key === "Escape") {
+    if (event.key === "Escape" && !event.isComposing) {
       if (document.body.classList.contains("is-menu")) this.openMenu(false);
       else if (!document.querySelector("dialog[open]")) this.views[this.place]?.stop?.();
     } else if ((event.ctrlKey || event.metaKey) && event.key === "k") {

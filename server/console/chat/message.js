@@ -38,7 +38,7 @@ class UserMessage {
       if (!field.value.trim() && !this.node.files?.length) return;
       if (this.actions.edit(this.node, field.value.trim())) close();
     }, onkeydown: event => {
-      if (event.key === "Escape") { event.stopPropagation(); close(); }
+      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); close(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
     }}, field, h("div", {class: "row end"},
       h("button", {type: "button", class: "plain", onclick: close}, "Cancel"),

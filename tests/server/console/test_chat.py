@@ -155,6 +155,26 @@ def test_the_key_up_leads_back_to_a_question_that_is_being_edited(page, site):
     assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
 
 
+def test_keys_that_end_a_composition_do_nothing_else(page, site):
+    """With an input method, Enter and Escape end a composition, such as that of a Japanese word."""
+    compose = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', isComposing: true, bubbles: true}))"
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.js(compose.replace("KEY", "Escape"))
+    page.click(".talk-link button", "Rename")
+    for key in ("Enter", "Escape"):
+        page.js(compose.replace("KEY", key))
+        assert page.js("document.activeElement.getAttribute('aria-label')") == "Title"
+    page.press("Enter")
+    assert page.js("document.querySelector('#chat .send').title") == "Stop", "Escape has not stopped the answer"
+    page.click("#chat .send")
+    idle(page)
+    page.click("article.user button", "Edit")
+    page.js(compose.replace("KEY", "Escape"))
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
+
+
 def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
