@@ -201,7 +201,7 @@ export class ChatView {
     if (conversation !== this.conversation) return;
     this.show();
     announce(node.error ? `Error: ${node.error}` : "The answer is complete.");
-    this.composer.focus();
+    if (document.activeElement === document.body || this.composer.form.contains(document.activeElement)) this.composer.focus();  // who writes elsewhere goes on
   }
 
   /* Return a function that redraws a node at most once a frame, and less often if drawing takes long. */

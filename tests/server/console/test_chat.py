@@ -175,6 +175,18 @@ def test_keys_that_end_a_composition_do_nothing_else(page, site):
     assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
 
 
+def test_an_answer_that_ends_leaves_the_focus_to_who_writes_elsewhere(page, site):
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.click("#chat [data-action=options]")
+    page.click("#options [name=system]")
+    page.js("window.matchMedia = () => ({matches: true})")  # a mouse is there
+    page.js("document.querySelector('#chat .send').click()")  # stops the answer; a click by script moves no focus
+    idle(page)
+    assert page.js("document.activeElement.name") == "system"
+
+
 def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
