@@ -24,6 +24,7 @@ export class ChatView {
   #counting = null;
   #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
   #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
+  #form = {calls: [], element: null};  // the form for the results of the open calls
 
   constructor(app) {
     this.app = app;
@@ -120,7 +121,7 @@ export class ChatView {
       this.transcript.clear(this.#emptyState());
     } else {
       const calls = run ? [] : openCalls(conversation);
-      const last = calls.length ? answersForm(calls, results => this.#answerCalls(results)) : null;
+      const last = calls.length ? this.#formOf(calls) : null;
       this.transcript.show(conversation, nodes, {isRunning: node => node === run?.node, last});
     }
     this.#countSoon();
@@ -177,6 +178,15 @@ export class ChatView {
       parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content, ...approve === undefined ? {} : {approve}}).id;
     }
     this.#answer(parent);
+  }
+
+  /* Return the form for the results of calls. While the same calls are open, it is the same form, with what was entered. */
+  #formOf(calls) {
+    const known = this.#form.calls;
+    if (calls.length !== known.length || calls.some((call, at) => call !== known[at])) {
+      this.#form = {calls, element: answersForm(calls, results => this.#answerCalls(results))};
+    }
+    return this.#form.element;
   }
 
   #choose(node) {

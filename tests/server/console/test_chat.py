@@ -262,6 +262,17 @@ def test_a_tool_is_answered_by_hand(page, site):
     assert page.js("document.querySelectorAll('.answers').length") == 0
 
 
+def test_what_is_entered_for_a_tool_stays_when_another_model_is_chosen(page, site):
+    page.open(f"{site('caller', 'writer').url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=tools]", TOOLS)
+    send(page, "What is the weather in Oslo?")
+    page.fill(".answers textarea", '{"celsius": -4}')
+    page.choose("#model", "writer")
+    page.wait("document.querySelector('#chat .send').title === 'Send'")
+    assert page.js("document.querySelector('.answers textarea').value") == '{"celsius": -4}'
+
+
 def test_calls_of_mcp_servers_are_approved(page, site):
     """The page shows a call before it is made. The server makes it once the user approves, and the model continues with the result."""
     behaviour = Behaviour(tools=[tool("weather", city={"type": "string"})])
