@@ -24,6 +24,9 @@ class App {
   hearing = null;  // a model that transcribes speech; null if there is none
   fault = null;  // the error that kept the list of models from loading
   #listeners = [];
+  #seen = "";  // what the listeners were last told of: the selected model, the list of models, the error
+  #asked = 0;  // requests for the list of models
+  #answered = 0;  // the number of the request whose answer is shown
 
   constructor() {
     this.store = new Store();
@@ -51,16 +54,22 @@ class App {
   // --- models ---
 
   async findModels() {
-    const heard = this.hearing?.id;
+    const asked = this.#asked += 1, heard = this.hearing?.id;
+    let data = null, fault = null;
     try {
-      const {data} = await ask("/v1/models");
+      ({data} = await ask("/v1/models"));
+    } catch (error) {
+      fault = error;
+    }
+    if (asked < this.#answered) return;  // an answer to a later request, maybe with another key, has come first
+    this.#answered = asked;
+    if (data) {
       this.models = data.filter(model => model.generates !== false);
       this.hearing = data.find(model => model.hears) ?? null;
       this.fault = null;
-    } catch (error) {
-      this.models ??= [];
-      if (error.needsKey || !this.models.length) this.fault = error;
-      if (error.needsKey) this.models = [];
+    } else {
+      this.models = fault.needsKey ? [] : this.models ?? [];
+      if (!this.models.length) this.fault = fault;
     }
     this.#choose(load("model", ""));
     if (this.hearing?.id !== heard) this.views.chat.dictation.show();

@@ -385,6 +385,30 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page, site, other_page):
     other_page.see("A key is needed")
 
 
+def test_an_answer_to_an_older_request_for_the_models_changes_nothing(page, site):
+    """A request without the key may be answered after one with it."""
+    server = site("writer", api_keys=["a-key-of-a-client"])
+    page.excuse("status of 401")
+    page.open(f"{server.url}/")
+    page.see("A key is needed")
+    page.js("""(() => {
+      const ask = window.fetch;
+      window.fetch = async (path, options) => {
+        const answer = await ask(path, options);
+        if (path.endsWith("/v1/models") && !options.headers.authorization) await new Promise(done => { window.release = done; });
+        return answer;
+      };
+    })()""")
+    page.click("button", "Try again")
+    page.wait("window.release !== undefined")
+    page.click("button", "Enter key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.see("writer", ".empty h2")
+    page.js("release(); new Promise(done => setTimeout(done, 100))")
+    assert page.text(".empty h2") == "writer"
+
+
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
     server = site("writer")
     server.scripts["writer"].fail_after = 3
