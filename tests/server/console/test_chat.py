@@ -409,6 +409,27 @@ def test_an_answer_to_an_older_request_for_the_models_changes_nothing(page, site
     assert page.text(".empty h2") == "writer"
 
 
+FORBIDDEN = """for (const name of ["sessionStorage", "localStorage", "indexedDB"]) {
+  Object.defineProperty(window, name, {get() { throw new DOMException("denied", "SecurityError"); }});
+}"""
+
+
+def test_a_browser_that_forbids_storage_chats_with_a_key(other_page, site):
+    other_page.call("Page.addScriptToEvaluateOnNewDocument", source=FORBIDDEN)
+    server = site("writer", api_keys=["a-key-of-a-client"])
+    other_page.excuse("status of 401")
+    other_page.open(f"{server.url}/")
+    other_page.see("This browser stores nothing", ".toast")
+    other_page.click(".toast button", "Dismiss")
+    other_page.click("button", "Enter key")
+    other_page.fill("#key input", "a-key-of-a-client")
+    other_page.press("Enter")
+    other_page.see("writer", ".empty h2")
+    send(other_page, "hello")
+    other_page.see("in Brazil")
+    other_page.expect_no_faults()
+
+
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
     server = site("writer")
     server.scripts["writer"].fail_after = 3
