@@ -134,7 +134,7 @@ class App {
   async remove(conversation) {
     this.views.chat.stop(conversation.id);
     this.conversations.delete(conversation.id);
-    await this.store.remove(conversation.id);
+    await this.store.remove(conversation.id).catch(error => toast(`The conversation could not be deleted: ${error.message}`));
     if (this.shown === conversation.id) this.go("#/chat");
     this.sidebar.show();
   }

@@ -430,6 +430,23 @@ def test_a_browser_that_forbids_storage_chats_with_a_key(other_page, site):
     other_page.expect_no_faults()
 
 
+def test_a_conversation_that_the_browser_does_not_store_is_told(page, site):
+    """If there is no room, a browser may accept the request, and refuse the transaction."""
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js("""(() => {
+      const {put} = IDBObjectStore.prototype;
+      IDBObjectStore.prototype.put = function (...given) {
+        const request = put.apply(this, given);
+        request.addEventListener("success", () => this.transaction.abort());
+        return request;
+      };
+    })()""")
+    ask(page, "hello")
+    page.see("The conversation could not be saved", ".toast")
+    idle(page)
+
+
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
     server = site("writer")
     server.scripts["writer"].fail_after = 3
