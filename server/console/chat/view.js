@@ -22,6 +22,7 @@ const SAVE_EVERY_MS = 2000;  // milliseconds between saves of a streaming answer
 export class ChatView {
   #runs = new Map();  // running answers, by conversation: {node, abort}
   #counting = null;
+  #changes = 0;  // changes of what is counted: an older count that arrives late is not shown
   #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
   #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
   #form = {calls: [], element: null};  // the form for the results of the open calls
@@ -231,19 +232,22 @@ export class ChatView {
   }
 
   #countSoon() {
+    this.#changes += 1;
     clearTimeout(this.#counting);
     this.#counting = setTimeout(() => this.#count(), COUNT_AFTER_MS);
   }
 
   async #count() {
+    const changes = this.#changes;
     const {app, conversation} = this, {files} = this.attachments, draft = this.composer.text.trim(), isDraft = draft || files.length;
     if (!app.model || this.isRunning() || !(conversation?.leaf || isDraft)) return this.composer.showContext(null);
     const nodes = [...conversation ? path(conversation) : [], ...isDraft ? [{role: "user", content: draft, files}] : []];
+    let count = null;
     try {
-      const count = await countTokens(app.model, nodes, this.options);
-      if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);
+      count = await countTokens(app.model, nodes, this.options);
     } catch {
-      this.composer.showContext(null);  // a chat template may refuse an incomplete exchange
+      // a chat template may refuse an incomplete exchange
     }
+    if (changes === this.#changes) this.composer.showContext(count, app.model.max_model_len);
   }
 }

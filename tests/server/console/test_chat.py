@@ -447,6 +447,27 @@ def test_a_conversation_that_the_browser_does_not_store_is_told(page, site):
     idle(page)
 
 
+def test_a_count_that_arrives_late_is_not_shown(page, site):
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js("""(() => {
+      const ask = window.fetch;
+      let count = 0;
+      window.fetch = async (path, ...rest) => {
+        const answer = await ask(path, ...rest);
+        if (path.endsWith("/tokenize") && ++count === 1) await new Promise(done => { window.release = done; });
+        return answer;
+      };
+    })()""")
+    page.fill("#chat textarea", "a long text " * 20)
+    page.wait("window.release !== undefined")
+    page.fill("#chat textarea", "short")
+    page.see("tokens", ".context")
+    shown = page.text(".context")
+    page.js("release(); new Promise(done => setTimeout(done, 100))")
+    assert page.text(".context") == shown
+
+
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
     server = site("writer")
     server.scripts["writer"].fail_after = 3
