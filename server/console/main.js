@@ -161,7 +161,7 @@ class App {
   }
 
   #enter() {
-    const [, place = "chat", argument] = location.hash.split("/"), view = this.views[place];
+    const [, place = "chat", argument] = location.hash.split("/"), view = Object.hasOwn(this.views, place) ? this.views[place] : null;
     if (place === "shared") return this.#receive(argument);
     if (!view) return this.go("#/chat");
     if (this.place && this.place !== place) this.views[this.place].leave();

@@ -468,6 +468,12 @@ def test_a_count_that_arrives_late_is_not_shown(page, site):
     assert page.text(".context") == shown
 
 
+def test_an_address_of_no_page_leads_to_the_chat(page, site):
+    page.open(f"{site('writer').url}/#/constructor")
+    page.see("writer", ".empty h2")
+    assert page.js("location.hash") == "#/chat"
+
+
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
     server = site("writer")
     server.scripts["writer"].fail_after = 3
