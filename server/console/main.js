@@ -75,14 +75,17 @@ class App {
     if (this.hearing?.id !== heard) this.views.chat.dictation.show();
   }
 
+  /* Select the model that is wanted, if it is loaded. Tell the listeners if they would show something else. */
   #choose(wanted) {
-    const before = this.model?.id;
     this.model = this.models.find(model => model.id === wanted) ?? this.chatModels[0] ?? this.models[0] ?? null;
     if (this.model && wanted && this.model.id === wanted) keep("model", wanted);
+    const seen = JSON.stringify([this.model?.id, this.fault?.message, this.models.map(({id, chats, sees, listens, max_model_len}) => [id, chats, sees, listens, max_model_len])]);
+    if (seen === this.#seen) return;
+    this.#seen = seen;
     find("#model").replaceChildren(...this.models.map(({id}) => new Option(id, id, false, id === this.model?.id)));
     find("#model").hidden = !this.models.length;
     find("#light").classList.toggle("ready", this.model !== null);
-    if (this.model?.id !== before || !this.model) this.#listeners.forEach(listener => listener());
+    this.#listeners.forEach(listener => listener());
   }
 
   /* The models that answer conversations; null until the server has answered. */

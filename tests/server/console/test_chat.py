@@ -531,6 +531,22 @@ def test_models_are_compared_with_one_seed(page, site):
     page.wait("document.querySelectorAll('#chat article').length === 4")
 
 
+def test_the_comparison_begins_once_the_key_is_there_and_offers_models_that_are_loaded_later(page, site):
+    server = site("seeded", "writer", api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"])
+    page.excuse("status of 401")
+    page.open(f"{server.url}/#/compare")
+    page.see("No model is loaded", "#compare")
+    page.click("#open-key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#compare .column').length === 2")
+    admin = server.http(headers={"authorization": "Bearer a-key-of-an-admin"})
+    admin.post("/admin/models", json={"source": "other", "wait": True}).raise_for_status()
+    page.click("#open-key")
+    page.press("Enter")  # asks for the models again, as the page does from time to time
+    page.wait("[...document.querySelectorAll('#compare select option')].some(option => option.value === 'other')")
+
+
 def test_a_column_keeps_a_model_that_is_gone(page, site):
     """Its answer says what is wrong, as the server does."""
     server = site("seeded", "writer")
