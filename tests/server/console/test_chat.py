@@ -343,8 +343,24 @@ def test_options_reach_the_model(page, site):
     page.click("#chat [data-action=options]")
     page.choose("#options select", "Precise")
     assert page.js("['temperature', 'seed'].map(name => document.querySelector(`#options [name=${name}]`).value)") == ["0", ""]
-    page.choose("#options select", "Mine")
+    page.choose("#options select", "own Mine")
     assert page.js("document.querySelector('#options [name=top_k]').value") == "7"
+
+
+def test_a_preset_may_have_the_name_of_one_that_is_always_there(page, site):
+    page.open(f"{site('seeded').url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=temperature]", "0.7")
+    page.click("#options button", "Save as preset")
+    page.fill("dialog input[aria-label='Name of the preset']", "Precise")
+    page.click("dialog button", "Save")
+    for number, temperature in ((2, "0"), (4, "0.7")):
+        page.js(f"document.querySelector('#options select').selectedIndex = {number}")
+        page.js("document.querySelector('#options select').dispatchEvent(new Event('change'))")
+        assert page.js("document.querySelector('#options [name=temperature]').value") == temperature
+    page.click("#options button", "Delete preset")
+    labels = "[...document.querySelectorAll('#options select option')].map(option => option.text)"
+    assert page.js(labels) == ["Presets", "Model's own", "Precise", "Creative"]
 
 
 def test_options_that_are_wrong_are_named(page, site):
