@@ -9,6 +9,7 @@ export class TextCodec {
   constructor(model, tokenizer, pieces) {
     this.model = model;
     this.tokenizer = new Tokenizer(tokenizer, {});
+    if (tokenizer.model.type === 'Unigram' && tokenizer.model.byte_fallback) addBytes(this.tokenizer.model);
     const { chat_template: plain, tool_template: tools } = model;
     this.template = plain === null ? null : new Template(plain);
     this.toolTemplate = tools === null ? this.template : new Template(tools);
@@ -32,6 +33,16 @@ export class TextCodec {
     const read = forTemplate(messages, { marker: vision?.marker ?? null, inParts: hasTools ? withTools : plain });
     return template.render({ ...names, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
   }
+}
+
+/** Let a unigram model write a piece that is no token as the tokens of its bytes. The module of npm does so only for BPE. */
+function addBytes(model) {
+  const encode = model.encode.bind(model), bytesOf = new TextEncoder();
+  model.encode = (words) => encode(words).flatMap((piece) => {
+    if (model.tokens_to_ids.has(piece)) return [piece];
+    const bytes = Array.from(bytesOf.encode(piece), (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`);
+    return bytes.every((byte) => model.tokens_to_ids.has(byte)) ? bytes : [piece];
+  });
 }
 
 /** Return the bytes of each token. The file has the lengths as 16-bit integers, followed by the bytes of all tokens. */

@@ -29,6 +29,7 @@ from server.api.request.conversation import for_template
 from server.api.request.schema import Message
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
+from tests.compiler.frontend.test_vocabulary import files_of, read
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
 from tests.golden.gguf_models import convert
 from tests.node import PATIENCE_S, node, run_node
@@ -467,6 +468,24 @@ def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
     assert found["ids"] == [demo.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     assert found["prompts"] == [template.render(turn) for turn in turns]
     assert found["texts"] == [b"".join(map(demo.tokenizer.token_bytes, ids)).decode() for ids in found["ids"]]
+
+
+PLAIN = """
+import { pathToFileURL } from 'node:url';
+const [folder, given] = process.argv.slice(1), [tokenizer, texts] = JSON.parse(given);
+const { TextCodec } = await import(pathToFileURL(`${folder}/text.mjs`));
+const codec = new TextCodec({ chat_template: null, tool_template: null, vocab_size: 0 }, JSON.parse(tokenizer), new Uint8Array(0));
+console.log(JSON.stringify(texts.map((text) => codec.encode(text))));
+"""
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "unigram"])
+def test_characters_that_a_vocabulary_lacks_are_written_as_in_python(name: str) -> None:
+    """Most vocabularies have the bytes of such characters."""
+    tokenizer = read(files_of(name))
+    texts = ["café — 12", "two\tand\u00a0three", "日本語 🙂 and more", "\ufeffmarked", "a\u200db", "🙂"]
+    found = json.loads(run_node(PLAIN, RUNTIME, json.dumps([tokenizer.to_str(), texts])))
+    assert found == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def test_vendored_modules_are_those_of_npm() -> None:
