@@ -1,5 +1,6 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
+import { useTables } from './charsmap.mjs';
 import { forTemplate } from './messages.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
@@ -9,6 +10,7 @@ export class TextCodec {
   constructor(model, tokenizer, pieces) {
     this.model = model;
     this.tokenizer = new Tokenizer(tokenizer, {});
+    useTables(this.tokenizer.normalizer);
     if (tokenizer.model.type === 'Unigram' && tokenizer.model.byte_fallback) addBytes(this.tokenizer.model);
     const { chat_template: plain, tool_template: tools } = model;
     this.template = plain === null ? null : new Template(plain);

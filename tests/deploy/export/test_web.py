@@ -479,7 +479,7 @@ console.log(JSON.stringify(texts.map((text) => codec.encode(text))));
 """
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "unigram"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "unigram", "table"])
 def test_characters_that_a_vocabulary_lacks_are_written_as_in_python(name: str) -> None:
     """Most vocabularies have the bytes of such characters."""
     tokenizer = read(files_of(name))
