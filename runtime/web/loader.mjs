@@ -53,6 +53,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   const network = await (model.vision === null ? NETWORKS[model.kind] : Seer).load(level.program, module, model, threads);
   const { weights } = network.program, total = weights.length;
   onSize({ memory: network.program.bytes.length, weights: total });
+  await kept?.keepOnly?.(level.shards.map(({ file }) => file));
   let loaded = 0;
   for (const shard of level.shards) {
     const arrived = (bytes) => onProgress(loaded + bytes, total);
@@ -128,8 +129,13 @@ export function fetched(base, headers = {}) {
   };
 }
 
-/** Open a folder in the browser's file system for this origin; null if there is none. A file may hold only the beginning of a download. */
-export async function browserFiles(folder) {
+const LIST = 'pages.json';   // the shards that each page of this origin needs, by its address
+
+/**
+ * Open a folder in the browser's file system for this origin; null if there is none. A file may hold only the beginning of a download. `page` is
+ * the address of the export.
+ */
+export async function browserFiles(folder, page) {
   if (!globalThis.navigator?.storage?.getDirectory) return null;
   try {
     const root = await navigator.storage.getDirectory(), place = await root.getDirectoryHandle(folder, { create: true });
@@ -144,6 +150,18 @@ export async function browserFiles(folder) {
         try {
           return new Sink(await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle());
         } catch { return null; }
+      },
+      /** Remember which shards the page needs, and remove those that no page needs: weights of earlier exports would fill the storage. */
+      async keepOnly(files) {
+        try {
+          const pages = { ...JSON.parse(new TextDecoder().decode(await this.read(LIST) ?? NOTHING) || '{}'), [page]: files };
+          const needed = new Set(Object.values(pages).flat()), old = [];
+          for await (const file of place.keys()) if (file.startsWith('weights-') && !needed.has(file)) old.push(file);
+          for (const file of old) await place.removeEntry(file).catch(() => {});   // another page writes it
+          const bytes = new TextEncoder().encode(JSON.stringify(pages)), sink = await this.open(LIST);
+          sink?.write(bytes, 0);
+          sink?.close(bytes.length);
+        } catch { /* the list is damaged, or the storage is full */ }
       },
     };
   } catch { return null; }

@@ -329,8 +329,7 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
 
 
-FULL = """
-import { readFile } from 'node:fs/promises';
+STORAGE = """
 import { pathToFileURL } from 'node:url';
 const [folder] = process.argv.slice(1), room = Number(process.argv[2]), files = new Map();
 const full = () => { throw new DOMException('no room', 'QuotaExceededError'); };
@@ -357,10 +356,17 @@ const closed = [], place = {
     files.set(file, files.get(file) ?? new Uint8Array(0));
     return { getFile: async () => new Blob([files.get(file)]), createSyncAccessHandle: async () => handleOf(file) };
   },
+  async *keys() { yield* files.keys(); },
+  async removeEntry(file) { files.delete(file); },
 };
 const storage = { getDirectory: async () => ({ getDirectoryHandle: async () => place }) };
 Object.defineProperty(globalThis, 'navigator', { value: { storage } });
 const { browserFiles, loadModel } = await import(pathToFileURL(`${folder}/loader.mjs`));
+"""
+FULL = (
+    STORAGE
+    + """
+import { readFile } from 'node:fs/promises';
 const read = async (file) => new Uint8Array(await readFile(`${folder}/${file}`)), asked = [], wrong = [];
 async function* pieces(file, begin) {
   const bytes = await read(file);
@@ -368,16 +374,43 @@ async function* pieces(file, begin) {
   for (let at = begin; at < bytes.length; at += 40_000) yield { at, bytes: bytes.subarray(at, at + 40_000) };
 }
 const onDamage = (file) => wrong.push(file);
-for (let visit = 0; visit < 2; visit++) await loadModel({ read, pieces, threads: 1, kept: await browserFiles('x'), onDamage });
-const [[shard, stored]] = files, isBeginning = Buffer.compare(stored, (await read(shard)).subarray(0, stored.length)) === 0;
-console.log(JSON.stringify({ asked, wrong, stored: stored.length, isBeginning, numClosed: closed.length }));
+for (let visit = 0; visit < 2; visit++) await loadModel({ read, pieces, threads: 1, kept: await browserFiles('x', 'page'), onDamage });
+const [shard, stored] = [...files].find(([file]) => file.startsWith('weights-')), isClose = (file) => file === shard;
+const isBeginning = Buffer.compare(stored, (await read(shard)).subarray(0, stored.length)) === 0;
+console.log(JSON.stringify({ asked, wrong, stored: stored.length, isBeginning, numClosed: closed.filter(isClose).length }));
 """
+)
 
 
 def test_a_model_loads_if_the_storage_of_the_browser_is_full(site: Path) -> None:
     """What was stored is the beginning of the file, which the next visit does not request again."""
     found = json.loads(run_node(FULL, site, "100000"))
     assert found == {"asked": [0, 80_000], "wrong": [], "stored": 80_000, "isBeginning": True, "numClosed": 2}
+
+
+EARLIER = (
+    STORAGE
+    + """
+const left = [], visit = async (page, ...shards) => {
+  const kept = await browserFiles('x', page);
+  await kept.keepOnly(shards);
+  for (const shard of shards) (await kept.open(shard)).write(new Uint8Array(1), 0);
+  left.push([...files.keys()].filter((file) => file.startsWith('weights-')).sort());
+};
+await visit('/web/a/', 'weights-1', 'weights-2');
+await visit('/web/b/', 'weights-2', 'weights-3');
+await visit('/web/a/', 'weights-4');
+await visit('/web/b/', 'weights-4');
+console.log(JSON.stringify(left));
+"""
+)
+
+
+def test_weights_of_earlier_exports_are_removed() -> None:
+    """Otherwise they would fill the storage of visitors. Pages of one origin share a folder, and maybe weights."""
+    found = json.loads(run_node(EARLIER, RUNTIME, "100000"))
+    numbers = [[int(file.removeprefix("weights-")) for file in files] for files in found]
+    assert numbers == [[1, 2], [1, 2, 3], [2, 3, 4], [4]]
 
 
 ENDED = """
