@@ -1,5 +1,5 @@
-"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Recognise what downloads leave in place of
-a file. Digest the files of a package."""
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Append to files, recognise what downloads
+leave in place of a file, and digest the files of a package."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import hashlib
 import os
 import re
 import stat
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -35,6 +37,18 @@ def at_home(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         return Path(text)
+
+
+def append_whole(file: FileIO, data: bytes) -> None:
+    """Append data to a file without a buffer. If there is room for only a part of it, remove the part and raise OSError."""
+    size, rest = os.fstat(file.fileno()).st_size, memoryview(data)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part, and raises OSError for the next one
+    except OSError:
+        with suppress(OSError):  # nothing can be removed from a pipe
+            file.truncate(size)
+        raise
 
 
 STAND_IN_BYTES = 1024  # bytes at the beginning of a file that show what it is

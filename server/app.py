@@ -97,13 +97,12 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         is_leaving=lambda: registry.leaving or registry.closing,
     )
     if settings.cors_origins:
-        exposed = ["x-request-id", "request-id", "x-ignored-params", "x-capped-params", "x-prefix-ends", "retry-after"]
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=exposed,
+            expose_headers=["*"],  # clients in pages read more than one thinks of, such as x-should-retry
         )
     return app
 

@@ -32,6 +32,7 @@ CHOICES = (1, 2, 5, 10, 20)
 LOAD = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 MODEL = ("model_name", "engine")
 ENGINE = "0"  # one worker per model
+MOST_ENDED = 100  # models that are not loaded any more and keep their series when others lose theirs
 UNUSED = Usage()
 IDLE = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -81,6 +82,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
+        self._by_model: list[tuple[Counter | Histogram, tuple[str, ...]]] = []  # with the names of their labels
         histogram, counter = self._histogram, self._counter
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", TTFT)
         self.itl = histogram("vllm:inter_token_latency_seconds", "Time between two steps of one choice.", ITL)
@@ -115,6 +117,7 @@ class Metrics:
 
         ProcessCollector(registry=self.collectors)  # measures the front; workers have gauges of their own
         self._of_models: dict[str, ModelSeries] = {}
+        self._loaded: Callable[[], Iterable[ModelReading]] = tuple
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
         self.http_s = Histogram(
             "http_request_duration_seconds", "Time until the response ended.", ("handler", "method"), registry=self.collectors
@@ -123,11 +126,27 @@ class Metrics:
     def of(self, model: str) -> ModelSeries:
         """Return the series of a model, which exist from then on."""
         if model not in self._of_models:
+            self._forget_ended()
             self._of_models[model] = ModelSeries(self, model)
         return self._of_models[model]
 
+    def _forget_ended(self) -> None:
+        """Remove series of models that are not loaded any more, of those that were loaded first: each version of a model may have a name of
+        its own, and every scrape reads all series. Finding them takes long, so MOST_ENDED models gather before that is done."""
+        if len(self._of_models) < 2 * MOST_ENDED:
+            return
+        loaded = {reading.name for reading in self._loaded()}
+        ended = [name for name in self._of_models if name not in loaded][:-MOST_ENDED]
+        for name in ended:
+            del self._of_models[name]
+        for series, labels in self._by_model:
+            found = [sample.labels for metric in series.collect() for sample in metric.samples if sample.labels["model_name"] in ended]
+            for values in {tuple(sample[label] for label in labels) for sample in found}:
+                series.remove(*values)
+
     def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
         """Call `read` at every scrape to get the gauges."""
+        self._loaded = read
         gauges = _Gauges(read)
         self.collectors.register(gauges)
         self._watched += (gauges,)
@@ -144,11 +163,15 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
         """Return a new histogram, with a series for each model."""
-        return Histogram(name, text, (*MODEL, *labels), buckets=buckets, registry=self.collectors)
+        made = Histogram(name, text, (*MODEL, *labels), buckets=buckets, registry=self.collectors)
+        self._by_model.append((made, (*MODEL, *labels)))
+        return made
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         """Return a new counter, with a series for each model."""
-        return Counter(name, text, (*MODEL, *labels), registry=self.collectors)
+        made = Counter(name, text, (*MODEL, *labels), registry=self.collectors)
+        self._by_model.append((made, (*MODEL, *labels)))
+        return made
 
 
 class ModelSeries:

@@ -8,7 +8,12 @@ const part = (id) => document.getElementById(id);
 const [log, status, prompt, send, stop, progress] = ['log', 'status', 'prompt', 'send', 'stop', 'progress'].map(part);
 const messages = [];
 const KEY = 'relaxserve.key';
-let abort = null;
+let abort = null, key = stored();
+
+/** Return the API key that the console stored in this tab, or null. A browser may forbid storage. */
+function stored() {
+  try { return sessionStorage.getItem(KEY); } catch { return null; }
+}
 
 function shown(role, text) {
   const message = document.createElement('div');
@@ -47,9 +52,8 @@ async function answered(client) {
   return has;
 }
 
-/** Load the model, with the API key that the console stored in this tab. If the key is missing or wrong, the page asks for a key. */
+/** Load the model. If the API key is missing or wrong, the page asks for one. */
 async function load() {
-  const key = sessionStorage.getItem(KEY);
   progress.hidden = false;
   status.textContent = 'Loading the model …';
   return RelaxServe.load({
@@ -116,7 +120,8 @@ function converse(client) {
 
 part('key').addEventListener('submit', (event) => {
   event.preventDefault();
-  sessionStorage.setItem(KEY, part('secret').value);
+  key = part('secret').value;
+  try { sessionStorage.setItem(KEY, key); } catch { /* storage is forbidden: the key lasts as long as the page */ }
   begin();
 });
 begin();

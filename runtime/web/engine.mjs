@@ -115,6 +115,9 @@ export class Engine {
   async *#completion(body, signal) {
     if (typeof body.prompt !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
     if (body.tools) throw new RequestError('tools', 'tools are for chat.completions; leave them out');
+    for (const name of ['logprobs', 'top_logprobs']) {
+      if ((body[name] ?? false) !== false) throw new RequestError(name, `${name} is not supported for text completions in the browser; leave it out`);
+    }
     const asked = parsed(body, this.model), prompt = this.codec.encode(body.prompt, { special: true });
     const head = { id: `cmpl-${crypto.randomUUID()}`, object: 'text_completion', created: Math.floor(Date.now() / 1000), model: this.model.name };
     let whole = '', count = 0, last = null;
@@ -126,6 +129,7 @@ export class Engine {
     }
     const usage = { prompt_tokens: prompt.length, completion_tokens: count, total_tokens: prompt.length + count };
     yield { ...head, choices: [{ index: 0, text: asked.stream ? '' : whole, finish_reason: last, logprobs: null }], ...(asked.stream ? {} : { usage }) };
+    if (asked.stream && asked.usage) yield { ...head, choices: [], usage };
   }
 
   /** Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. */
@@ -218,7 +222,7 @@ export class Engine {
   }
 
   #named(token, { logprob, top }) {
-    const named = (id, value) => ({ token: new TextDecoder().decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
+    const named = (id, value) => ({ token: new TextDecoder('utf-8', { ignoreBOM: true }).decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
     return { ...named(token, logprob), top_logprobs: top.map((other) => named(other.token, other.logprob)) };
   }
 }

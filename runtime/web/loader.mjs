@@ -53,6 +53,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   const network = await (model.vision === null ? NETWORKS[model.kind] : Seer).load(level.program, module, model, threads);
   const { weights } = network.program, total = weights.length;
   onSize({ memory: network.program.bytes.length, weights: total });
+  await kept?.keepOnly?.(level.shards.map(({ file }) => file));
   let loaded = 0;
   for (const shard of level.shards) {
     const arrived = (bytes) => onProgress(loaded + bytes, total);
@@ -128,8 +129,13 @@ export function fetched(base, headers = {}) {
   };
 }
 
-/** Open a folder in the browser's file system for this origin; null if there is none. A file may hold only the beginning of a download. */
-export async function browserFiles(folder) {
+const LIST = 'pages.json';   // the shards that each page of this origin needs, by its address
+
+/**
+ * Open a folder in the browser's file system for this origin; null if there is none. A file may hold only the beginning of a download. `page` is
+ * the address of the export.
+ */
+export async function browserFiles(folder, page) {
   if (!globalThis.navigator?.storage?.getDirectory) return null;
   try {
     const root = await navigator.storage.getDirectory(), place = await root.getDirectoryHandle(folder, { create: true });
@@ -142,14 +148,43 @@ export async function browserFiles(folder) {
       /** Open a file to write pieces in place, so that they survive closing the page; null if another page is writing it. */
       async open(file) {
         try {
-          const sink = await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle();
-          return { write: (bytes, at) => written(sink, bytes, at), close: (length) => { sink.truncate(length); sink.close(); } };
+          return new Sink(await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle());
         } catch { return null; }
+      },
+      /** Remember which shards the page needs, and remove those that no page needs: weights of earlier exports would fill the storage. */
+      async keepOnly(files) {
+        try {
+          const pages = { ...JSON.parse(new TextDecoder().decode(await this.read(LIST) ?? NOTHING) || '{}'), [page]: files };
+          const needed = new Set(Object.values(pages).flat()), old = [];
+          for await (const file of place.keys()) if (file.startsWith('weights-') && !needed.has(file)) old.push(file);
+          for (const file of old) await place.removeEntry(file).catch(() => {});   // another page writes it
+          const bytes = new TextEncoder().encode(JSON.stringify(pages)), sink = await this.open(LIST);
+          sink?.write(bytes, 0);
+          sink?.close(bytes.length);
+        } catch { /* the list is damaged, or the storage is full */ }
       },
     };
   } catch { return null; }
 }
 
-function written(sink, bytes, at) {
-  try { sink.write(bytes, { at }); } catch { /* storage is full: the next visit downloads it again */ }
+/** Writes a file in place until the storage is full. The next visit then finds the beginning, and downloads the rest. */
+class Sink {
+  #end = Infinity;   // where the first piece begins that was not stored
+
+  constructor(handle) { this.handle = handle; }
+
+  write(bytes, at) {
+    if (this.#end < Infinity) return;
+    try {
+      if (this.handle.write(bytes, { at }) === bytes.length) return;
+    } catch { /* the storage is full */ }
+    this.#end = at;
+  }
+
+  /** Close the file and cut off what follows its first `length` bytes, or what could not be stored. */
+  close(length) {
+    try {
+      this.handle.truncate(Math.min(length, this.#end, this.handle.getSize()));
+    } finally { this.handle.close(); }
+  }
 }

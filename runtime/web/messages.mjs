@@ -31,11 +31,19 @@ export function imagesIn(messages) {
 
 function read(message, where, marker) {
   if (typeof message?.role !== 'string') throw new RequestError(`${where}.role`, `${where} has no role; expected system, user, assistant or tool`);
-  const { tool_calls: calls, ...rest } = message;
-  const seen = { ...rest, role: ROLES[message.role] ?? message.role, content: textOf(message.content, `${where}.content`, marker) };
-  if (calls?.length) seen.tool_calls = calls.map((call) => ({ ...call, type: 'function', function: { ...call.function, arguments: unpacked(call.function.arguments) } }));
+  const { tool_calls: given, function_call: old, refusal, reasoning, reasoning_content, ...rest } = message, thoughts = reasoning_content ?? reasoning ?? null;
+  const calls = given?.length ? given : old ? [{ function: old }] : [], content = textOf(message.content, `${where}.content`, marker) || (refusal ?? '');
+  const seen = { ...rest, role: ROLES[message.role] ?? message.role, content };
+  for (const name of ['name', 'tool_call_id']) if (seen[name] === null) delete seen[name];
+  if (calls.length > 0) seen.tool_calls = calls.map((call, index) => called(call, `${where}.tool_calls[${index}]`));
   else if ((message.content ?? null) === null && message.role !== 'assistant') throw new RequestError(`${where}.content`, `${where} has neither content nor tool_calls`);
-  return seen;
+  if (thoughts === null) return seen;
+  return { ...seen, reasoning_content: thoughts, ...(calls.length > 0 && content !== '' ? {} : { thinking: thoughts }) };
+}
+
+function called(call, where) {
+  if (typeof call?.function?.name !== 'string') throw new RequestError(where, `${where} has to be {id, type: "function", function: {name, arguments}}`);
+  return { ...call, type: 'function', function: { ...call.function, arguments: unpacked(call.function.arguments) } };
 }
 
 function textOf(content, where, marker) {
@@ -64,6 +72,6 @@ function parted(message, marker, always) {
 
 /** Parse the arguments of a call, because templates read an object. Arguments that were cut off stay a string. */
 function unpacked(text) {
-  if (typeof text !== 'string') return text ?? {};
+  if (typeof text !== 'string' || text === '') return text || {};
   try { return JSON.parse(text); } catch { return text; }
 }

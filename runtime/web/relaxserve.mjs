@@ -24,8 +24,13 @@ export class RelaxServe {
       else if (damaged !== undefined) onDamage(damaged);
       else onProgress(loaded, total);
     };
-    const chosen = await remote.call({ method: 'load', base: String(base), name, target, threads, headers }, told);
-    return new RelaxServe((method, body, options) => remote.stream({ method, body }, options), chosen, () => worker.terminate());
+    try {
+      const chosen = await remote.call({ method: 'load', base: String(base), name, target, threads, headers }, told);
+      return new RelaxServe((method, body, options) => remote.stream({ method, body }, options), chosen, () => worker.terminate());
+    } catch (error) {
+      worker.terminate();   // it may hold the memory of the model
+      throw error;
+    }
   }
 
   static of(engine) {

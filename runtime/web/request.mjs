@@ -43,7 +43,7 @@ export function parsed(body, model) {
     const value = body[name] ?? defaults[name];
     if (value !== undefined && value !== null) sampling[name] = check(value, name);
   }
-  if (samples === false && body.temperature === undefined) sampling.temperature = 0;
+  if (samples === false && (body.temperature ?? null) === null) sampling.temperature = 0;
   if ((body.n ?? 1) !== 1) throw new RequestError('n', `n is ${body.n}; expected 1: one sequence runs at a time`);
   return {
     sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },
@@ -144,7 +144,7 @@ function biasOf(bias, { vocab_size: size }) {
 
 function topOf({ logprobs, top_logprobs: top }) {
   if (logprobs === true) return integer(0, MOST_TOP)(top ?? 0, 'top_logprobs');
-  if (typeof logprobs === 'number') return integer(0, MOST_TOP)(logprobs, 'logprobs');
+  if ((logprobs ?? false) !== false) throw new RequestError('logprobs', `logprobs is ${JSON.stringify(logprobs)}; expected true or false`);
   if (top) throw new RequestError('top_logprobs', `top_logprobs is ${top} without logprobs; set logprobs to true`);
   return -1;
 }

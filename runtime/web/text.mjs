@@ -1,5 +1,6 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
+import { useTables } from './charsmap.mjs';
 import { forTemplate } from './messages.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
@@ -9,6 +10,8 @@ export class TextCodec {
   constructor(model, tokenizer, pieces) {
     this.model = model;
     this.tokenizer = new Tokenizer(tokenizer, {});
+    useTables(this.tokenizer.normalizer);
+    if (tokenizer.model.type === 'Unigram' && tokenizer.model.byte_fallback) addBytes(this.tokenizer.model);
     const { chat_template: plain, tool_template: tools } = model;
     this.template = plain === null ? null : new Template(plain);
     this.toolTemplate = tools === null ? this.template : new Template(tools);
@@ -34,6 +37,16 @@ export class TextCodec {
   }
 }
 
+/** Let a unigram model write a piece that is no token as the tokens of its bytes. The module of npm does so only for BPE. */
+function addBytes(model) {
+  const encode = model.encode.bind(model), bytesOf = new TextEncoder();
+  model.encode = (words) => encode(words).flatMap((piece) => {
+    if (model.tokens_to_ids.has(piece)) return [piece];
+    const bytes = Array.from(bytesOf.encode(piece), (byte) => `<0x${byte.toString(16).toUpperCase().padStart(2, '0')}>`);
+    return bytes.every((byte) => model.tokens_to_ids.has(byte)) ? bytes : [piece];
+  });
+}
+
 /** Return the bytes of each token. The file has the lengths as 16-bit integers, followed by the bytes of all tokens. */
 function cutPieces(bytes, count) {
   const lengths = new DataView(bytes.buffer, bytes.byteOffset, 2 * count), pieces = [];
@@ -49,7 +62,7 @@ export class Detokenizer {
   constructor(pieces, stops = []) {
     this.pieces = pieces;
     this.stops = stops.filter((stop) => stop !== '');
-    this.decoder = new TextDecoder();
+    this.decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     this.held = '';
     this.stopped = false;
   }

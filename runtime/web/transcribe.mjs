@@ -82,12 +82,13 @@ export class Transcription {
   }
 
   #prompt(earlier) {
-    const { tokens, asked: { language, task } } = this, before = earlier.length > 0 ? [tokens.before, ...earlier.slice(-MOST_BEFORE)] : [];
+    const { tokens, model, asked: { language, task } } = this, most = Math.min(MOST_BEFORE, Math.floor(model.max_context / 2) - 1);
+    const before = earlier.length > 0 ? [tokens.before, ...earlier.slice(-most)] : [];
     return [...before, tokens.start, ...(Object.keys(tokens.languages).length > 0 ? [tokens.languages[language], tokens.tasks[task]] : [])];
   }
 
   #text(ids) {
-    const bytes = ids.filter((id) => id < this.tokens.end).map((id) => this.pieces[id]), decoder = new TextDecoder();
+    const bytes = ids.filter((id) => id < this.tokens.end).map((id) => this.pieces[id]), decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     return bytes.map((piece) => decoder.decode(piece, { stream: true })).join('') + decoder.decode();
   }
 }

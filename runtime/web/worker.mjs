@@ -12,7 +12,7 @@ const told = (error) => ({ name: error.name, message: error.message, param: erro
 async function load({ id, base, name, target, threads, headers }) {
   const onProgress = (loaded, total) => postMessage({ id, event: { loaded, total } });
   const onDamage = (damaged) => postMessage({ id, event: { damaged } }), onSize = (size) => postMessage({ id, event: { size } });
-  engine = await Engine.load({ ...fetched(base, headers), target, threads, kept: await browserFiles(name), onProgress, onDamage, onSize });
+  engine = await Engine.load({ ...fetched(base, headers), target, threads, kept: await browserFiles(name, base), onProgress, onDamage, onSize });
   return { model: engine.model, target: engine.level.target, threads: engine.threads };
 }
 

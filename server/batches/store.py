@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from runtime.files import append_whole
 from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
@@ -104,13 +105,7 @@ class Store:
         """Append a line to a file that a batch writes. The line is kept even if the store then exceeds its limit, which only stops new
         uploads. If the disk has room for only a part of the line, remove the part and raise OSError."""
         with self._appending, self.data(file_id).open("ab", buffering=0) as file:
-            size, rest = file.tell(), memoryview(line)
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part, and raises OSError for the next one
-            except OSError:
-                file.truncate(size)
-                raise
+            append_whole(file, line)
         with self._lock:
             self.num_bytes += len(line)
 

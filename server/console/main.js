@@ -24,6 +24,9 @@ class App {
   hearing = null;  // a model that transcribes speech; null if there is none
   fault = null;  // the error that kept the list of models from loading
   #listeners = [];
+  #seen = "";  // what the listeners were last told of: the selected model, the list of models, the error
+  #asked = 0;  // requests for the list of models
+  #answered = 0;  // the number of the request whose answer is shown
 
   constructor() {
     this.store = new Store();
@@ -51,29 +54,38 @@ class App {
   // --- models ---
 
   async findModels() {
-    const heard = this.hearing?.id;
+    const asked = this.#asked += 1, heard = this.hearing?.id;
+    let data = null, fault = null;
     try {
-      const {data} = await ask("/v1/models");
+      ({data} = await ask("/v1/models"));
+    } catch (error) {
+      fault = error;
+    }
+    if (asked < this.#answered) return;  // an answer to a later request, maybe with another key, has come first
+    this.#answered = asked;
+    if (data) {
       this.models = data.filter(model => model.generates !== false);
       this.hearing = data.find(model => model.hears) ?? null;
       this.fault = null;
-    } catch (error) {
-      this.models ??= [];
-      if (error.needsKey || !this.models.length) this.fault = error;
-      if (error.needsKey) this.models = [];
+    } else {
+      this.models = fault.needsKey ? [] : this.models ?? [];
+      if (!this.models.length) this.fault = fault;
     }
     this.#choose(load("model", ""));
     if (this.hearing?.id !== heard) this.views.chat.dictation.show();
   }
 
+  /* Select the model that is wanted, if it is loaded. Tell the listeners if they would show something else. */
   #choose(wanted) {
-    const before = this.model?.id;
     this.model = this.models.find(model => model.id === wanted) ?? this.chatModels[0] ?? this.models[0] ?? null;
     if (this.model && wanted && this.model.id === wanted) keep("model", wanted);
+    const seen = JSON.stringify([this.model?.id, this.fault?.message, this.models.map(({id, chats, sees, listens, max_model_len}) => [id, chats, sees, listens, max_model_len])]);
+    if (seen === this.#seen) return;
+    this.#seen = seen;
     find("#model").replaceChildren(...this.models.map(({id}) => new Option(id, id, false, id === this.model?.id)));
     find("#model").hidden = !this.models.length;
     find("#light").classList.toggle("ready", this.model !== null);
-    if (this.model?.id !== before || !this.model) this.#listeners.forEach(listener => listener());
+    this.#listeners.forEach(listener => listener());
   }
 
   /* The models that answer conversations; null until the server has answered. */
@@ -125,7 +137,7 @@ class App {
   async remove(conversation) {
     this.views.chat.stop(conversation.id);
     this.conversations.delete(conversation.id);
-    await this.store.remove(conversation.id);
+    await this.store.remove(conversation.id).catch(error => toast(`The conversation could not be deleted: ${error.message}`));
     if (this.shown === conversation.id) this.go("#/chat");
     this.sidebar.show();
   }
@@ -152,7 +164,7 @@ class App {
   }
 
   #enter() {
-    const [, place = "chat", argument] = location.hash.split("/"), view = this.views[place];
+    const [, place = "chat", argument] = location.hash.split("/"), view = Object.hasOwn(this.views, place) ? this.views[place] : null;
     if (place === "shared") return this.#receive(argument);
     if (!view) return this.go("#/chat");
     if (this.place && this.place !== place) this.views[this.place].leave();
@@ -179,7 +191,7 @@ class App {
   }
 
   #obey(event) {
-    if (event.key === "Escape") {
+    if (event.key === "Escape" && !event.isComposing) {
       if (document.body.classList.contains("is-menu")) this.openMenu(false);
       else if (!document.querySelector("dialog[open]")) this.views[this.place]?.stop?.();
     } else if ((event.ctrlKey || event.metaKey) && event.key === "k") {

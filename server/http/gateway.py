@@ -157,10 +157,10 @@ class Gateway:
                 if headers.get("content-type", "").startswith(FORM):
                     # no endpoint takes such a form, but `curl -d` declares one whatever it sends; without a type, the body is read as JSON
                     scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+                sends = send_with_headers
                 if scope["method"] == "HEAD":
-                    await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
-                else:
-                    await self._app(scope, receive if is_upload else _replay(body, receive), send_with_headers)
+                    scope["method"], sends = "GET", _head_only(send_with_headers)
+                await self._app(scope, receive if is_upload else _replay(body, receive), sends)
             except ApiError as error:
                 if status:
                     raise  # too late for an error response; the stream has sent its own error
@@ -232,28 +232,15 @@ class Gateway:
 
 
 def _head_only(send: Send) -> Send:
-    """Return a `send` for a HEAD request, which sends only the head of the answer to GET."""
-    ended = False
+    """Return a `send` for a HEAD request, which sends only the head of the answer to GET. The answer is then complete, so that the receive
+    function of the request tells of a disconnect, and a stream ends."""
 
     async def send_head(message: Message) -> None:
-        nonlocal ended
         if message["type"] == "http.response.start":
             await send(message)
-        elif not ended:
-            ended = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return send_head
-
-
-def _without_client(body: bytes) -> Receive:
-    """Return a `receive` that gives the body and then a disconnect, so that a streamed answer ends after its head."""
-    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def received() -> Message:
-        return pending.pop() if pending else {"type": "http.disconnect"}
-
-    return received
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:

@@ -17,9 +17,11 @@ import time
 import zlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from io import FileIO
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from runtime.files import append_whole
 from server.http.record import RequestRecord
 from server.settings import SettingsError
 
@@ -108,8 +110,7 @@ class KeptRequests:
             while (ended := self._ended.get()) is not None:
                 lost, self._num_lost = self._num_lost, 0
                 try:
-                    file.write(f"{_line(*ended)}\n")
-                    file.flush()
+                    append_whole(file, f"{_line(*ended)}\n".encode())
                 except OSError as error:
                     log.warning("a request could not be kept: %s", error.strerror or error)
                 except Exception:  # the thread writes further requests
@@ -119,10 +120,10 @@ class KeptRequests:
                     log.warning("%d requests were not kept, because the disk was too slow", lost)
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path) -> FileIO:
     """Open the file to append to it. Only its owner can read a new file. Raise SettingsError if it cannot be opened."""
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "a", encoding="utf-8")
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
     except OSError as error:
         raise SettingsError(f"keep_requests is {str(path)!r}: {error.strerror}; name a file that can be written") from error
 

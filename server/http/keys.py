@@ -68,6 +68,7 @@ class KeyRing:
         self._given = [self._known(key, setting) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None
+        self._refused: tuple[int, int] | None = None  # of the file while a line of it is malformed
         self._read: list[Known] = []
         self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None
@@ -108,19 +109,24 @@ class KeyRing:
         try:
             status = self._file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._stamp:
-                self._fault = ""
+            if stamp == self._refused:  # reading it again takes long if it has many keys
                 return
+            if stamp == self._stamp:
+                self._refused, self._fault = None, ""
+                return
+            self._refused = stamp  # until all lines are read
             lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
                 raise SettingsError("the file has no key; expected one per line")
             self._read = [self._known(key, "a line") for key in keys]
-            self._stamp, self._fault = stamp, ""
+            self._stamp, self._refused, self._fault = stamp, None, ""
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             if self._stamp is None:
                 reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)
                 raise SettingsError(f"key file {self._file}: {reason}") from error
+            if isinstance(error, OSError):  # it may be readable the next time, with the same stamp
+                self._refused = None
             if self._fault != str(error):
                 log.error("key file %s: %s; the keys read before stay valid", self._file, error)
                 self._fault = str(error)

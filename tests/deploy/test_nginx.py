@@ -16,12 +16,14 @@ import httpx
 import pytest
 
 from server.api.request.fields import MAX_NAMES
+from server.http.auth import METRICS_PATHS
+from tests.conftest import serving_demo
 from tests.debian import program
 from tests.deploy.test_host_configuration import NGINX, whole
 
 CONSOLE = Path(__file__).parents[2] / "server" / "console"
 # as docs/deployment.md says
-BELOW = NGINX.replace("location / {", "location /llm/ {", 1).replace("proxy_pass http://relaxserve;", "proxy_pass http://relaxserve/;", 1)
+BELOW = re.sub(r"(location (?:= )?)/", r"\1/llm/", NGINX).replace('"(?s)^(', '"(?s)^/llm(')
 PATIENCE_S = 60.0
 
 
@@ -120,17 +122,22 @@ def test_a_chat_streams_through_nginx(front: Callable[..., Any], demo_server: An
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200
             events = [line for line in answer.iter_lines() if line.startswith("data: ")]
-        assert client.get("/metrics").status_code == 403, "only Prometheus asks for metrics, and it asks the server itself"
+        for path in METRICS_PATHS:
+            assert client.get(path).status_code == 403, "only Prometheus and routers ask for these, and they ask the server itself"
     assert len(events) > 3 and events[-1] == "data: [DONE]" and any("Paris" in event for event in events)
 
 
-@pytest.mark.xdist_group("demo server")
-def test_the_console_works_below_a_prefix(front: Callable[..., Any], demo_server: Any) -> None:
-    """Every file that the pages and their modules name is found below the prefix."""
+def test_the_console_works_below_a_prefix(front: Callable[..., Any], cache_folder: Path) -> None:
+    """Every file that the pages and their modules name is found below the prefix. What is denied is denied there, too."""
     names = [path.relative_to(CONSOLE).as_posix() for path in CONSOLE.rglob("*") if path.suffix in (".js", ".css", ".svg")]
-    with front(demo_server.url.removeprefix("http://"), BELOW) as client:
+    with serving_demo(cache_folder, "--root-path", "/llm") as server, front(server.url.removeprefix("http://"), BELOW) as client:
         for page in ("/llm/", "/llm/docs"):
             named = re.findall(r'(?:href|src)="([^"#]+)"', client.get(page).text)
             assert named and [name for name in named if client.get(f"/llm/{name}").status_code != 200] == []
         assert [name for name in names if client.get(f"/llm/console/{name}").status_code != 200] == []
         assert client.get("/llm/v1/models").json()["data"][0]["id"] == "demo"
+        denied = ("/admin/models", "/models", "/v1/models/demo/unload", "/sleep", "/api/delete", *METRICS_PATHS)
+        assert {path: client.get(f"/llm{path}").status_code for path in denied} == dict.fromkeys(denied, 403)
+        assert client.get("/v1/models").status_code == 404, "nothing else of this host goes to the server"
+        asked = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        assert "sec-websocket-key is absent" in client.get("/llm/v1/realtime", headers=asked).json()["error"]["message"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 from prometheus_client.samples import Sample
 
 from server import history
-from server.history import History
+from server.history import Change, History
 
 
 class Metrics:
@@ -91,3 +93,18 @@ def test_the_server_tells_its_history(serve):
 def test_a_client_may_not_read_the_history(serve):
     http = serve(api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"]).http()
     assert http.get("/admin/history", headers={"authorization": "Bearer a-key-of-a-client"}).status_code == 403
+
+
+def test_a_long_history_is_written_on_another_thread(serve, monkeypatch):
+    """Other requests go on meanwhile."""
+    server, threads = serve(), set()
+
+    class Watched(dict):
+        def items(self):
+            threads.add(threading.current_thread())
+            return super().items()
+
+    change = Change(1.0, Watched({("running", ()): 1.0}))
+    monkeypatch.setattr(History, "samples", lambda _history: [change])
+    assert server.http().get("/admin/history").json()["samples"] == [{"time": 1.0, "values": {"0": 1.0}}]
+    assert threads and server.thread not in threads

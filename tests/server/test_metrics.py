@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.device.base import CardUsage
 from server.messages import PageCounts, Stats
-from server.metrics import Metrics, ModelReading
+from server.metrics import ENGINE, MOST_ENDED, Metrics, ModelReading
 from server.models.state import ModelSpec
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
@@ -235,3 +235,17 @@ def test_choices_that_end_with_a_call_are_counted(serve, answering):
     assert server.chat(**asked, n=2).json()["choices"][0]["finish_reason"] == "tool_calls"
     found = [line for line in server.http().get("/metrics").text.splitlines() if line.startswith("vllm:request_success_total{")]
     assert [line.rpartition(" ")[2] for line in found if 'finished_reason="stop"' in line] == ["2.0"]
+
+
+def test_models_that_were_unloaded_long_ago_lose_their_series():
+    """Each version of a model may have a name of its own."""
+    metrics, loaded = Metrics(), ["m0"]
+    metrics.watch(lambda: [ModelReading(name, "ready") for name in loaded])
+    for number in range(5 * MOST_ENDED):
+        metrics.of(f"m{number}")
+        metrics.stage_s.labels(f"m{number}", ENGINE, "compile").observe(1)
+    families = [*text_string_to_metric_families(metrics.exposition().decode())]
+    names = {sample.labels["model_name"] for family in families for sample in family.samples if "model_name" in sample.labels}
+    assert len(names) <= 2 * MOST_ENDED and {"m0", f"m{5 * MOST_ENDED - 1}"} <= names
+    metrics.of("m1").ttft.observe(1)
+    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m1"} 1.0' in metrics.exposition().decode()

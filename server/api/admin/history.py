@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import msgspec
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
-from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.routes import ADMINISTRATION, gives, new_router
-from server.history import INTERVAL_S, Series
+from server.history import INTERVAL_S, Change, Series
 
 
 class SeriesName(TypedDict):
@@ -42,20 +43,25 @@ def router(context: Context) -> APIRouter:
     async def get_history() -> Response:
         """Return the last hour of the metrics that the console draws, one sample every 5 s. The first sample has all values, each further
         one only those that have changed."""
-        indices: dict[Series, str] = {}
-        samples: list[HistorySample] = [
-            {
-                "time": change.time_s,
-                "values": {indices.setdefault(series, str(len(indices))): value for series, value in change.values.items()},
-            }
-            for change in context.history.samples()
-        ]
-        report: HistoryReport = {
-            "object": "history",
-            "interval_s": INTERVAL_S,
-            "series": [{"name": name, "labels": dict(labels)} for name, labels in indices],
-            "samples": samples,
-        }
-        return json_answer(report)
+        return Response(await asyncio.to_thread(_report, context.history.samples()), media_type="application/json")
 
     return routes
+
+
+def _report(changes: Sequence[Change]) -> bytes:
+    """Return the samples as JSON. Of many busy models, this takes long."""
+    indices: dict[Series, str] = {}
+    samples: list[HistorySample] = [
+        {
+            "time": change.time_s,
+            "values": {indices.setdefault(series, str(len(indices))): value for series, value in change.values.items()},
+        }
+        for change in changes
+    ]
+    report: HistoryReport = {
+        "object": "history",
+        "interval_s": INTERVAL_S,
+        "series": [{"name": name, "labels": dict(labels)} for name, labels in indices],
+        "samples": samples,
+    }
+    return msgspec.json.encode(report)

@@ -8,7 +8,8 @@ import {figuresOf} from "./figures.js";
 
 const SMALL = {class: "icon-button small act"};
 
-/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an action that is absent has no button. */
+/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an action that is absent has no button.
+   `edit` returns false if the edited text cannot be sent now: it then stays in its field. */
 export function messageOf(node, actions) {
   return new {user: UserMessage, assistant: AssistantMessage, tool: ToolMessage}[node.role](node, actions);
 }
@@ -28,16 +29,16 @@ class UserMessage {
   }
 
   edit() {
-    const field = h("textarea", {"aria-label": "Edited message", rows: Math.min(12, this.node.content.split("\n").length + 1), value: this.node.content});
     const said = this.element.querySelector(".said");
+    if (!said) return this.element.querySelector("textarea").focus();  // it is being edited already
+    const field = h("textarea", {"aria-label": "Edited message", rows: Math.min(12, this.node.content.split("\n").length + 1), value: this.node.content});
     const close = () => form.replaceWith(said, this.footer);
     const form = h("form", {class: "edit", onsubmit: event => {
       event.preventDefault();
       if (!field.value.trim() && !this.node.files?.length) return;
-      close();
-      this.actions.edit(this.node, field.value.trim());
+      if (this.actions.edit(this.node, field.value.trim())) close();
     }, onkeydown: event => {
-      if (event.key === "Escape") { event.stopPropagation(); close(); }
+      if (event.key === "Escape" && !event.isComposing) { event.stopPropagation(); close(); }
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
     }}, field, h("div", {class: "row end"},
       h("button", {type: "button", class: "plain", onclick: close}, "Cancel"),

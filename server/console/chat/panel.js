@@ -11,6 +11,8 @@ const AREAS = {
   tools: {label: "Tools", rows: 5, hint: '[{"name": "weather", "parameters": …}]', code: true},
 };
 
+const OWN = "own ";  // begins the values of the user's presets, whose names may be those of the others
+
 export class OptionsPanel {
   constructor(app) {
     this.app = app;
@@ -100,15 +102,15 @@ export class OptionsPanel {
   #listPresets(chosen = "") {
     const own = load("presets", {});
     this.presets.replaceChildren(new Option("Presets", "", true, !chosen),
-      ...Object.keys(PRESETS).map(name => new Option(name, name)), ...Object.keys(own).map(name => new Option(`${name} (yours)`, name, false, name === chosen)));
+      ...Object.keys(PRESETS).map(name => new Option(name, name)), ...Object.keys(own).map(name => new Option(`${name} (yours)`, OWN + name, false, name === chosen)));
   }
 
-  #apply(name) {
-    const chosen = {...PRESETS, ...load("presets", {})}[name];
+  #apply(value) {
+    const chosen = value.startsWith(OWN) ? load("presets", {})[value.slice(OWN.length)] : PRESETS[value];
     if (!chosen) return;
     this.app.setOptions({...chosen});
     this.#draw();
-    this.presets.value = name;
+    this.presets.value = value;
   }
 
   #save() {
@@ -126,7 +128,9 @@ export class OptionsPanel {
   }
 
   #drop() {
-    const {[this.presets.value]: _, ...rest} = load("presets", {});
+    const {value} = this.presets;
+    if (!value.startsWith(OWN)) return;
+    const {[value.slice(OWN.length)]: _, ...rest} = load("presets", {});
     keep("presets", rest);
     this.#listPresets();
   }

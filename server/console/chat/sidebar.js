@@ -55,6 +55,7 @@ export class Sidebar {
     };
     field.addEventListener("blur", () => end(true));
     field.addEventListener("keydown", event => {
+      if (event.isComposing) return;
       if (event.key === "Enter") end(true);
       if (event.key === "Escape") { event.stopPropagation(); end(false); }
     });

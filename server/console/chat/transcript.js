@@ -38,8 +38,8 @@ export class Transcript {
       this.#resizes.unobserve(message.element);
       this.#shown.delete(id);
     }
-    for (const other of [...this.into.children]) if (other.localName !== "article") other.remove();
-    if (last) this.into.append(last);
+    for (const other of [...this.into.children]) if (other.localName !== "article" && other !== last) other.remove();
+    if (last && this.into.lastChild !== last) this.into.append(last);
     let next = last, since = performance.now();
     for (const node of nodes.toReversed()) {
       const message = this.#shown.get(node.id) ?? this.#add(node);

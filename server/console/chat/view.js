@@ -22,8 +22,10 @@ const SAVE_EVERY_MS = 2000;  // milliseconds between saves of a streaming answer
 export class ChatView {
   #runs = new Map();  // running answers, by conversation: {node, abort}
   #counting = null;
+  #changes = 0;  // changes of what is counted: an older count that arrives late is not shown
   #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
   #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
+  #form = {calls: [], element: null};  // the form for the results of the open calls
 
   constructor(app) {
     this.app = app;
@@ -120,7 +122,7 @@ export class ChatView {
       this.transcript.clear(this.#emptyState());
     } else {
       const calls = run ? [] : openCalls(conversation);
-      const last = calls.length ? answersForm(calls, results => this.#answerCalls(results)) : null;
+      const last = calls.length ? this.#formOf(calls) : null;
       this.transcript.show(conversation, nodes, {isRunning: node => node === run?.node, last});
     }
     this.#countSoon();
@@ -156,17 +158,36 @@ export class ChatView {
     return app.model.chats === false ? continues(app.model) : welcome(app.model, text => this.send(text));
   }
 
+  /* Add a question and request its answer. If no answer can be requested now, say why and return false; the conversation stays as it is. */
   #ask(parent, text, files = []) {
+    if (!this.#mayAnswer()) return false;
     const node = add(this.conversation, parent, {role: "user", content: text, ...files.length ? {files} : {}});
     this.#answer(node.id);
+    return true;
+  }
+
+  #mayAnswer() {
+    const why = !this.app.model ? "No model is loaded." : this.isRunning() ? "An answer is still being written: wait for its end, or stop it." : "";
+    if (why) toast(why);
+    return !why;
   }
 
   #answerCalls(results) {
+    if (!this.#mayAnswer()) return;
     let parent = this.conversation.leaf;
     for (const {call, content, approve} of results) {
       parent = add(this.conversation, parent, {role: "tool", call: call.id, name: call.name, content, ...approve === undefined ? {} : {approve}}).id;
     }
     this.#answer(parent);
+  }
+
+  /* Return the form for the results of calls. While the same calls are open, it is the same form, with what was entered. */
+  #formOf(calls) {
+    const known = this.#form.calls;
+    if (calls.length !== known.length || calls.some((call, at) => call !== known[at])) {
+      this.#form = {calls, element: answersForm(calls, results => this.#answerCalls(results))};
+    }
+    return this.#form.element;
   }
 
   #choose(node) {
@@ -177,7 +198,7 @@ export class ChatView {
 
   async #answer(parent) {
     const {app, conversation} = this, model = app.model;
-    if (!model || this.isRunning()) return;
+    if (!this.#mayAnswer()) return;
     const node = add(conversation, parent, emptyAnswer(model.id)), abort = new AbortController();
     this.#runs.set(conversation.id, {node, abort});
     app.changed(conversation);
@@ -191,7 +212,7 @@ export class ChatView {
     if (conversation !== this.conversation) return;
     this.show();
     announce(node.error ? `Error: ${node.error}` : "The answer is complete.");
-    this.composer.focus();
+    if (document.activeElement === document.body || this.composer.form.contains(document.activeElement)) this.composer.focus();  // who writes elsewhere goes on
   }
 
   /* Return a function that redraws a node at most once a frame, and less often if drawing takes long. */
@@ -211,19 +232,22 @@ export class ChatView {
   }
 
   #countSoon() {
+    this.#changes += 1;
     clearTimeout(this.#counting);
     this.#counting = setTimeout(() => this.#count(), COUNT_AFTER_MS);
   }
 
   async #count() {
+    const changes = this.#changes;
     const {app, conversation} = this, {files} = this.attachments, draft = this.composer.text.trim(), isDraft = draft || files.length;
     if (!app.model || this.isRunning() || !(conversation?.leaf || isDraft)) return this.composer.showContext(null);
     const nodes = [...conversation ? path(conversation) : [], ...isDraft ? [{role: "user", content: draft, files}] : []];
+    let count = null;
     try {
-      const count = await countTokens(app.model, nodes, this.options);
-      if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);
+      count = await countTokens(app.model, nodes, this.options);
     } catch {
-      this.composer.showContext(null);  // a chat template may refuse an incomplete exchange
+      // a chat template may refuse an incomplete exchange
     }
+    if (changes === this.#changes) this.composer.showContext(count, app.model.max_model_len);
   }
 }

@@ -32,19 +32,24 @@ export class CompareView {
         h("button", {class: "send", "data-icon": "send", "aria-label": "Send", title: "Send", disabled: true})),
         h("div", {class: "below"}, h("span", {class: "hint"}, "Every model gets the same options and the same seed"), this.seed)));
     this.composer = new Composer(this.root.querySelector(".composer"), {send: text => this.#ask(text), stop: () => this.stop()});
-    app.onModels(() => this.#show());
+    app.onModels(() => this.#refresh());
   }
 
   enter() {
+    this.#refresh();
+    this.composer.focus();
+  }
+
+  /* Begin with the models that were compared last, as soon as the server has told which it has. */
+  #refresh() {
     const models = this.app.chatModels;
-    if (!this.#columns.length && models?.length) {
+    if (this.app.place === "compare" && !this.#columns.length && models?.length) {
       const last = load("compared", []).filter(id => models.some(model => model.id === id));
       const chosen = last.length ? last : models.slice(0, 2).map(model => model.id);
       chosen.forEach(id => this.#columns.push(new Column(this, id)));
       this.#restart();
     }
     this.#show();
-    this.composer.focus();
   }
 
   leave() {

@@ -16,9 +16,25 @@ export class ApiFault extends Error {
   }
 }
 
+let unsaved = "";  // a browser may forbid storage: the key then lasts as long as the page
+
 export const key = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: value => value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY),
+  get() {
+    try {
+      return sessionStorage.getItem(KEY) ?? unsaved;
+    } catch {
+      return unsaved;
+    }
+  },
+  set(value) {
+    unsaved = value;
+    try {
+      if (value) sessionStorage.setItem(KEY, value);
+      else sessionStorage.removeItem(KEY);
+    } catch {
+      // storage is forbidden
+    }
+  },
 };
 
 /* Return the address of a path of the server. Behind a proxy, all its paths may have a prefix, which the page's address has too. */

@@ -25,18 +25,24 @@ export class Store {
   }
 
   async all() {
-    return this.#database ? done(this.#objects("readonly").getAll()) : [];
+    return this.#database ? done(this.#database.transaction(STORE, "readonly").objectStore(STORE).getAll()) : [];
   }
 
   async put(conversation) {
-    if (this.#database) await done(this.#objects("readwrite").put(structuredClone(conversation)));
+    if (this.#database) await this.#change(objects => objects.put(structuredClone(conversation)));
   }
 
   async remove(id) {
-    if (this.#database) await done(this.#objects("readwrite").delete(id));
+    if (this.#database) await this.#change(objects => objects.delete(id));
   }
 
-  #objects(mode) {
-    return this.#database.transaction(STORE, mode).objectStore(STORE);
+  /* Return when a change is stored. A browser may accept a request, and then have no room for its transaction. */
+  #change(act) {
+    const transaction = this.#database.transaction(STORE, "readwrite");
+    return new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error ?? new Error("the browser does not store it"));
+      act(transaction.objectStore(STORE));
+    });
   }
 }

@@ -47,6 +47,7 @@ const watched = series => Object.fromEntries(WATCHED.filter(name => name in seri
 
 export class LiveView {
   #timer = null;
+  #names = [];  // models in the list
 
   constructor(app) {
     this.app = app;
@@ -98,9 +99,16 @@ export class LiveView {
     }
   }
 
-  #draw() {
+  /* List the models. A list that is open, or read out, would be lost with its entries, so they stay while the models are the same. */
+  #listModels() {
     const chosen = this.models.value, names = this.samples.models;
+    if (names.length === this.#names.length && names.every((name, at) => name === this.#names[at])) return;
+    this.#names = names;
     this.models.replaceChildren(new Option("All models", ALL), ...names.map(name => new Option(name, name, false, name === chosen)));
+  }
+
+  #draw() {
+    this.#listModels();
     const of = this.models.value === ALL ? {} : {model_name: this.models.value}, {times} = this.samples;
     for (const {chart, series} of this.charts) chart.update(series.map(read => read(this.samples, of)), times, Number(this.span.value));
   }

@@ -21,7 +21,7 @@ from server.interfaces import LoadError
 from server.models.state import ModelSpec
 from tests.conftest import greeting
 from tests.deploy.export.test_web import ANSWER, QUESTION
-from tests.lab.chromium import Page
+from tests.lab.chromium import Chromium, Page
 from tests.server.conftest import serve
 
 __all__ = ["serve"]  # a fixture of the server's tests
@@ -56,6 +56,20 @@ def test_a_published_model_asks_for_the_key_and_chats(page: Page, published: str
     assert page.requests[loaded:] == [], "the page must make no requests after loading"
 
 
+def test_a_browser_that_forbids_storage_loads_with_a_key(page: Page, chromium: Chromium, published: str) -> None:
+    own = chromium.new_page()  # what is added to a page stays
+    try:
+        own.call("Page.addScriptToEvaluateOnNewDocument", source=FORBIDDEN)
+        own.open(f"{published}/web/null/")
+        own.see("the API key is missing", "#status")
+        own.fill("#secret", KEY)
+        own.click("#key button")
+        own.see("Ready, wasm-relaxed", "#status")
+    finally:
+        chromium.close_page(own)
+
+
+FORBIDDEN = "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('denied', 'SecurityError'); }});"
 LOAD_AND_ASK = """(async () => {
   const { RelaxServe } = await import(new URL('relaxserve.mjs', location.href));
   const client = await RelaxServe.load({ threads: THREADS, headers: { authorization: 'Bearer KEY' } });

@@ -24,12 +24,13 @@ from deploy.model_loading.stages import advance
 from server.audio.loudest import loudest_energy
 from server.audio.recording import Recording, with_surroundings
 from server.engine.step_model import Heard
+from server.speech.tokens import MOST_BEFORE, SpeechTokens
 from tests.conftest import DemoServer, serving_demo
 from tests.deploy.export.conftest import NATIVE, SCRIPTS
 from tests.deploy.export.test_web import batch_of
 from tests.lab.chromium import Page
 from tests.lab.site import serving
-from tests.node import PATIENCE_S, node
+from tests.node import PATIENCE_S, node, run_node
 from tests.server.audio.files import wav
 
 pytestmark = pytest.mark.xdist_group("web speech")
@@ -137,6 +138,29 @@ def test_transcripts_are_those_of_the_server(server: DemoServer, site: Path, opt
             for name in ("start", "end", "avg_logprob", "no_speech_prob"):
                 assert one[name] == pytest.approx(other[name], abs=1e-6 if name != "no_speech_prob" else 0.1)
     assert found[0][0]["segments"], "the model writes something"
+
+
+BEFORE = """
+import { pathToFileURL } from 'node:url';
+const { Transcription } = await import(pathToFileURL(process.argv[1])), steps = [];
+const network = {
+  hear() {}, reset() {}, probability: () => 0, row: () => new Float32Array(16), append(tokens) { steps.push(...tokens); },
+  draw: () => ({ token: 0, logprob: { logprob: 0 } }),
+};
+const tokens = { end: 0, start: 1, before: 2, no_stamps: 8, tasks: { transcribe: 3 }, silence: 4, languages: { en: 5 }, banned: [] };
+const model = { vocab_size: 16, max_context: 64, speech: { tokens, num_hops: 100 } }, pause = async () => {};
+const asked = { language: 'en', task: 'transcribe', temperature: 0, seed: 0, prompt: Array.from({ length: 300 }, (_, i) => 10 + i) };
+const work = new Transcription(network, model, [], asked, pause);
+for await (const _ of work.segments({ numHops: 50, piece: () => ({}) }));
+console.log(JSON.stringify(steps));
+"""
+
+
+def test_text_before_a_window_takes_half_of_a_small_context_as_in_the_server() -> None:
+    """An export with `--max-context 64` would otherwise fail at the second window of a recording."""
+    tokens = SpeechTokens(0, 1, 2, 8, {"transcribe": 3}, 4, {"en": 5}, ())
+    earlier = [*range(10, 310)][-min(MOST_BEFORE, 64 // 2 - 1) :]
+    assert json.loads(run_node(BEFORE, RUNTIME / "transcribe.mjs")) == tokens.prompt("en", "transcribe", earlier)
 
 
 @pytest.mark.parametrize("format", ["text", "srt", "vtt"])

@@ -25,8 +25,11 @@ from deploy.model_loading.load import loaded
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
+from server.api.request.conversation import for_template
+from server.api.request.schema import Message
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
+from tests.compiler.frontend.test_vocabulary import files_of, read
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
 from tests.golden.gguf_models import convert
 from tests.node import PATIENCE_S, node, run_node
@@ -36,6 +39,7 @@ QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 NUM_TOKENS = 64
 ROOT = Path(__file__).parents[3]
+RUNTIME = ROOT / "runtime" / "web"
 
 
 def golden(name: str, demo: Servable) -> Servable:
@@ -171,6 +175,33 @@ def test_stop_length_and_logprobs_are_heeded(ask: Callable[..., Any]) -> None:
     assert len(first["top_logprobs"]) == 2
 
 
+def test_a_text_is_continued_with_its_usage(ask: Callable[..., Any]) -> None:
+    """A stream ends with the usage if the request asks for it."""
+    body = {"prompt": QUESTION, "temperature": 0, "max_tokens": 4}
+    told = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    [[whole], chunks, plain] = ask(*({"method": "text", "body": one} for one in (body, told, {**body, "stream": True})))
+    assert chunks[-1] == {**chunks[0], "choices": [], "usage": whole["usage"]} and whole["usage"]["completion_tokens"] > 0
+    assert "".join(chunk["choices"][0]["text"] for chunk in plain) == whole["choices"][0]["text"]
+    assert all("usage" not in chunk for chunk in plain)
+
+
+@pytest.mark.parametrize("asked", [{"logprobs": 0}, {"logprobs": 2}, {"top_logprobs": 1}])
+def test_log_probabilities_of_texts_are_refused_by_name(ask: Callable[..., Any], asked: dict[str, int]) -> None:
+    [[refused]] = ask({"method": "text", "body": {"prompt": QUESTION, "max_tokens": 2, **asked}})
+    assert refused["error"]["param"] == next(iter(asked)) and "not supported for text completions" in refused["error"]["message"]
+
+
+def test_a_temperature_of_null_is_none() -> None:
+    """A model that its files let answer greedily does so."""
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const { parsed } = await import(pathToFileURL(process.argv[1]));
+    const model = { sampling: { do_sample: false, temperature: 0.6 }, vocab_size: 8, max_context: 8, tools: null };
+    console.log(JSON.stringify([{}, { temperature: null }, { temperature: 0.5 }].map((body) => parsed(body, model).sampling.temperature)));
+    """
+    assert json.loads(run_node(script, RUNTIME / "request.mjs")) == [0, 0, 0.5]
+
+
 def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:
     story = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 1.5, "max_tokens": 24}
     [[a], [b], [c]] = ask(*({"method": "chat", "body": {**story, "seed": seed}} for seed in (7, 7, 8)))
@@ -200,6 +231,8 @@ def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "only text is understood"),
         ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
         ({"n": 2}, "n", "n is 2; expected 1"),
+        ({"logprobs": 3}, "logprobs", "logprobs is 3; expected true or false"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "has to be {id, type"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "names token 99999; the vocabulary has 2048"),
         ({"messages": []}, "messages", "at least one message"),
         ({"messages": [{"role": "user", "content": "word " * 400}]}, "messages", "this export holds 256"),
@@ -296,6 +329,138 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
 
 
+STORAGE = """
+import { pathToFileURL } from 'node:url';
+const [folder] = process.argv.slice(1), room = Number(process.argv[2]), files = new Map();
+const full = () => { throw new DOMException('no room', 'QuotaExceededError'); };
+const handleOf = (file) => ({
+  getSize: () => files.get(file).length,
+  write(bytes, { at }) {
+    const before = files.get(file), size = Math.max(before.length, at + bytes.length);
+    if (size > room) full();
+    const whole = new Uint8Array(size);
+    whole.set(before);
+    whole.set(bytes, at);
+    files.set(file, whole);
+    return bytes.length;
+  },
+  truncate(size) {
+    if (size > files.get(file).length && size > room) full();
+    files.set(file, Uint8Array.from({ ...files.get(file).subarray(0, size), length: size }));
+  },
+  close() { closed.push(file); },
+});
+const closed = [], place = {
+  async getFileHandle(file, { create = false } = {}) {
+    if (!files.has(file) && !create) throw new DOMException('absent', 'NotFoundError');
+    files.set(file, files.get(file) ?? new Uint8Array(0));
+    return { getFile: async () => new Blob([files.get(file)]), createSyncAccessHandle: async () => handleOf(file) };
+  },
+  async *keys() { yield* files.keys(); },
+  async removeEntry(file) { files.delete(file); },
+};
+const storage = { getDirectory: async () => ({ getDirectoryHandle: async () => place }) };
+Object.defineProperty(globalThis, 'navigator', { value: { storage } });
+const { browserFiles, loadModel } = await import(pathToFileURL(`${folder}/loader.mjs`));
+"""
+FULL = (
+    STORAGE
+    + """
+import { readFile } from 'node:fs/promises';
+const read = async (file) => new Uint8Array(await readFile(`${folder}/${file}`)), asked = [], wrong = [];
+async function* pieces(file, begin) {
+  const bytes = await read(file);
+  asked.push(begin);
+  for (let at = begin; at < bytes.length; at += 40_000) yield { at, bytes: bytes.subarray(at, at + 40_000) };
+}
+const onDamage = (file) => wrong.push(file);
+for (let visit = 0; visit < 2; visit++) await loadModel({ read, pieces, threads: 1, kept: await browserFiles('x', 'page'), onDamage });
+const [shard, stored] = [...files].find(([file]) => file.startsWith('weights-')), isClose = (file) => file === shard;
+const isBeginning = Buffer.compare(stored, (await read(shard)).subarray(0, stored.length)) === 0;
+console.log(JSON.stringify({ asked, wrong, stored: stored.length, isBeginning, numClosed: closed.filter(isClose).length }));
+"""
+)
+
+
+def test_a_model_loads_if_the_storage_of_the_browser_is_full(site: Path) -> None:
+    """What was stored is the beginning of the file, which the next visit does not request again."""
+    found = json.loads(run_node(FULL, site, "100000"))
+    assert found == {"asked": [0, 80_000], "wrong": [], "stored": 80_000, "isBeginning": True, "numClosed": 2}
+
+
+EARLIER = (
+    STORAGE
+    + """
+const left = [], visit = async (page, ...shards) => {
+  const kept = await browserFiles('x', page);
+  await kept.keepOnly(shards);
+  for (const shard of shards) (await kept.open(shard)).write(new Uint8Array(1), 0);
+  left.push([...files.keys()].filter((file) => file.startsWith('weights-')).sort());
+};
+await visit('/web/a/', 'weights-1', 'weights-2');
+await visit('/web/b/', 'weights-2', 'weights-3');
+await visit('/web/a/', 'weights-4');
+await visit('/web/b/', 'weights-4');
+console.log(JSON.stringify(left));
+"""
+)
+
+
+def test_weights_of_earlier_exports_are_removed() -> None:
+    """Otherwise they would fill the storage of visitors. Pages of one origin share a folder, and maybe weights."""
+    found = json.loads(run_node(EARLIER, RUNTIME, "100000"))
+    numbers = [[int(file.removeprefix("weights-")) for file in files] for files in found]
+    assert numbers == [[1, 2], [1, 2, 3], [2, 3, 4], [4]]
+
+
+ENDED = """
+import { pathToFileURL } from 'node:url';
+const ended = [];
+globalThis.Worker = class {
+  postMessage({ id }) { setTimeout(() => this.onmessage({ data: { id, error: { name: 'Error', message: 'no memory' } } })); }
+  terminate() { ended.push(this); }
+};
+const { RelaxServe } = await import(pathToFileURL(process.argv[1]));
+const fault = await RelaxServe.load().catch((error) => error.message);
+console.log(JSON.stringify([fault, ended.length]));
+"""
+
+
+def test_a_load_that_fails_leaves_no_worker() -> None:
+    """It would keep the memory of the model until the page is closed."""
+    assert json.loads(run_node(ENDED, RUNTIME / "relaxserve.mjs")) == ["no memory", 1]
+
+
+CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "now", "arguments": ""}}]}],
+    [
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": text}} for text in ('{"x": 1}', '{"x', "{}")],
+        }
+    ],
+    [
+        {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
+        {"role": "function", "content": "12", "name": "now"},
+    ],
+    [{"role": "assistant", "content": None, "refusal": "I may not."}, {"role": "user", "content": "Why?", "name": None}],
+    [{"role": "assistant", "content": "4", "reasoning": "2 + 2"}],
+    [{"role": "assistant", "content": "4", "reasoning_content": "2 + 2", "reasoning": "other"}],
+    [{"role": "assistant", "content": "so", "reasoning": "why", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{}"}}]}],
+    [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "refusal", "refusal": "brief"}], "further": 1}],
+]
+
+
+def test_templates_get_the_messages_that_the_server_gives_them() -> None:
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const [module, given] = process.argv.slice(1), { forTemplate } = await import(pathToFileURL(module));
+    console.log(JSON.stringify(JSON.parse(given).map((messages) => forTemplate(messages))));
+    """
+    found = json.loads(run_node(script, RUNTIME / "messages.mjs", json.dumps(CONVERSATIONS)))
+    assert found == [for_template([Message.model_validate(one) for one in conversation]) for conversation in CONVERSATIONS]
+
+
 LATE = """
 const { Team, CONTROL_BYTES } = await import(process.argv[1]);
 const team = Object.assign(new Team(), { words: new Int32Array(new SharedArrayBuffer(CONTROL_BYTES)), numThreads: 3, opened: 0 });
@@ -324,6 +489,7 @@ def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
         "日本語 🙂",
         "<|im_start|>user\nhi<|im_end|>",
         "it's\u00a0odd",
+        "\ufeffmarked",
     ]
     turns = [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}] for text in texts]
     command = [node(), SCRIPTS / "text.mjs", site, json.dumps([texts, turns])]
@@ -335,6 +501,24 @@ def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
     assert found["ids"] == [demo.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     assert found["prompts"] == [template.render(turn) for turn in turns]
     assert found["texts"] == [b"".join(map(demo.tokenizer.token_bytes, ids)).decode() for ids in found["ids"]]
+
+
+PLAIN = """
+import { pathToFileURL } from 'node:url';
+const [folder, given] = process.argv.slice(1), [tokenizer, texts] = JSON.parse(given);
+const { TextCodec } = await import(pathToFileURL(`${folder}/text.mjs`));
+const codec = new TextCodec({ chat_template: null, tool_template: null, vocab_size: 0 }, JSON.parse(tokenizer), new Uint8Array(0));
+console.log(JSON.stringify(texts.map((text) => codec.encode(text))));
+"""
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2", "unigram", "table"])
+def test_characters_that_a_vocabulary_lacks_are_written_as_in_python(name: str) -> None:
+    """Most vocabularies have the bytes of such characters."""
+    tokenizer = read(files_of(name))
+    texts = ["café — 12", "two\tand\u00a0three", "日本語 🙂 and more", "\ufeffmarked", "a\u200db", "🙂"]
+    found = json.loads(run_node(PLAIN, RUNTIME, json.dumps([tokenizer.to_str(), texts])))
+    assert found == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def test_vendored_modules_are_those_of_npm() -> None:

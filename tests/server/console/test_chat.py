@@ -126,6 +126,67 @@ def test_answers_and_questions_have_versions(page, site):
     )
 
 
+def test_a_question_that_is_edited_while_an_answer_streams_can_be_sent_later(page, site):
+    """The conversation stays as it is, and the edited text stays in its field."""
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.click("article.user button", "Edit")
+    page.fill("article.user textarea", "another question")
+    page.press("Enter")
+    page.see("An answer is still being written", ".toast")
+    assert page.js("document.querySelector('article.user textarea').value") == "another question"
+    page.click("#chat .send")
+    idle(page)
+    page.click("article.user form button", "Send")
+    page.see("2/2", "article.user .branches")
+    page.see("another question", "article.user .said")
+    page.press("Escape")
+    idle(page)
+    assert page.js("document.querySelectorAll('article').length") == 2
+
+
+def test_the_key_up_leads_back_to_a_question_that_is_being_edited(page, site):
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    page.click("article.user button", "Edit")
+    page.click("#chat .composer textarea")
+    page.press("ArrowUp")
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
+
+
+def test_keys_that_end_a_composition_do_nothing_else(page, site):
+    """With an input method, Enter and Escape end a composition, such as that of a Japanese word."""
+    compose = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'KEY', isComposing: true, bubbles: true}))"
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.js(compose.replace("KEY", "Escape"))
+    page.click(".talk-link button", "Rename")
+    for key in ("Enter", "Escape"):
+        page.js(compose.replace("KEY", key))
+        assert page.js("document.activeElement.getAttribute('aria-label')") == "Title"
+    page.press("Enter")
+    assert page.js("document.querySelector('#chat .send').title") == "Stop", "Escape has not stopped the answer"
+    page.click("#chat .send")
+    idle(page)
+    page.click("article.user button", "Edit")
+    page.js(compose.replace("KEY", "Escape"))
+    assert page.js("document.activeElement.getAttribute('aria-label')") == "Edited message"
+
+
+def test_an_answer_that_ends_leaves_the_focus_to_who_writes_elsewhere(page, site):
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    page.click("#chat [data-action=options]")
+    page.click("#options [name=system]")
+    page.js("window.matchMedia = () => ({matches: true})")  # a mouse is there
+    page.js("document.querySelector('#chat .send').click()")  # stops the answer; a click by script moves no focus
+    idle(page)
+    assert page.js("document.activeElement.name") == "system"
+
+
 def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
@@ -201,6 +262,17 @@ def test_a_tool_is_answered_by_hand(page, site):
     assert page.js("document.querySelectorAll('.answers').length") == 0
 
 
+def test_what_is_entered_for_a_tool_stays_when_another_model_is_chosen(page, site):
+    page.open(f"{site('caller', 'writer').url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=tools]", TOOLS)
+    send(page, "What is the weather in Oslo?")
+    page.fill(".answers textarea", '{"celsius": -4}')
+    page.choose("#model", "writer")
+    page.wait("document.querySelector('#chat .send').title === 'Send'")
+    assert page.js("document.querySelector('.answers textarea').value") == '{"celsius": -4}'
+
+
 def test_calls_of_mcp_servers_are_approved(page, site):
     """The page shows a call before it is made. The server makes it once the user approves, and the model continues with the result."""
     behaviour = Behaviour(tools=[tool("weather", city={"type": "string"})])
@@ -271,8 +343,24 @@ def test_options_reach_the_model(page, site):
     page.click("#chat [data-action=options]")
     page.choose("#options select", "Precise")
     assert page.js("['temperature', 'seed'].map(name => document.querySelector(`#options [name=${name}]`).value)") == ["0", ""]
-    page.choose("#options select", "Mine")
+    page.choose("#options select", "own Mine")
     assert page.js("document.querySelector('#options [name=top_k]').value") == "7"
+
+
+def test_a_preset_may_have_the_name_of_one_that_is_always_there(page, site):
+    page.open(f"{site('seeded').url}/")
+    page.click("#chat [data-action=options]")
+    page.fill("#options [name=temperature]", "0.7")
+    page.click("#options button", "Save as preset")
+    page.fill("dialog input[aria-label='Name of the preset']", "Precise")
+    page.click("dialog button", "Save")
+    for number, temperature in ((2, "0"), (4, "0.7")):
+        page.js(f"document.querySelector('#options select').selectedIndex = {number}")
+        page.js("document.querySelector('#options select').dispatchEvent(new Event('change'))")
+        assert page.js("document.querySelector('#options [name=temperature]').value") == temperature
+    page.click("#options button", "Delete preset")
+    labels = "[...document.querySelectorAll('#options select option')].map(option => option.text)"
+    assert page.js(labels) == ["Presets", "Model's own", "Precise", "Creative"]
 
 
 def test_options_that_are_wrong_are_named(page, site):
@@ -311,6 +399,95 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page, site, other_page):
     page.see("in Brazil")
     other_page.open(f"{server.url}/")
     other_page.see("A key is needed")
+
+
+def test_an_answer_to_an_older_request_for_the_models_changes_nothing(page, site):
+    """A request without the key may be answered after one with it."""
+    server = site("writer", api_keys=["a-key-of-a-client"])
+    page.excuse("status of 401")
+    page.open(f"{server.url}/")
+    page.see("A key is needed")
+    page.js("""(() => {
+      const ask = window.fetch;
+      window.fetch = async (path, options) => {
+        const answer = await ask(path, options);
+        if (path.endsWith("/v1/models") && !options.headers.authorization) await new Promise(done => { window.release = done; });
+        return answer;
+      };
+    })()""")
+    page.click("button", "Try again")
+    page.wait("window.release !== undefined")
+    page.click("button", "Enter key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.see("writer", ".empty h2")
+    page.js("release(); new Promise(done => setTimeout(done, 100))")
+    assert page.text(".empty h2") == "writer"
+
+
+FORBIDDEN = """for (const name of ["sessionStorage", "localStorage", "indexedDB"]) {
+  Object.defineProperty(window, name, {get() { throw new DOMException("denied", "SecurityError"); }});
+}"""
+
+
+def test_a_browser_that_forbids_storage_chats_with_a_key(other_page, site):
+    other_page.call("Page.addScriptToEvaluateOnNewDocument", source=FORBIDDEN)
+    server = site("writer", api_keys=["a-key-of-a-client"])
+    other_page.excuse("status of 401")
+    other_page.open(f"{server.url}/")
+    other_page.see("This browser stores nothing", ".toast")
+    other_page.click(".toast button", "Dismiss")
+    other_page.click("button", "Enter key")
+    other_page.fill("#key input", "a-key-of-a-client")
+    other_page.press("Enter")
+    other_page.see("writer", ".empty h2")
+    send(other_page, "hello")
+    other_page.see("in Brazil")
+    other_page.expect_no_faults()
+
+
+def test_a_conversation_that_the_browser_does_not_store_is_told(page, site):
+    """If there is no room, a browser may accept the request, and refuse the transaction."""
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js("""(() => {
+      const {put} = IDBObjectStore.prototype;
+      IDBObjectStore.prototype.put = function (...given) {
+        const request = put.apply(this, given);
+        request.addEventListener("success", () => this.transaction.abort());
+        return request;
+      };
+    })()""")
+    ask(page, "hello")
+    page.see("The conversation could not be saved", ".toast")
+    idle(page)
+
+
+def test_a_count_that_arrives_late_is_not_shown(page, site):
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    page.js("""(() => {
+      const ask = window.fetch;
+      let count = 0;
+      window.fetch = async (path, ...rest) => {
+        const answer = await ask(path, ...rest);
+        if (path.endsWith("/tokenize") && ++count === 1) await new Promise(done => { window.release = done; });
+        return answer;
+      };
+    })()""")
+    page.fill("#chat textarea", "a long text " * 20)
+    page.wait("window.release !== undefined")
+    page.fill("#chat textarea", "short")
+    page.see("tokens", ".context")
+    shown = page.text(".context")
+    page.js("release(); new Promise(done => setTimeout(done, 100))")
+    assert page.text(".context") == shown
+
+
+def test_an_address_of_no_page_leads_to_the_chat(page, site):
+    page.open(f"{site('writer').url}/#/constructor")
+    page.see("writer", ".empty h2")
+    assert page.js("location.hash") == "#/chat"
 
 
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
@@ -368,6 +545,22 @@ def test_models_are_compared_with_one_seed(page, site):
     page.wait("document.querySelectorAll('#compare article').length === 8 && document.querySelector('#compare .send').title === 'Send'")
     page.click("#compare .column button", "Continue in the chat")
     page.wait("document.querySelectorAll('#chat article').length === 4")
+
+
+def test_the_comparison_begins_once_the_key_is_there_and_offers_models_that_are_loaded_later(page, site):
+    server = site("seeded", "writer", api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"])
+    page.excuse("status of 401")
+    page.open(f"{server.url}/#/compare")
+    page.see("No model is loaded", "#compare")
+    page.click("#open-key")
+    page.fill("#key input", "a-key-of-a-client")
+    page.press("Enter")
+    page.wait("document.querySelectorAll('#compare .column').length === 2")
+    admin = server.http(headers={"authorization": "Bearer a-key-of-an-admin"})
+    admin.post("/admin/models", json={"source": "other", "wait": True}).raise_for_status()
+    page.click("#open-key")
+    page.press("Enter")  # asks for the models again, as the page does from time to time
+    page.wait("[...document.querySelectorAll('#compare select option')].some(option => option.value === 'other')")
 
 
 def test_a_column_keeps_a_model_that_is_gone(page, site):

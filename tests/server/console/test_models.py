@@ -208,6 +208,18 @@ def test_the_live_page_draws_what_metrics_say(page, site):
     page.wait(f"{generated} === '0'")
 
 
+def test_the_list_of_models_of_the_live_page_stays_while_the_models_are_the_same(page, site):
+    """A browser closes a list that is open if its entries are replaced, and a screen reader reads them again."""
+    page.open(f"{site('writer', 'slow').url}/#/live")
+    page.wait(
+        "!!(window.entry = [...document.querySelectorAll('#live select[aria-label=Model] option')].find(one => one.value === 'slow'))"
+    )
+    scrapes = "performance.getEntriesByType('resource').filter(one => one.name.endsWith('/metrics')).length"
+    before = page.js(scrapes)
+    page.wait(f"{scrapes} > {before} + 1")
+    assert page.js("entry.isConnected")
+
+
 def test_the_live_page_begins_with_the_history_of_the_server(page, site, monkeypatch):
     """The live page draws the last hour at once."""
     monkeypatch.setattr(history, "INTERVAL_S", 0.02)

@@ -247,6 +247,12 @@ def test_without_keys_own_pages_and_named_origins_are_answered(serve):
     assert server.http().get("/", headers={"sec-fetch-site": "cross-site"}).status_code == 200, "a link to the console"
 
 
+def test_pages_of_allowed_origins_read_all_headers(serve):
+    """Otherwise a client in a page would not see that it shall not send a load again."""
+    answer = serve(cors_origins=("https://ok.example",)).http().get("/v1/models/none", headers={"origin": "https://ok.example"})
+    assert answer.headers["x-should-retry"] == "false" and answer.headers["access-control-expose-headers"] == "*"
+
+
 @pytest.mark.parametrize(
     ("origin", "host", "is_own"),
     [

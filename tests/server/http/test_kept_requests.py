@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import stat
 import threading
 import time
@@ -168,3 +169,26 @@ def test_requests_that_wait_for_a_slow_disk_take_limited_memory(tmp_path: Path, 
     keep("third")
     kept.close()
     assert [line["request_id"] for line in lines(place, 3)] == ["first", "second", "third"]
+
+
+def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a line would make the whole file useless for `relaxserve replay`."""
+    place = tmp_path / "requests.jsonl"
+    kept = KeptRequests(place, ("model=*",))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def sized(record: RequestRecord, _exchange: Exchange) -> str:
+        most = 50_000 if record.request_id == "long" else limits[0]  # the kernel writes the beginning of the long line, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+        return json.dumps({"request_id": record.request_id, "answer": "x" * (100_000 if record.request_id == "long" else 1)})
+
+    monkeypatch.setattr("server.http.kept_requests._line", sized)
+    try:
+        for name in ("first", "long", "last"):
+            exchange = Exchange()
+            exchange.body = b"{}"
+            kept.keep(RequestRecord(name, model="null"), exchange)
+        kept.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [line["request_id"] for line in lines(place, 2)] == ["first", "last"]

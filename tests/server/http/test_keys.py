@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from server.errors import ApiError
+from server.http import keys
 from server.http.keys import KeyLimits, KeyRing, read_line
 from server.http.rates import KeyUse, Rates
 from server.settings import SettingsError
@@ -146,3 +149,23 @@ def test_a_part_of_a_request_counts_as_a_request_and_runs_within_it():
     clock.now_s += 60
     use.take()
     assert use.num_running == 1
+
+
+def test_a_file_with_a_malformed_line_is_read_once(tmp_path, monkeypatch):
+    """Otherwise a typing error in a long file would delay every request. It is read again when it changes."""
+    file = tmp_path / "keys"
+    file.write_text(KEY)
+    ring = KeyRing((), file, "api_keys")
+    file.write_text(f"{KEY}\nsecond-key-of-a-client modle=qwen")
+    num_read, read = 0, keys.read_line
+
+    def counted(line: str, where: str) -> keys.Known:
+        nonlocal num_read
+        num_read += 1
+        return read(line, where)
+
+    monkeypatch.setattr(keys, "read_line", counted)
+    assert all(ring.find(KEY) for _ in range(5)) and num_read == 2
+    file.write_text(f"{KEY}\nsecond-key-of-a-client model=qwen")
+    os.utime(file, ns=(1, 1))
+    assert ring.find("second-key-of-a-client")

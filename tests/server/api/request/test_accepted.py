@@ -378,3 +378,24 @@ def test_head_is_get_without_the_body(server, path):
     assert head.status_code == got.status_code == 200 and head.content == b""
     assert head.headers["content-type"] == got.headers["content-type"]
     assert client.head("/nowhere").status_code == 404 and client.head("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_the_head_of_a_file_and_of_a_stream_is_a_whole_answer(serve, tmp_path, caplog, kind):
+    """The connection stays open, nothing is logged as an error, and the metrics name the path."""
+    server = serve(batch_dir=tmp_path / "batches")
+    client = server.http()
+    if kind == "file":
+        uploaded = client.post("/v1/files", files={"file": ("a", b"x" * 200_000)}, data={"purpose": "user_data"}).json()
+        path, pattern, length = f"/v1/files/{uploaded['id']}/content", "/v1/files/{file_id}/content", "200000"
+    else:
+        operation = client.get("/admin/models").json()["data"][0]["operation"]
+        path, pattern, length = f"/admin/operations/{operation}/events", "/admin/operations/{operation_id}/events", None
+    with server.connect() as sock:
+        sock.sendall(f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        sock.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        head, following, _ = server.read_all(sock).split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and following.startswith(b"HTTP/1.1 200")
+    assert length is None or f"content-length: {length}".encode() in head
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert f'http_requests_total{{handler="{pattern}",method="HEAD",status="2xx"}} 1.0' in client.get("/metrics").text
