@@ -24,6 +24,12 @@ def properties(schema: Schema) -> dict[str, Schema]:
     return {str(name): as_schema(inner) for name, inner in found.items()} if isinstance(found, dict) else {}
 
 
+def required_of(schema: Schema) -> frozenset[str]:
+    """Return the names of the properties that an object must have."""
+    found = schema.get("required")
+    return frozenset(name for name in cast("list[object]", found) if isinstance(name, str)) if isinstance(found, list) else frozenset()
+
+
 def as_schema(value: object) -> Schema:
     """Return a schema as an object: `true` and anything malformed allow every value."""
     return cast("Schema", value) if isinstance(value, dict) else {}
@@ -50,10 +56,27 @@ def branches(schema: Schema) -> Sequence[Schema]:
     return ()
 
 
-def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows; an empty set if it does not say. `root` is the schema to which its references lead.
-    `depth` counts the schemas of `anyOf` or `oneOf` that contain it."""
-    schema = resolved(schema, root)
+def kinds(schema: Schema, root: Schema) -> frozenset[str]:
+    """Return the JSON types that a schema allows; an empty set if it does not say. `root` is the schema to which its references lead. Each
+    schema is read once, because a schema of `anyOf` may refer many times to one that contains it."""
+    found: set[str] = set()
+    pending, seen = [schema], set[int]()
+    while pending:
+        one = resolved(pending.pop(), root)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if own := _own_kinds(one):
+            found |= own
+        elif inner := branches(one):
+            pending += inner
+        else:
+            return frozenset()
+    return frozenset(found)
+
+
+def _own_kinds(schema: Schema) -> frozenset[str]:
+    """Return the JSON types that `type`, `enum` or `const` of a schema allow; an empty set if it has none of them."""
     named = schema.get("type")
     if isinstance(named, str):
         return frozenset([named])
@@ -61,11 +84,7 @@ def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
         return frozenset(map(str, cast("list[object]", named)))
     if isinstance(values := schema.get("enum"), list):
         return frozenset(KINDS.get(type(value), "object") for value in cast("list[object]", values))
-    if "const" in schema:
-        return frozenset([KINDS.get(type(schema["const"]), "object")])
-    found = [kinds(one, root, depth + 1) for one in branches(schema)] if depth < MAX_REFERENCES else []
-    empty: frozenset[str] = frozenset()
-    return empty.union(*found) if all(found) else empty
+    return frozenset([KINDS.get(type(schema["const"]), "object")]) if "const" in schema else frozenset()
 
 
 def is_text(schema: Schema, root: Schema) -> bool:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.schemas import Schema, as_schema, kinds, properties, resolved
+from server.text.dialects.calls.schemas import Schema, as_schema, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
@@ -40,8 +40,7 @@ class _Parameters:
         self.rules: list[str] = []
         self.order: list[str] = []
         whole = resolved(root, root)
-        required = whole.get("required")
-        required = required if isinstance(required, list) else []
+        required = required_of(whole)
         for number, (name, schema) in enumerate(properties(root).items()):
             rule = f"parameter_{index}_{number}"
             self._add(rule, json.dumps(name), schema)
