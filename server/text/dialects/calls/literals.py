@@ -107,8 +107,8 @@ class LiteralRules:
             return " | ".join(self._constant(value) for value in cast("list[object]", values))
         if inner := branches(schema):
             return " | ".join(self.value(one) for one in inner)
-        allowed = kinds(schema, self._root) or ANY
-        return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed) if kind in KINDS.values())
+        allowed = kinds(schema, self._root).intersection(KINDS.values()) or ANY
+        return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed))
 
     def _constant(self, value: object) -> str:
         """Return the expression for one value."""

@@ -75,3 +75,13 @@ def test_schemas_may_refer_to_one_another_in_a_long_chain(name):
 @pytest.mark.parametrize("required", [[["a"], {"b": 1}, 3, None, "a"], "a", {"a": 1}])
 def test_names_that_are_no_texts_are_not_required(name, required):
     assert "f" in grammar_of(name, {"properties": {"a": {"type": "integer"}}, "required": required})
+
+
+@pytest.mark.parametrize("name", LITERALS)
+@pytest.mark.parametrize("kind", ["float", ["float", 3], "any"])
+def test_a_value_of_an_unknown_type_may_be_any(name, kind):
+    parameters = {"properties": {"a": {"type": kind}}, "required": ["a"]}
+    forced = FORMATS[name].forced_calls([ToolSchema("f", parameters)], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"a": 1.5})]))
+    assert accepts(forced, WRITERS[name]([("f", {"a": "x"})]))
+    assert not accepts(forced, WRITERS[name]([("f", {"a": 123})]).replace("123", ""))
