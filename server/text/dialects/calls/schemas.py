@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import cast
+from urllib.parse import unquote
 
 Schema = Mapping[str, object]
 MAX_REFERENCES = 8  # followed one after another
+SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
 KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -41,11 +43,55 @@ def resolved(schema: Schema, root: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             break
-        found: object = root
-        for step in reference.split("/")[1:]:
-            found = as_schema(found).get(step.replace("~1", "/").replace("~0", "~"))
-        schema = as_schema(found)
+        schema = as_schema(part_of(root, reference))
     return schema
+
+
+def part_of(root: Schema, reference: str) -> Schema | None:
+    """Return the schema in `root` to which a reference leads, or None if it leads to none."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    found: object = root
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        match found:
+            case dict() if name in found:
+                found = cast("Schema", found)[name]
+            case list() if name.isdecimal() and len(name) < 6 and int(name) < len(cast("list[object]", found)):
+                found = cast("list[object]", found)[int(name)]
+            case _:
+                return None
+    return cast("Schema", found) if isinstance(found, dict) else None
+
+
+def alone(schema: Schema, root: Schema) -> dict[str, object]:
+    """Return a part of `root` as a schema of its own. It has definitions of those parts of `root` to which it refers."""
+    names: dict[str, str] = {}  # by reference: the name of the definition
+    unmade: list[str] = []
+
+    def rewritten(value: object) -> object:
+        """Return a copy of a value in which references lead to the definitions."""
+        match value:
+            case dict():
+                made = {word: rewritten(one) for word, one in cast("Schema", value).items()}
+                reference = made.get("$ref")
+                if isinstance(reference, str) and part_of(root, reference) is not None:
+                    if reference not in names:
+                        names[reference] = f"part{len(names)}"
+                        unmade.append(reference)
+                    made["$ref"] = f"#/$defs/{names[reference]}"
+                return made
+            case list():
+                return [rewritten(one) for one in cast("list[object]", value)]
+            case _:
+                return value
+
+    made, defined = cast("dict[str, object]", rewritten(schema)), dict[str, object]()
+    while unmade:
+        part = part_of(root, reference := unmade.pop()) or {}
+        without = SHARED if part is root else ()  # the definitions of the root would be copied although nothing refers to them
+        defined[names[reference]] = rewritten({word: value for word, value in part.items() if word not in without})
+    return {**made, "$defs": defined} if defined else made
 
 
 def branches(schema: Schema) -> Sequence[Schema]:

@@ -8,14 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.schemas import Schema, as_schema, kinds, properties, required_of, resolved
+from server.text.dialects.calls.schemas import Schema, alone, as_schema, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
 if TYPE_CHECKING:
     from server.text.dialects.calls.tagged_calls import TaggedCalls
-
-SHARED = ("$defs", "definitions")  # parts of a schema to which its properties may refer
 
 
 def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -74,8 +72,7 @@ class _Parameters:
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON."""
-        shared = {word: self._root[word] for word in SHARED if word in self._root}
-        return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {json_text({**shared, **schema})}"]
+        return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {json_text(alone(schema, self._root))}"]
 
     def _end(self) -> str:
         """Return the rule of the text after a value."""

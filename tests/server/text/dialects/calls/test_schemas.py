@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from server.text.dialects.calls.schemas import kinds
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.tool import ToolSchema
+from server.text.parts import CallArguments
 from tests.server.text.dialects.written import WRITERS
 from tests.server.text.vocabulary import accepts
 
@@ -85,3 +88,47 @@ def test_a_value_of_an_unknown_type_may_be_any(name, kind):
     assert accepts(forced, WRITERS[name]([("f", {"a": 1.5})]))
     assert accepts(forced, WRITERS[name]([("f", {"a": "x"})]))
     assert not accepts(forced, WRITERS[name]([("f", {"a": 123})]).replace("123", ""))
+
+
+def test_a_value_whose_schema_is_another_part_is_read_as_that_part_says():
+    """The reference is percent-encoded, as a pointer in the fragment of a URI is."""
+    parameters = {"properties": {"a": {"$ref": "#/$defs/List%3Ca~1b%3E"}}, "$defs": {"List<a/b>": {"type": "string"}}}
+    parser = FORMATS["qwen3-coder"].call_syntax.parser([ToolSchema("f", parameters)], None)
+    text = "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n</function>\n</tool_call>"
+    parts = [*parser.push(text), *parser.finish()]
+    assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {"a": "12"}
+
+
+TAGGED = ["qwen3-coder", "glm45", "minimax-m2", "deepseek-v3.2", "seed-oss"]  # formats whose parameters stand between tags
+TREE = {"properties": {"label": {"type": "string"}, "inner": {"type": "array", "items": {"$ref": "#"}}}, "required": ["label"]}
+PAIR = {"properties": {"a": {"type": "object", "properties": {"n": {"type": "integer"}}}, "b": {"$ref": "#/properties/a"}}}
+LISTED = {
+    "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/x%20y/anyOf/1"}}},
+    "$defs": {"x y": {"anyOf": [{}, {"const": 7}]}},
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize(
+    ("parameters", "arguments", "allowed"),
+    [
+        (TREE, {"label": "a", "inner": [{"label": "b", "inner": [{"label": "c"}]}]}, True),
+        (TREE, {"label": "a", "inner": [{"inner": []}]}, False),
+        (TREE, {"label": "a", "inner": [[]]}, False),
+        (PAIR, {"b": {"n": 1}}, True),
+        (PAIR, {"b": {"n": "x"}}, False),
+        (LISTED, {"a": [7, 7]}, True),
+        (LISTED, {"a": [8]}, False),
+    ],
+)
+def test_a_parameter_may_refer_to_any_part_of_the_schema(name, parameters, arguments, allowed):
+    forced = FORMATS[name].forced_calls([ToolSchema("f", parameters)], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", arguments)])) is allowed
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_a_parameter_has_only_the_definitions_to_which_it_refers(name):
+    shared = {"used": {"type": "object", "properties": {"n": {"$ref": "#/$defs/deeper"}}}, "deeper": {"type": "integer"}}
+    properties = {"flag": {"type": "boolean"}, "count": {"type": "integer"}, "point": {"$ref": "#/$defs/used"}}
+    grammar = grammar_of(name, {"properties": properties, "$defs": {**shared, "unused": {"enum": ["unused"]}}})
+    assert "unused" not in grammar and grammar.count('"n"') == 1
