@@ -68,7 +68,7 @@ class _Parameters:
         if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
             listed = " | ".join(map(literal, cast("list[str]", values)))
             return [f"{rule}: ({listed}) {self._end()}"]
-        return [up_to_marker(rule, self._form.padding + self._form.after_value, self._specials)]
+        return [up_to_marker(rule, self._form.after_value, self._specials)]  # models leave the padding out, for example of an empty text
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON."""

@@ -144,6 +144,21 @@ def test_the_grammar_allows_what_models_write(name):
     assert not accepts(one, "plain")
 
 
+@pytest.mark.parametrize("text", ["", "notes.txt", "notes.txt\n", "a\nb", "<b>\n</"])
+@pytest.mark.parametrize("padding", ["", "\n"])
+@pytest.mark.parametrize("ids", [{}, {"</parameter>": 256}])
+def test_a_text_ends_with_its_tag_and_the_grammar_agrees(text, padding, ids):
+    """Qwen3-Coder leaves out the line end before a closing tag, for example of an empty text. If the grammar read on, a call that the
+    parser has read would never end."""
+    form = FORMATS["qwen3-coder"]
+    tool = ToolSchema("f", {"properties": {"a": {"type": "string"}}, "required": ["a"]})
+    written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}{padding}</parameter>\n</function>\n</tool_call>"
+    assert accepts_marked(form.forced_calls([tool], ids, several=False), written, ids)
+    parts = [*(parser := AnswerRules(form, tools=[tool]).parser()).push(written), *parser.finish()]
+    found = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
+    assert found == {"a": (text + padding).removesuffix("\n")}
+
+
 def token_ids(form: Format) -> dict[str, int]:
     """Return ids of the format's markers, as if each were one token: the tags, or the token within the tags."""
     calls = form.call_syntax
