@@ -1,6 +1,6 @@
 """Build the grammar of calls whose parameters stand between tags. Parameters come in the order of the schema, and after them those that it
-does not name. A value that may be a string is any text up to its closing tag, or one of the schema's strings if it lists them (`enum`,
-`const`). Any other value is JSON of the property's schema."""
+does not name. A value that may be a string is any text up to its closing tag, or one of the schema's values if it lists them (`enum`,
+`const`). Any other value is JSON of the property's schema. If the tag says which of the two a value is, both may be allowed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.schemas import Schema, alone, as_schema, kinds, properties, required_of, resolved
+from server.text.dialects.calls.schemas import Schema, alone, as_schema, branches, is_text, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
@@ -52,23 +52,36 @@ class _Parameters:
         """Add the rules of a parameter. `key` is the rule of its name."""
         form, specials = self._form, self._specials
         allowed = kinds(schema, self._root)
-        is_text = not allowed or "string" in allowed
-        after = next(text for text, kind in form.after_key.items() if kind in (None, is_text))
-        glue = form.line if form.before_value else ""
-        head = joined(fixed(form.before_key, specials), key, fixed(after + glue + form.before_value + form.padding, specials))
-        self.rules += [
-            f"{rule}: {joined(head, f'{rule}_value', fixed(form.line, specials))}",
-            *(self._text(f"{rule}_value", schema) if is_text else self._json(f"{rule}_value", schema)),
-        ]
+        may_be_text, may_be_other = not allowed or "string" in allowed, not is_text(schema, self._root)
+        glue, written = form.line if form.before_value else "", list[str]()
+        for number, (after, says_text) in enumerate(form.after_key.items()):
+            if not (says_text is None or (may_be_text if says_text else may_be_other)):
+                continue
+            value = f"{rule}_value{number}"
+            head = joined(fixed(form.before_key, specials), key, fixed(after + glue + form.before_value + form.padding, specials))
+            written.append(joined(head, value, fixed(form.line, specials)))
+            as_text = may_be_text if says_text is None else says_text
+            self.rules += self._text(value, schema, mixes=says_text is None) if as_text else self._json(value, schema)
+        self.rules.append(f"{rule}: {' | '.join(written)}")
 
-    def _text(self, rule: str, schema: Schema) -> list[str]:
-        """Return the rules of a value that may be a string."""
-        whole = resolved(schema, self._root)
-        values = whole.get("enum", [whole.get("const")])
-        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-            listed = " | ".join(map(literal, cast("list[str]", values)))
+    def _text(self, rule: str, schema: Schema, *, mixes: bool) -> list[str]:
+        """Return the rules of a value that may be a string. `mixes`: other values are written in the same place."""
+        values = self._listed(schema)
+        if values is None:
+            branched = [self._listed(one) for one in branches(resolved(schema, self._root))]
+            values = [value for listed in branched for value in listed or ()] if None not in branched else []
+        values = [value for value in values if mixes or isinstance(value, str)]
+        if values:
+            listed = " | ".join(literal(value if isinstance(value, str) else json.dumps(value)) for value in values)
             return [f"{rule}: ({listed}) {self._end()}"]
         return [up_to_marker(rule, self._form.after_value, self._specials)]  # models leave the padding out, for example of an empty text
+
+    def _listed(self, schema: Schema) -> list[object] | None:
+        """Return the values that a schema lists, or None if it lists none."""
+        whole = resolved(schema, self._root)
+        if isinstance(values := whole.get("enum"), list):
+            return cast("list[object]", values)
+        return [whole["const"]] if "const" in whole else [None] if whole.get("type") == "null" else None
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON."""

@@ -132,3 +132,25 @@ def test_a_parameter_has_only_the_definitions_to_which_it_refers(name):
     properties = {"flag": {"type": "boolean"}, "count": {"type": "integer"}, "point": {"$ref": "#/$defs/used"}}
     grammar = grammar_of(name, {"properties": properties, "$defs": {**shared, "unused": {"enum": ["unused"]}}})
     assert "unused" not in grammar and grammar.count('"n"') == 1
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["on", "", None, 1]},
+        {"type": ["string", "null", "integer"], "enum": ["on", "", None, 1]},
+        {"anyOf": [{"enum": ["on", ""]}, {"type": "null"}, {"$ref": "#/$defs/one"}]},
+    ],
+)
+def test_a_text_that_may_be_null_follows_its_list(name, schema):
+    """OpenAI's strict mode writes an optional choice as one that may be null."""
+    tool = ToolSchema("f", {"properties": {"a": schema}, "required": ["a"], "$defs": {"one": {"const": 1}}})
+    forced = FORMATS[name].forced_calls([tool], {}, several=False)
+    for value in ("on", "", None, 1):
+        text = WRITERS[name]([("f", {"a": value})])
+        assert accepts(forced, text), text
+        parts = FORMATS[name].call_syntax.parser([tool], None).push(text)
+        assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {"a": value}
+    for value in ("off", 2):
+        assert not accepts(forced, WRITERS[name]([("f", {"a": value})]))
