@@ -51,6 +51,7 @@ class BlockParser:
         self._readers: tuple[CallParser, ...] = (calls.parser(rules.tools, rules.max_calls), plain) if names else ()
         self._num_started = 0
         self._max_calls = rules.max_calls
+        self._is_over = False  # a call beyond `max_calls` has begun
 
     @property
     def reasons(self) -> bool:
@@ -78,13 +79,14 @@ class BlockParser:
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
         """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond `max_calls`, and all parts
-        after it."""
+        after it, those of later steps included."""
         found: list[Part] = []
         for part in parts:
+            self._is_over |= isinstance(part, CallStart) and self._num_started == self._max_calls
+            if self._is_over:
+                break
             match part:
                 case CallStart():
-                    if self._num_started == self._max_calls:
-                        break
                     self._num_started += 1
                     found.append(replace(part, index=self._num_started - 1))
                 case CallArguments():

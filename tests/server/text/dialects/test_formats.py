@@ -98,6 +98,16 @@ def test_no_more_calls_than_allowed(name):
     assert not any(isinstance(part, Content) for part in parts)
 
 
+def test_parts_of_a_call_beyond_the_allowed_number_are_dropped():
+    """The first call is plain JSON, the second one has the format's markers. Both arrive in one step, and the answer ends inside the second
+    call."""
+    form = FORMATS["qwen3-coder"]
+    parser = AnswerRules(form, form.thoughts[0], tools=TOOLS, max_calls=1).parser()
+    plain, marked = WRITERS["json"]([("now", {})]), WRITERS["qwen3-coder"]([("write_file", {"path": "a"})])
+    parts = [*parser.push(f"{plain}\n{marked[: marked.index('</parameter>') + 5]}"), *parser.finish()]
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == "{}"
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_text_that_is_no_call_stays(name):
     rules = rules_of(FORMATS[name])
