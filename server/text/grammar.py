@@ -11,6 +11,11 @@ from server.messages import Constraint, ConstraintKind
 
 Specials = Mapping[str, int]  # ids of markers that are single tokens, by the marker's text
 WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # white space allowed between the tokens of JSON
+MAX_CHARS = 1 << 20  # limit on rules that repeat parts of a schema
+
+
+class GrammarTooLarge(Exception):
+    """Raised if rules repeat so much of a schema that they have more than MAX_CHARS."""
 
 
 def json_text(schema: Mapping[str, object]) -> str:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, cast
 
 from server.text.dialects.calls.schemas import Schema, alone, as_schema, branches, is_text, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
-from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
+from server.text.grammar import MAX_CHARS, GrammarTooLarge, Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
 if TYPE_CHECKING:
     from server.text.dialects.calls.tagged_calls import TaggedCalls
 
 
 def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-    """Return the rules between a call's markers; the first is `inside`."""
+    """Return the rules between a call's markers; the first is `inside`. Raise GrammarTooLarge if they repeat too much of the schemas."""
     grouped = by_schema(tools)
     again = f"({joined(fixed(form.line, specials), 'call')})*" if form.listed and several else ""
     before, after = (form.line if text else "" for text in (form.before_name, form.closing))
     inside = joined(fixed(before, specials), "call", again, fixed(after, specials), fixed(form.closing, specials))
     rules = [f"inside: {inside}", f"call: {alternatives('call', len(grouped))}"]
     for index, (schema, names) in enumerate(grouped.items()):
-        made = _Parameters(form, specials, index, cast("Schema", json.loads(schema)))
+        made = _Parameters(form, specials, index, cast("Schema", json.loads(schema)), most=MAX_CHARS - sum(map(len, rules)))
         head = joined(fixed(form.before_name, specials), f"/({'|'.join(names)})/", fixed(form.after_name + form.line, specials))
         rules += [f"call_{index}: {joined(head, *made.order, fixed(form.after_call, specials))}", *made.rules]
     return rules
@@ -33,10 +33,12 @@ def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Speci
 class _Parameters:
     """The rules of one schema's parameters, and the expression that puts them in order."""
 
-    def __init__(self, form: TaggedCalls, specials: Specials, index: int, root: Schema) -> None:
+    def __init__(self, form: TaggedCalls, specials: Specials, index: int, root: Schema, *, most: int) -> None:
+        """`most`: most characters of the rules."""
         self._form, self._specials, self._root = form, specials, root
         self.rules: list[str] = []
         self.order: list[str] = []
+        self._room = most
         whole = resolved(root, root)
         required = required_of(whole)
         for number, (name, schema) in enumerate(properties(root).items()):
@@ -84,8 +86,12 @@ class _Parameters:
         return [whole["const"]] if "const" in whole else [None] if whole.get("type") == "null" else None
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
-        """Return the rules of a value in JSON."""
-        return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {json_text(alone(schema, self._root))}"]
+        """Return the rules of a value in JSON. Each value has a copy of the parts to which its schema refers."""
+        text = json_text(alone(schema, self._root))
+        self._room -= len(text)
+        if self._room < 0:
+            raise GrammarTooLarge
+        return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {text}"]
 
     def _end(self) -> str:
         """Return the rule of the text after a value."""

@@ -171,6 +171,20 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     assert held == "city" or constraint is None or not constraint.fallback
 
 
+def test_a_schema_is_not_copied_without_end(serve):
+    """In this format each parameter has a copy of the parts to which it refers. This schema of 60 KB would have 75 MB of them."""
+    spec = ModelSpec("null", "null", tool_parser="qwen3-coder", reasoning=False)
+    server = serve(tokenizer=ByteTokenizer(specials=MARKERS), initial=[spec], max_schema_bytes=1 << 20)
+    properties = {f"p{number}": {"$ref": "#/$defs/all"} for number in range(1000)}
+    parameters = {"properties": properties, "$defs": {"all": {"type": "object", "properties": {f"q{n}": {} for n in range(5000)}}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+    refused = server.chat(tools=[tool], tool_choice="required", truncate_prompt_tokens=-1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    assert server.chat(tools=[tool], truncate_prompt_tokens=-1).status_code == 200
+    constraint = server.worker.submits[-1].params.constraint
+    assert "call_0: " in constraint.source and "q4999" not in constraint.source and not constraint.fallback
+
+
 @pytest.mark.parametrize(
     ("form", "specials", "trigger"),
     [

@@ -9,6 +9,7 @@ import pytest
 from server.text.dialects.calls.schemas import kinds
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.tool import ToolSchema
+from server.text.grammar import GrammarTooLarge
 from server.text.parts import CallArguments
 from tests.server.text.dialects.written import WRITERS
 from tests.server.text.vocabulary import accepts
@@ -132,6 +133,16 @@ def test_a_parameter_has_only_the_definitions_to_which_it_refers(name):
     properties = {"flag": {"type": "boolean"}, "count": {"type": "integer"}, "point": {"$ref": "#/$defs/used"}}
     grammar = grammar_of(name, {"properties": properties, "$defs": {**shared, "unused": {"enum": ["unused"]}}})
     assert "unused" not in grammar and grammar.count('"n"') == 1
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_copies_of_a_part_are_limited(name):
+    """This schema of 60 KB would have 75 MB of copies, which are made before any limit on the grammar could refuse them."""
+    properties = {f"p{number}": {"$ref": "#/$defs/all"} for number in range(1000)}
+    shared = {"all": {"type": "object", "properties": {f"q{number}": {} for number in range(5000)}}}
+    with pytest.raises(GrammarTooLarge):
+        grammar_of(name, {"properties": properties, "$defs": shared})
+    assert grammar_of(name, {"properties": dict([*properties.items()][:10]), "$defs": shared})
 
 
 @pytest.mark.parametrize("name", TAGGED)
