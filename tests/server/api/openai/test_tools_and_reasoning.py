@@ -345,6 +345,10 @@ STRUCTURAL = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema"
         ({"response_format": {"type": "json_object"}}, "json_schema", json_text({"type": "object"})),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", json_text(SCHEMA)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "value": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}}, "json_schema", json_text({})),
+        ({"guided_json": "true"}, "json_schema", json_text({})),
         ({"response_format": {"type": "regex", "value": "[0-9]+"}}, "regex", "[0-9]+"),
         ({"guided_json": SCHEMA}, "json_schema", json_text(SCHEMA)),
         ({"json_schema": json.dumps(SCHEMA)}, "json_schema", json_text(SCHEMA)),
@@ -362,8 +366,9 @@ def test_formats_become_constraints(server, body, kind, source):
     assert (constraint.kind, constraint.source) == (kind, source)
 
 
-def test_text_is_no_constraint(server):
-    server.chat(response_format={"type": "text"})
+@pytest.mark.parametrize("body", [{"response_format": {"type": "text"}}, {"grammar": ""}])
+def test_text_is_no_constraint(server, body):
+    assert server.chat(**body).status_code == 200
     assert server.worker.submits[-1].params.constraint is None
 
 
@@ -372,6 +377,8 @@ def test_text_is_no_constraint(server):
     [
         ({"guided_json": "{"}, "invalid_schema"),
         ({"guided_json": "[1]"}, "invalid_schema"),
+        ({"guided_json": False}, "invalid_schema"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value"),
         ({"guided_choice": []}, "invalid_value"),
         ({"guided_regex": "a" * 70_000}, "invalid_value"),
         ({"guided_regex": "a", "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),
