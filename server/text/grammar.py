@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import msgspec
+
 from server.messages import Constraint, ConstraintKind
 
 Specials = Mapping[str, int]  # ids of markers that are single tokens, by the marker's text
@@ -80,6 +82,14 @@ def structured(structures: Sequence[Structure]) -> Constraint:
         around = [f"head{triggers.index(one.trigger)}", literal(begin), f"{tag}_inside", literal(one.end)]
         rules += [f"{tag}: {' '.join(filter(None, around))}", f"{tag}_inside: %json {json_text(one.schema)}"]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def or_calls(constraint: Constraint, calls: Constraint, *, before: str = "") -> Constraint:
+    """Return a constraint that allows `calls` in place of the answer. `before`: the rule of what precedes the answer, but no call. The
+    grammar of the calls is nested, so that its rules may have any names."""
+    start, _, rules = (constraint.head or "start: answer").partition("\n")
+    head = [f"{start.removesuffix('answer')}({before}answer | calls)", rules, f"calls: %lark {{\n{calls.source}\n}}"]
+    return msgspec.structs.replace(constraint, head="\n".join(filter(None, head)))
 
 
 def up_to_marker(rule: str, marker: str, specials: Specials) -> str:

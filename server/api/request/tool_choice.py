@@ -92,6 +92,15 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
     return constraint
 
 
+def possible_calls(use: ToolUse, dialect: Dialect) -> Constraint | None:
+    """Return the constraint on calls that may take the place of an answer in JSON. Return None if no tools are offered, or if calls could
+    not be told from JSON. Calls may name only offered tools. Their arguments are any object, since a schema that cannot be compiled would
+    refuse the request."""
+    if not use.tools or not dialect.announces_calls:
+        return None
+    return dialect.forced_calls([ToolSchema(tool.function.name) for tool in use.tools], several=not use.single)
+
+
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
     """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
     None, which leaves the model unconstrained, if there are no tools, if no tokens tell where calls and thoughts begin, or if the schemas

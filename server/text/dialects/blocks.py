@@ -11,7 +11,7 @@ from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.thoughts import Thoughts, ThoughtSplitter
 from server.text.dialects.tool import ToolSchema
-from server.text.grammar import Specials
+from server.text.grammar import Specials, or_calls
 from server.text.parts import CallArguments, CallStart, Content, Part
 
 
@@ -35,8 +35,18 @@ class BlockFormat(Format):
     def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
         return self.calls.forced(tools, specials, several=several)
 
-    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
-        return constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
+    def framed(
+        self,
+        constraint: Constraint,
+        specials: Specials,
+        thoughts: Thoughts | None,
+        *,
+        thinking: bool,
+        is_call: bool,
+        calls: Constraint | None = None,
+    ) -> Constraint:
+        framed = constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
+        return framed if calls is None else or_calls(framed, calls)
 
 
 class BlockParser:

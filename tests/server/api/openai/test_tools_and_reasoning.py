@@ -171,6 +171,22 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     assert held == "city" or constraint is None or not constraint.fallback
 
 
+@pytest.mark.parametrize(("form", "has_calls"), [("hermes", True), ("harmony", True), ("llama3", False), ("phi4", False)])
+def test_an_answer_in_json_may_be_a_call_instead(serve, form, has_calls):
+    """A response format applies to messages, not to calls. If calls begin like JSON, a mask could not tell them apart."""
+    spec = ModelSpec("null", "null", tool_parser=form, reasoning=False)
+    server = serve(tokenizer=ByteTokenizer(specials=[*MARKERS, *MARKERS_OF_CHANNELS]), initial=[spec])
+
+    def head(**fields) -> str:
+        assert server.chat(**fields).status_code == 200
+        return server.worker.submits[-1].params.constraint.head
+
+    assert ("add|now|sky" in head(tools=OFFERED, response_format=INTEGER)) is has_calls
+    for other in ({"tool_choice": "none"}, {"tool_choice": "required"}):
+        assert "now" not in head(tools=OFFERED, response_format=INTEGER, **other)
+    assert "now" not in head(response_format=INTEGER) + head(tools=OFFERED, guided_json=True)
+
+
 def test_a_schema_is_not_copied_without_end(serve):
     """In this format each parameter has a copy of the parts to which it refers. This schema of 60 KB would have 75 MB of them."""
     spec = ModelSpec("null", "null", tool_parser="qwen3-coder", reasoning=False)

@@ -9,6 +9,7 @@ import random
 import msgspec
 import pytest
 
+from server.messages import Constraint, ConstraintKind
 from server.text.detokenize import Detokenizer, StopRules
 from server.text.dialects.calls.tagged_calls import TaggedCalls
 from server.text.dialects.dialect import Dialect
@@ -16,6 +17,7 @@ from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.formats.harmony import Harmony
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
+from server.text.grammar import json_text
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
@@ -167,6 +169,29 @@ def test_a_text_ends_with_its_tag_and_the_grammar_agrees(text, padding, ids):
     parts = [*(parser := AnswerRules(form, tools=[tool]).parser()).push(written), *parser.finish()]
     found = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
     assert found == {"a": (text + padding).removesuffix("\n")}
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in WRITERS if (calls := FORMATS[name].call_syntax) and calls.announces and not calls.bare)]
+)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_in_json_may_be_a_call_instead(name, thinks):
+    """Agents demand JSON for the last answer, and offer tools for those before it."""
+    form = FORMATS[name]
+    answer = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object", "properties": {"a": {"type": "integer"}}}))
+    calls = form.forced_calls([ToolSchema(tool.name) for tool in TOOLS], {}, several=True)
+    thoughts = form.thoughts[0] if thinks else None
+    framed = form.framed(answer, {}, thoughts, thinking=False, is_call=False, calls=calls)
+    before = f"{thoughts.begin}hm{thoughts.closing}\n" if thoughts else ""
+    for text in ('{"a": 1}', WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("now", {}), ("add", {"a": 2})])):
+        assert accepts(framed, text) and accepts(framed, before + text), text
+    for text in ("so", '{"a": "x"}', "", WRITERS[name]([("other", {})])):
+        assert not accepts(framed, text), text
+    ids = token_ids(form)
+    marked = form.framed(
+        answer, ids, thoughts, thinking=False, is_call=False, calls=form.forced_calls([ToolSchema("now")], ids, several=True)
+    )
+    assert accepts_marked(marked, WRITERS[name]([("now", {})]), ids) and accepts_marked(marked, '{"a": 1}', ids)
 
 
 def token_ids(form: Format) -> dict[str, int]:
