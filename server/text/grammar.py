@@ -95,7 +95,9 @@ def or_calls(constraint: Constraint, calls: Constraint, *, before: str = "") -> 
 def up_to_marker(rule: str, marker: str, specials: Specials) -> str:
     """Return the rule for any text that ends with the marker."""
     if found := [at for special in specials if (at := marker.find(special)) >= 0]:
-        return f"{rule}: /(?s:.*)/ {fixed(marker[min(found) :], specials)}"  # text before the token is part of the unconstrained text
+        # The text must end with what precedes the token in the marker. Otherwise the token would not belong to a marker.
+        begin = re.escape(marker[: min(found)]).replace("/", "\\/").replace("\n", "n")
+        return f"{rule}: /(?s:.*){begin}/ {fixed(marker[min(found) :], specials)}"
     return f"{rule}[suffix={json.dumps(marker)}]: /(?s:.*)/"
 
 
