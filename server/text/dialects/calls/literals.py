@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import cast
 
 from server.text.dialects.calls.schemas import KINDS, Schema, as_schema, branches, kinds, required_of, resolved
-from server.text.grammar import Specials, joined, literal, marker_rule, up_to_marker
+from server.text.grammar import Specials, joined, json_text, literal, marker_rule, up_to_marker
 
 INTEGER = "/-?(0|[1-9][0-9]*)/"
 NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+LIMITS = {"integer": BOUNDS, "number": BOUNDS, "string": ("minLength", "maxLength", "pattern", "format")}  # words that restrict a type
 ANY = ("string", "number", "boolean", "null", "array", "object")
 
 
@@ -120,6 +122,11 @@ class LiteralRules:
     def _of_kind(self, kind: str, schema: Schema) -> str:
         """Return the expression for the values of one JSON type that match a schema."""
         style = self._style
+        limits = {} if kind == "string" and style.quote else {word: schema[word] for word in LIMITS.get(kind, ()) if word in schema}
+        if limits:  # numbers and strings of JSON are literals, too, and llguidance holds them to their limits
+            name = f"{self._prefix}_limited{len(self._rules)}"
+            self._rules.append(f"{name}: %json {json_text({'type': kind, **limits})}")
+            return name
         match kind:
             case "string":
                 return self._text()
@@ -132,10 +139,18 @@ class LiteralRules:
             case "number":
                 return NUMBER
             case "array":
-                item = self.value(as_schema(schema.get("items")))
-                return f'"[" ({item} ({literal(style.comma)} {item})*)? "]"'
+                return self._array(schema)
             case _:
                 return self._object(schema)
+
+    def _array(self, schema: Schema) -> str:
+        """Return the expression for the arrays that match a schema."""
+        item, comma = self.value(as_schema(schema.get("items"))), literal(self._style.comma)
+        least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
+        if most == 0:
+            return '"[" "]"'
+        items = f"{item} ({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _text(self) -> str:
         """Return the expression for any string."""
@@ -153,8 +168,14 @@ class LiteralRules:
         if not named and schema.get("additionalProperties") is False:
             return '"{" "}"'
         if not named:
-            key = r"/[^\s:{}\[\],<>]+/" if style.bare_keys else self._text()
+            key = r"/[^\s:{}\[\],<>\"']+/" if style.bare_keys else self._text()
             item = f"{key} {literal(style.colon)} {self.value(as_schema(schema.get('additionalProperties')))}"
             return f'"{{" ({item} ({literal(style.comma)} {item})*)? "}}"'
         before = {name: literal(style.key(name) + style.colon) for name in named}
         return " ".join(filter(None, ['"{"', self.fields(named, required_of(schema), before), '"}"']))
+
+
+def _count(schema: Schema, word: str) -> int | None:
+    """Return the number of items that a word of a schema names, or None if it names none."""
+    found = schema.get(word)
+    return int(found) if isinstance(found, int | float) and found >= 0 else None

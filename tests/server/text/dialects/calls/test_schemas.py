@@ -165,3 +165,35 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {"a": value}
     for value in ("off", 2):
         assert not accepts(forced, WRITERS[name]([("f", {"a": value})]))
+
+
+@pytest.mark.parametrize("name", LITERALS)
+@pytest.mark.parametrize(
+    ("schema", "value", "allowed"),
+    [
+        ({"type": "integer", "minimum": 3, "maximum": 12}, 12, True),
+        ({"type": "integer", "minimum": 3, "maximum": 12}, 13, False),
+        ({"type": "number", "exclusiveMinimum": 0}, 0.5, True),
+        ({"type": "number", "exclusiveMinimum": 0}, 0, False),
+        ({"type": ["integer", "null"], "multipleOf": 5}, 7, False),
+        ({"type": ["integer", "null"], "multipleOf": 5}, None, True),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1], False),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1, 2, 3], True),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2.0, "maxItems": 3}, [1, 2, 3, 4], False),
+        ({"type": "array", "maxItems": 0}, [], True),
+        ({"type": "array", "maxItems": 0}, [1], False),
+        ({"type": "array", "minItems": 1}, [], False),
+        ({"type": "array", "minItems": "x"}, [], True),
+    ],
+)
+def test_literals_keep_the_limits_of_their_schema(name, schema, value, allowed):
+    forced = FORMATS[name].forced_calls([ToolSchema("f", {"properties": {"a": schema}, "required": ["a"]})], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"a": value})])) is allowed
+
+
+@pytest.mark.parametrize("name", ["pythonic", "lfm2", "olmo3"])
+@pytest.mark.parametrize(("text", "allowed"), [("abc", True), ("abcd", False), ("x", False)])
+def test_python_texts_keep_the_limits_of_their_schema(name, text, allowed):
+    schema = {"type": "string", "maxLength": 3, "pattern": "^a"}
+    forced = FORMATS[name].forced_calls([ToolSchema("f", {"properties": {"a": schema}, "required": ["a"]})], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"a": text})])) is allowed
