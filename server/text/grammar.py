@@ -14,14 +14,14 @@ from server.messages import Constraint, ConstraintKind
 
 Specials = Mapping[str, int]  # ids of markers that are single tokens, by the marker's text
 WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # white space allowed between the tokens of JSON
-FORMATS = frozenset(
+KNOWN_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
 )  # those that are enforced
 # words of a schema whose values are schemas: by name, or one or a list of them
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 PARTS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
 # by word: values with which it restricts nothing
-IDLE: Mapping[str, Sequence[object]] = {
+WITHOUT_EFFECT: Mapping[str, Sequence[object]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
     "dependentRequired": ({},),
@@ -48,7 +48,7 @@ def _restricting(schema: object) -> object:
         case dict():
             made: dict[str, object] = {}
             for word, value in cast("Mapping[str, object]", schema).items():
-                if (word == "format" and isinstance(value, str) and value not in FORMATS) or value in IDLE.get(word, ()):
+                if (word == "format" and isinstance(value, str) and value not in KNOWN_FORMATS) or value in WITHOUT_EFFECT.get(word, ()):
                     continue
                 if word in MAPS and isinstance(value, dict):
                     made[word] = {name: _restricting(one) for name, one in cast("Mapping[str, object]", value).items()}
