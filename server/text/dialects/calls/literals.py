@@ -63,6 +63,7 @@ class LiteralRules:
         self._style, self._specials, self._prefix, self._root = style, specials, prefix, root
         self._rules: list[str] = []
         self._names: dict[str, str] = {}  # names of rules, by the text of the schema
+        self._by_id: dict[int, str] = {}  # the same by the identity of the schema; `root` has all schemas, except empty ones
         self._unmade: deque[tuple[str, Schema]] = deque()  # rules that are named and not made yet
         self._num_lists = 0  # lists of fields
 
@@ -71,16 +72,19 @@ class LiteralRules:
         """The rules of all values for which `value` has returned a name, and of the values in these."""
         while self._unmade:  # not by recursion, because schemas may refer to one another in a long chain
             name, schema = self._unmade.popleft()
-            self._rules.append(f"{name}: {self._expression(resolved(schema, self._root))}")
+            self._rules.append(f"{name}: {self._expression(schema)}")
         return self._rules
 
     def value(self, schema: Schema) -> str:
-        """Return the name of the rule for values that match a schema."""
-        text = json.dumps(schema, sort_keys=True)
-        if text not in self._names:
-            self._names[text] = name = f"{self._prefix}_{len(self._names)}"
-            self._unmade.append((name, schema))
-        return self._names[text]
+        """Return the name of the rule for values that match a schema. All references to one part of `root` have the rule of that part."""
+        found = resolved(schema, self._root)
+        if id(found) not in self._by_id:
+            text = json.dumps(found, sort_keys=True)
+            if text not in self._names:
+                self._names[text] = name = f"{self._prefix}_{len(self._names)}"
+                self._unmade.append((name, found))
+            self._by_id[id(found)] = self._names[text]
+        return self._by_id[id(found)]
 
     def fields(self, named: Mapping[str, Schema], required: Collection[str], before: Mapping[str, str]) -> str:
         """Return the expression for named values in this order, separated by commas. Values that are not `required` may be absent. `before`

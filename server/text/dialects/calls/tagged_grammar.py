@@ -8,12 +8,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.schemas import Schema, alone, as_schema, branches, is_text, kinds, properties, required_of, resolved
+from server.text.dialects.calls.schemas import Schema, alone, as_schema, branches, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import MAX_CHARS, GrammarTooLarge, Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
 if TYPE_CHECKING:
     from server.text.dialects.calls.tagged_calls import TaggedCalls
+
+TEXT = frozenset({"string"})
 
 
 def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -39,6 +41,7 @@ class _Parameters:
         self.rules: list[str] = []
         self.order: list[str] = []
         self._room = most
+        self._kinds_of: dict[int, frozenset[str]] = {}  # by the identity of the schema; `root` has all schemas, except empty ones
         whole = resolved(root, root)
         required = required_of(whole)
         for number, (name, schema) in enumerate(properties(root).items()):
@@ -53,8 +56,8 @@ class _Parameters:
     def _add(self, rule: str, key: str, schema: Schema) -> None:
         """Add the rules of a parameter. `key` is the rule of its name."""
         form, specials = self._form, self._specials
-        allowed = kinds(schema, self._root)
-        may_be_text, may_be_other = not allowed or "string" in allowed, not is_text(schema, self._root)
+        allowed = self._kinds(schema)
+        may_be_text, may_be_other = not allowed or "string" in allowed, allowed != TEXT
         glue, written = form.line if form.before_value else "", list[str]()
         for number, (after, says_text) in enumerate(form.after_key.items()):
             if not (says_text is None or (may_be_text if says_text else may_be_other)):
@@ -63,8 +66,22 @@ class _Parameters:
             head = joined(fixed(form.before_key, specials), key, fixed(after + glue + form.before_value + form.padding, specials))
             written.append(joined(head, value, fixed(form.line, specials)))
             as_text = may_be_text if says_text is None else says_text
-            self.rules += self._text(value, schema, mixes=says_text is None) if as_text else self._json(value, schema)
+            self._put(self._text(value, schema, mixes=says_text is None) if as_text else self._json(value, schema))
         self.rules.append(f"{rule}: {' | '.join(written)}")
+
+    def _kinds(self, schema: Schema) -> frozenset[str]:
+        """Return the JSON types that a schema allows. A part of the schema to which many parameters refer is read once."""
+        part = resolved(schema, self._root)
+        if id(part) not in self._kinds_of:
+            self._kinds_of[id(part)] = kinds(part, self._root)
+        return self._kinds_of[id(part)]
+
+    def _put(self, rules: list[str]) -> None:
+        """Add the rules of a value, which may be a copy of parts to which many values refer. Raise GrammarTooLarge if there is no room."""
+        self._room -= sum(map(len, rules))
+        if self._room < 0:
+            raise GrammarTooLarge
+        self.rules += rules
 
     def _text(self, rule: str, schema: Schema, *, mixes: bool) -> list[str]:
         """Return the rules of a value that may be a string. `mixes`: other values are written in the same place."""
@@ -88,9 +105,6 @@ class _Parameters:
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON. Each value has a copy of the parts to which its schema refers."""
         text = json_text(alone(schema, self._root))
-        self._room -= len(text)
-        if self._room < 0:
-            raise GrammarTooLarge
         return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {text}"]
 
     def _end(self) -> str:

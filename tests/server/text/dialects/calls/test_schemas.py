@@ -145,6 +145,16 @@ def test_copies_of_a_part_are_limited(name):
     assert grammar_of(name, {"properties": dict([*properties.items()][:10]), "$defs": shared})
 
 
+@pytest.mark.parametrize("name", [*LITERALS, *TAGGED])
+@pytest.mark.parametrize("words", [{"enum": [*map(str, range(3000))]}, {"anyOf": [{"const": str(number)} for number in range(3000)]}])
+def test_a_list_to_which_many_values_refer_is_not_copied_without_end(name, words):
+    properties = {f"p{number}": {"$ref": "#/$defs/all", "title": str(number)} for number in range(300)}
+    try:
+        assert len(grammar_of(name, {"properties": properties, "$defs": {"all": words}})) < 300_000
+    except GrammarTooLarge:
+        assert name in TAGGED
+
+
 @pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize(
     "schema",
