@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from server.mcp.attempt import Attempt
 from server.mcp.errors import McpError
 from server.mcp.names import free_name
 from server.mcp.session import Session
 from server.mcp.tools import McpTool, ToolResult
+from server.text.dialects.calls.characters import object_of
 
 LIST_S, CALL_S = 60.0, 600.0  # longest times for a list of tools, and for a call, which the user can cancel
 
@@ -61,15 +61,12 @@ class Toolbox:
 
     def call(self, offer: Offer, arguments: str, progress: Callable[[str], None]) -> ToolResult:
         """Call a tool. A call that fails has an error as its result. `progress` gets the messages that the server sends meanwhile."""
-        try:
-            read: object = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            read = None
-        if not isinstance(read, dict):
+        read = object_of(arguments)
+        if read is None:
             return ToolResult(f"the arguments are {arguments[:80]!r}; expected a JSON object", is_error=True)
         attempt = Attempt(CALL_S, lambda told: progress(_progress(told)))
         try:
-            return offer.session.call(offer.tool, cast("dict[str, Any]", read), attempt)
+            return offer.session.call(offer.tool, read, attempt)
         except McpError as error:
             return ToolResult(str(error), is_error=True)
 

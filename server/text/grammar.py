@@ -6,17 +6,57 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
+
+import msgspec
 
 from server.messages import Constraint, ConstraintKind
 
 Specials = Mapping[str, int]  # ids of markers that are single tokens, by the marker's text
 WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # white space allowed between the tokens of JSON
+KNOWN_FORMATS = frozenset(
+    {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
+)  # those that are enforced
+# words of a schema whose values are schemas: by name, or one or a list of them
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+PARTS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
+# by word: values with which it restricts nothing
+WITHOUT_EFFECT: Mapping[str, Sequence[object]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "dependentRequired": ({},),
+}
+MAX_CHARS = 1 << 20  # limit on rules that repeat parts of a schema
+
+
+class GrammarTooLarge(Exception):
+    """Raised if rules repeat so much of a schema that they have more than MAX_CHARS."""
 
 
 def json_text(schema: Mapping[str, object]) -> str:
     """Return a schema that allows less white space than JSON does: one space, or a line end and its indentation. Small models tend to write
     endless line ends once they are forced to write JSON."""
-    return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **schema})
+    return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **cast("dict[str, object]", _restricting(schema))})
+
+
+def _restricting(schema: object) -> object:
+    """Return a schema, or a list of schemas, without words that restrict nothing. llguidance refuses some of them, such as a format that it
+    does not know; JSON Schema says that an unknown format restricts nothing."""
+    match schema:
+        case list():
+            return [_restricting(one) for one in cast("list[object]", schema)]
+        case dict():
+            made: dict[str, object] = {}
+            for word, value in cast("Mapping[str, object]", schema).items():
+                if (word == "format" and isinstance(value, str) and value not in KNOWN_FORMATS) or value in WITHOUT_EFFECT.get(word, ()):
+                    continue
+                if word in MAPS and isinstance(value, dict):
+                    made[word] = {name: _restricting(one) for name, one in cast("Mapping[str, object]", value).items()}
+                else:
+                    made[word] = _restricting(value) if word in PARTS else value
+            return made
+        case _:
+            return schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +84,20 @@ def structured(structures: Sequence[Structure]) -> Constraint:
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 
+def or_calls(constraint: Constraint, calls: Constraint, *, before: str = "") -> Constraint:
+    """Return a constraint that allows `calls` in place of the answer. `before`: the rule of what precedes the answer, but no call. The
+    grammar of the calls is nested, so that its rules may have any names."""
+    start, _, rules = (constraint.head or "start: answer").partition("\n")
+    head = [f"{start.removesuffix('answer')}({before}answer | calls)", rules, f"calls: %lark {{\n{calls.source}\n}}"]
+    return msgspec.structs.replace(constraint, head="\n".join(filter(None, head)))
+
+
 def up_to_marker(rule: str, marker: str, specials: Specials) -> str:
     """Return the rule for any text that ends with the marker."""
     if found := [at for special in specials if (at := marker.find(special)) >= 0]:
-        return f"{rule}: /(?s:.*)/ {fixed(marker[min(found) :], specials)}"  # text before the token is part of the unconstrained text
+        # The text must end with what precedes the token in the marker. Otherwise the token would not belong to a marker.
+        begin = re.escape(marker[: min(found)]).replace("/", "\\/").replace("\n", "n")
+        return f"{rule}: /(?s:.*){begin}/ {fixed(marker[min(found) :], specials)}"
     return f"{rule}[suffix={json.dumps(marker)}]: /(?s:.*)/"
 
 

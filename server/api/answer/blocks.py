@@ -8,14 +8,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, cast
-
-import msgspec
+from typing import Any
 
 from server.api.answer.generate import Generation, Step, Usage
 from server.api.answer.step_parser import StepParser
 from server.api.request.prepare import ChatPlan, off_loop
 from server.errors import ApiError
+from server.text.dialects.calls.characters import object_of
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 
@@ -47,11 +46,7 @@ class Block:
     @property
     def arguments(self) -> Mapping[str, Any]:
         """The arguments of a call as an object. If the call was cut off, its arguments are not valid JSON, and the object is empty."""
-        try:
-            read = msgspec.json.decode(self.text or "{}")
-        except (msgspec.MsgspecError, RecursionError):
-            return {}
-        return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}
+        return object_of(self.text) or {}
 
 
 class BlockAnswer(ABC):

@@ -32,10 +32,10 @@ from server.api.request.prepare import (
 )
 from server.api.request.schema import AUDIO_PARTS, IMAGE_PART, ChatBody, Tool
 from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
-from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use, with_tools
+from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, possible_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
-from server.messages import CachePages, Constraint, Excerpt, Thinking
+from server.messages import CachePages, Constraint, ConstraintKind, Excerpt, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.dialects.preamble import described
@@ -325,7 +325,8 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     elif constraint is None:
         splits = body.separate_reasoning is not False and (thinking or dialect.thinks)
         return offered_calls(use, loaded, settings.max_schema_bytes, splits=splits, thinking=thinking)
-    return dialect.framed(constraint, thinking=thinking, is_call=use.demanded)
+    calls = possible_calls(use, dialect) if constraint.kind is ConstraintKind.JSON_SCHEMA and body.response_format is not None else None
+    return dialect.framed(constraint, thinking=thinking, is_call=use.demanded, calls=calls)
 
 
 def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:

@@ -242,7 +242,7 @@ def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint 
         ("regex", _plain(ConstraintKind.REGEX, body.regex)),
         ("guided_choice", _choice(body.guided_choice, "guided_choice", most)),
         ("guided_grammar", _plain(ConstraintKind.GRAMMAR, body.guided_grammar)),
-        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar)),
+        ("grammar", _plain(ConstraintKind.GRAMMAR, body.grammar or None)),  # clients of llama.cpp send an empty one
     ]
     if form is not None:
         found.append(("response_format", _response_format(body, most)))
@@ -268,7 +268,7 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
             return named or ANY_OBJECT
         case "json_schema":
             asked = form.json_schema if form else None
-            schema = asked.schema_ if asked else (form.value if form else None)
+            schema = asked.schema_ if asked else ((form.schema_ if form.value is None else form.value) if form else None)
             if schema is None:
                 raise invalid(
                     "response_format.json_schema.schema", "response_format has type json_schema and no schema; expected an object"
@@ -317,9 +317,10 @@ def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Co
             schema = cast("JsonObject | bool | str | None", read_json(schema))
         except ApiError as error:
             raise ApiError(INVALID_SCHEMA, f"{param} is not JSON: {error.message}", param=param) from error
-    if not isinstance(schema, dict | bool):
-        raise ApiError(INVALID_SCHEMA, f"{param} is {schema!r:.60}; expected an object", param=param)
-    return Constraint(ConstraintKind.JSON_SCHEMA, json_text(schema) if isinstance(schema, dict) else json.dumps(schema))
+    schema = {} if schema is True else schema  # both allow every value
+    if not isinstance(schema, dict):
+        raise ApiError(INVALID_SCHEMA, f"{param} is {json.dumps(schema):.60}; expected an object, or true", param=param)
+    return Constraint(ConstraintKind.JSON_SCHEMA, json_text(schema))
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:

@@ -77,7 +77,7 @@ class ResponseFormat(Options):
 
     type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # the schema for type json_object
+    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # a schema, for json_object or without json_schema
     value: JsonObject | Text | None = None  # a regex, or a schema
     regex_schema: Text | None = None
     structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)

@@ -13,6 +13,7 @@ from server.models.model import Loaded
 from server.text.dialects.calls.plain_calls import plain_grammar
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.tool import ToolSchema
+from server.text.grammar import GrammarTooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,22 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
     """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if the schemas
     have more than `max_bytes`."""
-    constraint = dialect.forced_calls(use.schemas, several=not use.single)
-    if len(constraint.source.encode()) > max_bytes:
+    try:
+        constraint = dialect.forced_calls(use.schemas, several=not use.single)
+    except GrammarTooLarge:
+        constraint = None
+    if constraint is None or len(constraint.source.encode()) > max_bytes:
         raise invalid("tools", f"the schemas of tools have more than {max_bytes} bytes; shorten them")
     return constraint
+
+
+def possible_calls(use: ToolUse, dialect: Dialect) -> Constraint | None:
+    """Return the constraint on calls that may take the place of an answer in JSON. Return None if no tools are offered, or if calls could
+    not be told from JSON. Calls may name only offered tools. Their arguments are any object, since a schema that cannot be compiled would
+    refuse the request."""
+    if not use.tools or not dialect.announces_calls:
+        return None
+    return dialect.forced_calls([ToolSchema(tool.function.name) for tool in use.tools], several=not use.single)
 
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
@@ -98,7 +111,7 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
     if not use.tools or trigger is None:
         return None
     dialect, kinds = loaded.dialect, (strict, [ToolSchema(name) for name in names])
-    marked = [dialect.behind_trigger(tools, several=not use.single) for tools in kinds] if trigger.token_id is not None else []
+    marked = [_behind_trigger(dialect, tools, several=not use.single) for tools in kinds] if trigger.token_id is not None else []
     plain = [plain_grammar(tools) for tools in kinds] if trigger.plain else []
     source, fallback = _fitting(marked, max_bytes)
     plain_source, plain_fallback = _fitting(plain, max_bytes)
@@ -107,8 +120,16 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
     return Constraint(ConstraintKind.GRAMMAR, source, trigger, fallback, plain=plain_source, plain_fallback=plain_fallback)
 
 
+def _behind_trigger(dialect: Dialect, tools: Sequence[ToolSchema], *, several: bool) -> str:
+    """Return the grammar of calls after the token that opens them, or an empty text if it would be too large."""
+    try:
+        return dialect.behind_trigger(tools, several=several)
+    except GrammarTooLarge:
+        return ""
+
+
 def _fitting(sources: Sequence[str], max_bytes: int) -> tuple[str, str]:
     """Return the first grammar that is not too large, and the next one if it differs; empty: there is none."""
-    fitting = [source for source in dict.fromkeys(sources) if len(source.encode()) <= max_bytes]
+    fitting = [source for source in dict.fromkeys(sources) if source and len(source.encode()) <= max_bytes]
     first, second, *_ = (*fitting, "", "")
     return first, second

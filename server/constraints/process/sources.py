@@ -6,8 +6,8 @@ import json
 import re
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
+from server.constraints.process.gbnf import is_lark, lark_of_gbnf
 from server.constraints.process.wire import Source
 from server.messages import ConstraintKind
 
@@ -44,11 +44,12 @@ def _answer_of(kind: ConstraintKind, source: str) -> str:
 
 
 def _lark(source: str) -> str:
-    """Return a grammar as Lark. GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, is translated. Raise ValueError if it is
-    neither Lark nor GBNF."""
+    """Return a grammar as Lark; GBNF is translated. Raise ValueError if it is neither."""
+    if is_lark(source):
+        return source
     try:
-        return any_to_lark(source)
-    except Exception as error:  # the translator may raise any exception
+        return lark_of_gbnf(source)
+    except Exception as error:  # the parser may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 

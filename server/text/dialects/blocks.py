@@ -11,7 +11,7 @@ from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.thoughts import Thoughts, ThoughtSplitter
 from server.text.dialects.tool import ToolSchema
-from server.text.grammar import Specials
+from server.text.grammar import Specials, or_calls
 from server.text.parts import CallArguments, CallStart, Content, Part
 
 
@@ -35,8 +35,18 @@ class BlockFormat(Format):
     def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
         return self.calls.forced(tools, specials, several=several)
 
-    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
-        return constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
+    def framed(
+        self,
+        constraint: Constraint,
+        specials: Specials,
+        thoughts: Thoughts | None,
+        *,
+        thinking: bool,
+        is_call: bool,
+        calls: Constraint | None = None,
+    ) -> Constraint:
+        framed = constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
+        return framed if calls is None else or_calls(framed, calls)
 
 
 class BlockParser:
@@ -51,6 +61,7 @@ class BlockParser:
         self._readers: tuple[CallParser, ...] = (calls.parser(rules.tools, rules.max_calls), plain) if names else ()
         self._num_started = 0
         self._max_calls = rules.max_calls
+        self._is_over = False  # a call beyond `max_calls` has begun
 
     @property
     def reasons(self) -> bool:
@@ -78,13 +89,14 @@ class BlockParser:
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
         """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond `max_calls`, and all parts
-        after it."""
+        after it, those of later steps included."""
         found: list[Part] = []
         for part in parts:
+            self._is_over |= isinstance(part, CallStart) and self._num_started == self._max_calls
+            if self._is_over:
+                break
             match part:
                 case CallStart():
-                    if self._num_started == self._max_calls:
-                        break
                     self._num_started += 1
                     found.append(replace(part, index=self._num_started - 1))
                 case CallArguments():

@@ -82,10 +82,17 @@ class Dialect:
         allow more calls."""
         return self.format.forced_calls(tools, self.specials, several=several)
 
-    def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool) -> Constraint:
-        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`)."""
+    def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool, calls: Constraint | None = None) -> Constraint:
+        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `calls`: the
+        constraint on calls that the model may write instead."""
         thoughts = self.thoughts if thinking or self.thinks else None
-        return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call)
+        return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call, calls=calls)
+
+    @property
+    def announces_calls(self) -> bool:
+        """Whether each call begins with a marker, so that the first token tells it from JSON."""
+        calls = self.format.call_syntax
+        return calls is None or (calls.announces and not calls.bare)
 
     def trigger(self, names: Sequence[str], tokenizer: Tokenizer, *, splits: bool, thinking: bool) -> Trigger | None:
         """Return what opens a call of one of the names: the token that opens all calls, with the tokens that may follow it, and the

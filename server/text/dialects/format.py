@@ -92,7 +92,16 @@ class Format(ABC):
         ...
 
     @abstractmethod
-    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
+    def framed(
+        self,
+        constraint: Constraint,
+        specials: Specials,
+        thoughts: Thoughts | None,
+        *,
+        thinking: bool,
+        is_call: bool,
+        calls: Constraint | None = None,
+    ) -> Constraint:
         """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `thoughts` is None if
-        it writes none, or if the format has no block of thoughts."""
+        it writes none, or if the format has no block of thoughts. `calls`: the constraint on calls that the model may write instead."""
         ...

@@ -50,6 +50,25 @@ def checked(message: anthropic.types.Message) -> anthropic.types.Message:
     return anthropic.types.Message.model_validate_json(message.model_dump_json(exclude_unset=True), strict=True)
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "x\n\ty"}', {"a": "x\n\ty"}),
+        (r'{"a": "\ud83d", "b": 1}', {"a": "\ufffd", "b": 1}),
+        ('{"a": 123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ('{"a": NaN}', {}),
+        ('{"a": 1e999}', {}),
+        ('{"a": ', {}),
+    ],
+)
+def test_arguments_are_an_object(serve, answering, connect, written, read):
+    """In this API arguments are no text. A tool must not be called without arguments because the model left a line end unescaped."""
+    server = serve(script=answering(CALL.replace('{"a": 1}', written)), initial=HERMES)
+    (block,) = ask(connect(server), tools=[ADD], max_tokens=200).content
+    assert block.name == "add" and block.input == read
+
+
 def test_whole_answer(server, connect):
     message = checked(ask(connect(server), system="Be brief."))
     assert message.content[0].text == SAID and message.id.startswith("msg_") and message.model == "null"

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
+
+import msgspec
 
 
 def whole_characters(text: str) -> str:
@@ -20,6 +22,19 @@ def as_json(value: object) -> str:
 def of_json(text: str) -> Any:
     """Return the value of a JSON text. Raise ValueError if it is none, or has a number that is not finite."""
     return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def object_of(text: str) -> dict[str, Any] | None:
+    """Return the object that a text has as JSON, or None if it has none; {} for an empty text. Small models leave line ends in strings
+    unescaped, and write half of a surrogate pair."""
+    try:
+        read: object = msgspec.json.decode(text or "{}")
+    except (msgspec.MsgspecError, RecursionError):
+        try:
+            read = json.loads(as_json(json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)))
+        except (ValueError, RecursionError):
+            return None
+    return cast("dict[str, Any]", read) if isinstance(read, dict) else None
 
 
 def _finite(digits: str) -> float:

@@ -30,6 +30,7 @@ class MarkedCallParser(ABC):
         self._parts: list[Part] = []
         self.is_marked = False  # the opening marker was read
         self._is_in_line = False  # content was read, and no call since
+        self._ids: set[str] = set()  # ids of all calls
         self._steps: Iterator[None] = self._read()
 
     def push(self, text: str) -> list[Part]:
@@ -47,8 +48,10 @@ class MarkedCallParser(ABC):
         ...
 
     def start(self, name: str, call_id: str = "") -> None:
-        """Report that a call begins: its tool, and the id that the model wrote for it, if any."""
-        self._parts.append(CallStart(self.num_calls, call_id or new_call_id(self._syntax.id_length), name))
+        """Report that a call begins: its tool, and the id that the model wrote for it, if any. An id of an earlier call is replaced."""
+        call_id = call_id if call_id not in ("", *self._ids) else new_call_id(self._syntax.id_length)
+        self._ids.add(call_id)
+        self._parts.append(CallStart(self.num_calls, call_id, name))
         self.stream.forget()
 
     def argue(self, text: str) -> None:

@@ -42,8 +42,8 @@ class NamedCalls(CallSyntax):
         return NamedCallParser(self, tools, max_calls)
 
     def beginnings(self, name: str) -> tuple[str, ...]:
-        number = ":0" if self.numbered else ""
-        return (f"{self.call_opening}{self.before_name}{name}{number}{self.before_arguments}",)
+        end = ":" if self.numbered else self.before_arguments  # the model counts its calls, those of earlier turns included
+        return (f"{self.call_opening}{self.before_name}{name}{end}",)
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
         grouped = by_schema(tools)

@@ -12,7 +12,7 @@ from server.text.dialects.calls.characters import as_json
 from server.text.dialects.calls.literal_reader import Malformed, read_fields
 from server.text.dialects.calls.literals import PYTHON, LiteralRules
 from server.text.dialects.calls.marked import MarkedCallParser
-from server.text.dialects.calls.schemas import Schema, properties, resolved
+from server.text.dialects.calls.schemas import Schema, properties, required_of, resolved
 from server.text.dialects.calls.stream import Steps
 from server.text.dialects.calls.syntax import CallSyntax
 from server.text.dialects.tool import ToolSchema, by_schema
@@ -55,9 +55,8 @@ class PythonCalls(CallSyntax):
     def _arguments(root: Schema, values: LiteralRules) -> str:
         """Return the expression for the arguments of a call, which match the schema `root`."""
         named, whole = properties(root), resolved(root, root)
-        required = cast("list[str]", whole.get("required") if isinstance(whole.get("required"), list) else [])
         if named:
-            return values.fields(named, required, {name: literal(f"{name}=") for name in named})
+            return values.fields(named, required_of(whole), {name: literal(f"{name}=") for name in named})
         if whole.get("additionalProperties") is False:
             return ""
         item = f"/[A-Za-z_][A-Za-z0-9_]*=/ {values.value({})}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import cast
+from urllib.parse import unquote
 
 Schema = Mapping[str, object]
 MAX_REFERENCES = 8  # followed one after another
+SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
 KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -24,6 +26,12 @@ def properties(schema: Schema) -> dict[str, Schema]:
     return {str(name): as_schema(inner) for name, inner in found.items()} if isinstance(found, dict) else {}
 
 
+def required_of(schema: Schema) -> frozenset[str]:
+    """Return the names of the properties that an object must have."""
+    found = schema.get("required")
+    return frozenset(name for name in cast("list[object]", found) if isinstance(name, str)) if isinstance(found, list) else frozenset()
+
+
 def as_schema(value: object) -> Schema:
     """Return a schema as an object: `true` and anything malformed allow every value."""
     return cast("Schema", value) if isinstance(value, dict) else {}
@@ -35,11 +43,55 @@ def resolved(schema: Schema, root: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             break
-        found: object = root
-        for step in reference.split("/")[1:]:
-            found = as_schema(found).get(step.replace("~1", "/").replace("~0", "~"))
-        schema = as_schema(found)
+        schema = as_schema(part_of(root, reference))
     return schema
+
+
+def part_of(root: Schema, reference: str) -> Schema | None:
+    """Return the schema in `root` to which a reference leads, or None if it leads to none."""
+    if reference != "#" and not reference.startswith("#/"):
+        return None
+    found: object = root
+    for step in unquote(reference).split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        match found:
+            case dict() if name in found:
+                found = cast("Schema", found)[name]
+            case list() if name.isdecimal() and len(name) < 6 and int(name) < len(cast("list[object]", found)):
+                found = cast("list[object]", found)[int(name)]
+            case _:
+                return None
+    return cast("Schema", found) if isinstance(found, dict) else None
+
+
+def alone(schema: Schema, root: Schema) -> dict[str, object]:
+    """Return a part of `root` as a schema of its own. It has definitions of those parts of `root` to which it refers."""
+    names: dict[str, str] = {}  # by reference: the name of the definition
+    unmade: list[str] = []
+
+    def rewritten(value: object) -> object:
+        """Return a copy of a value in which references lead to the definitions."""
+        match value:
+            case dict():
+                made = {word: rewritten(one) for word, one in cast("Schema", value).items()}
+                reference = made.get("$ref")
+                if isinstance(reference, str) and part_of(root, reference) is not None:
+                    if reference not in names:
+                        names[reference] = f"part{len(names)}"
+                        unmade.append(reference)
+                    made["$ref"] = f"#/$defs/{names[reference]}"
+                return made
+            case list():
+                return [rewritten(one) for one in cast("list[object]", value)]
+            case _:
+                return value
+
+    made, defined = cast("dict[str, object]", rewritten(schema)), dict[str, object]()
+    while unmade:
+        part = part_of(root, reference := unmade.pop()) or {}
+        without = SHARED if part is root else ()  # the definitions of the root would be copied although nothing refers to them
+        defined[names[reference]] = rewritten({word: value for word, value in part.items() if word not in without})
+    return {**made, "$defs": defined} if defined else made
 
 
 def branches(schema: Schema) -> Sequence[Schema]:
@@ -50,10 +102,27 @@ def branches(schema: Schema) -> Sequence[Schema]:
     return ()
 
 
-def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
-    """Return the JSON types that a schema allows; an empty set if it does not say. `root` is the schema to which its references lead.
-    `depth` counts the schemas of `anyOf` or `oneOf` that contain it."""
-    schema = resolved(schema, root)
+def kinds(schema: Schema, root: Schema) -> frozenset[str]:
+    """Return the JSON types that a schema allows; an empty set if it does not say. `root` is the schema to which its references lead. Each
+    schema is read once, because a schema of `anyOf` may refer many times to one that contains it."""
+    found: set[str] = set()
+    pending, seen = [schema], set[int]()
+    while pending:
+        one = resolved(pending.pop(), root)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if own := _own_kinds(one):
+            found |= own
+        elif inner := branches(one):
+            pending += inner
+        else:
+            return frozenset()
+    return frozenset(found)
+
+
+def _own_kinds(schema: Schema) -> frozenset[str]:
+    """Return the JSON types that `type`, `enum` or `const` of a schema allow; an empty set if it has none of them."""
     named = schema.get("type")
     if isinstance(named, str):
         return frozenset([named])
@@ -61,11 +130,7 @@ def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
         return frozenset(map(str, cast("list[object]", named)))
     if isinstance(values := schema.get("enum"), list):
         return frozenset(KINDS.get(type(value), "object") for value in cast("list[object]", values))
-    if "const" in schema:
-        return frozenset([KINDS.get(type(schema["const"]), "object")])
-    found = [kinds(one, root, depth + 1) for one in branches(schema)] if depth < MAX_REFERENCES else []
-    empty: frozenset[str] = frozenset()
-    return empty.union(*found) if all(found) else empty
+    return frozenset([KINDS.get(type(schema["const"]), "object")]) if "const" in schema else frozenset()
 
 
 def is_text(schema: Schema, root: Schema) -> bool:

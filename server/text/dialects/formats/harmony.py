@@ -23,7 +23,7 @@ from server.text.dialects.calls.syntax import new_call_id
 from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.thoughts import Thoughts
 from server.text.dialects.tool import ToolSchema, by_schema
-from server.text.grammar import Specials, alternatives, marker_rule, up_to_marker
+from server.text.grammar import Specials, alternatives, marker_rule, or_calls, up_to_marker
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 CHANNEL, CONSTRAIN, MESSAGE = "<|channel|>", "<|constrain|>", "<|message|>"
@@ -66,8 +66,17 @@ class Harmony(Format):
     def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
         return forced_call(tools, specials)
 
-    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
-        return behind_analysis(constraint, specials, is_call=is_call)
+    def framed(
+        self,
+        constraint: Constraint,
+        specials: Specials,
+        thoughts: Thoughts | None,
+        *,
+        thinking: bool,
+        is_call: bool,
+        calls: Constraint | None = None,
+    ) -> Constraint:
+        return behind_analysis(constraint, specials, is_call=is_call, calls=calls)
 
 
 class ChannelParser:
@@ -207,16 +216,17 @@ def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 
-def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool) -> Constraint:
-    """Return a constraint for any number of thoughts, and then an answer that matches `constraint`. The answer gets the header of the final
-    channel, unless it is a call, whose header is part of `constraint`."""
+def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool, calls: Constraint | None = None) -> Constraint:
+    """Return a constraint for any number of thoughts, and then an answer that matches `constraint`, or one that matches `calls` if that is
+    given. The answer gets the header of the final channel, unless it is a call, whose header is part of `constraint`."""
     channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
     final = "" if is_call else f'{channel} "final" {message} '
     head = [
-        f'start: ({channel} "{ANALYSIS}" {message} thought {start} "assistant")* {final}answer',
+        f'start: ({channel} "{ANALYSIS}" {message} thought {start} "assistant")* {"" if calls else final}answer',
         up_to_marker("thought", END, specials),
     ]
-    return msgspec.structs.replace(constraint, head="\n".join(head))
+    framed = msgspec.structs.replace(constraint, head="\n".join(head))
+    return framed if calls is None else or_calls(framed, calls, before=final)
 
 
 FORMAT = Harmony(name="harmony", aliases=("openai", "gpt-oss"), thoughts=())

@@ -171,6 +171,36 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     assert held == "city" or constraint is None or not constraint.fallback
 
 
+@pytest.mark.parametrize(("form", "has_calls"), [("hermes", True), ("harmony", True), ("llama3", False), ("phi4", False)])
+def test_an_answer_in_json_may_be_a_call_instead(serve, form, has_calls):
+    """A response format applies to messages, not to calls. If calls begin like JSON, a mask could not tell them apart."""
+    spec = ModelSpec("null", "null", tool_parser=form, reasoning=False)
+    server = serve(tokenizer=ByteTokenizer(specials=[*MARKERS, *MARKERS_OF_CHANNELS]), initial=[spec])
+
+    def head(**fields) -> str:
+        assert server.chat(**fields).status_code == 200
+        return server.worker.submits[-1].params.constraint.head
+
+    assert ("add|now|sky" in head(tools=OFFERED, response_format=INTEGER)) is has_calls
+    for other in ({"tool_choice": "none"}, {"tool_choice": "required"}):
+        assert "now" not in head(tools=OFFERED, response_format=INTEGER, **other)
+    assert "now" not in head(response_format=INTEGER) + head(tools=OFFERED, guided_json=True)
+
+
+def test_a_schema_is_not_copied_without_end(serve):
+    """In this format each parameter has a copy of the parts to which it refers. This schema of 60 KB would have 75 MB of them."""
+    spec = ModelSpec("null", "null", tool_parser="qwen3-coder", reasoning=False)
+    server = serve(tokenizer=ByteTokenizer(specials=MARKERS), initial=[spec], max_schema_bytes=1 << 20)
+    properties = {f"p{number}": {"$ref": "#/$defs/all"} for number in range(1000)}
+    parameters = {"properties": properties, "$defs": {"all": {"type": "object", "properties": {f"q{n}": {} for n in range(5000)}}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+    refused = server.chat(tools=[tool], tool_choice="required", truncate_prompt_tokens=-1)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    assert server.chat(tools=[tool], truncate_prompt_tokens=-1).status_code == 200
+    constraint = server.worker.submits[-1].params.constraint
+    assert "call_0: " in constraint.source and "q4999" not in constraint.source and not constraint.fallback
+
+
 @pytest.mark.parametrize(
     ("form", "specials", "trigger"),
     [
@@ -331,6 +361,10 @@ STRUCTURAL = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema"
         ({"response_format": {"type": "json_object"}}, "json_schema", json_text({"type": "object"})),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", json_text(SCHEMA)),
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "value": SCHEMA}}, "json_schema", json_text(SCHEMA)),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": True}}}, "json_schema", json_text({})),
+        ({"guided_json": "true"}, "json_schema", json_text({})),
         ({"response_format": {"type": "regex", "value": "[0-9]+"}}, "regex", "[0-9]+"),
         ({"guided_json": SCHEMA}, "json_schema", json_text(SCHEMA)),
         ({"json_schema": json.dumps(SCHEMA)}, "json_schema", json_text(SCHEMA)),
@@ -348,8 +382,9 @@ def test_formats_become_constraints(server, body, kind, source):
     assert (constraint.kind, constraint.source) == (kind, source)
 
 
-def test_text_is_no_constraint(server):
-    server.chat(response_format={"type": "text"})
+@pytest.mark.parametrize("body", [{"response_format": {"type": "text"}}, {"grammar": ""}])
+def test_text_is_no_constraint(server, body):
+    assert server.chat(**body).status_code == 200
     assert server.worker.submits[-1].params.constraint is None
 
 
@@ -358,6 +393,8 @@ def test_text_is_no_constraint(server):
     [
         ({"guided_json": "{"}, "invalid_schema"),
         ({"guided_json": "[1]"}, "invalid_schema"),
+        ({"guided_json": False}, "invalid_schema"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value"),
         ({"guided_choice": []}, "invalid_value"),
         ({"guided_regex": "a" * 70_000}, "invalid_value"),
         ({"guided_regex": "a", "tools": TOOLS, "tool_choice": "required"}, "invalid_value"),

@@ -9,6 +9,7 @@ import random
 import msgspec
 import pytest
 
+from server.messages import Constraint, ConstraintKind
 from server.text.detokenize import Detokenizer, StopRules
 from server.text.dialects.calls.tagged_calls import TaggedCalls
 from server.text.dialects.dialect import Dialect
@@ -16,6 +17,7 @@ from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.formats.harmony import Harmony
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
+from server.text.grammar import json_text
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
@@ -98,6 +100,16 @@ def test_no_more_calls_than_allowed(name):
     assert not any(isinstance(part, Content) for part in parts)
 
 
+def test_parts_of_a_call_beyond_the_allowed_number_are_dropped():
+    """The first call is plain JSON, the second one has the format's markers. Both arrive in one step, and the answer ends inside the second
+    call."""
+    form = FORMATS["qwen3-coder"]
+    parser = AnswerRules(form, form.thoughts[0], tools=TOOLS, max_calls=1).parser()
+    plain, marked = WRITERS["json"]([("now", {})]), WRITERS["qwen3-coder"]([("write_file", {"path": "a"})])
+    parts = [*parser.push(f"{plain}\n{marked[: marked.index('</parameter>') + 5]}"), *parser.finish()]
+    assert "".join(part.text for part in parts if isinstance(part, CallArguments)) == "{}"
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_text_that_is_no_call_stays(name):
     rules = rules_of(FORMATS[name])
@@ -142,6 +154,44 @@ def test_the_grammar_allows_what_models_write(name):
     ):
         assert not accepts(one, WRITERS[name](refused)), WRITERS[name](refused)
     assert not accepts(one, "plain")
+
+
+@pytest.mark.parametrize("text", ["", "notes.txt", "notes.txt\n", "a\nb", "<b>\n</"])
+@pytest.mark.parametrize("padding", ["", "\n"])
+@pytest.mark.parametrize("ids", [{}, {"</parameter>": 256}])
+def test_a_text_ends_with_its_tag_and_the_grammar_agrees(text, padding, ids):
+    """Qwen3-Coder leaves out the line end before a closing tag, for example of an empty text. If the grammar read on, a call that the
+    parser has read would never end."""
+    form = FORMATS["qwen3-coder"]
+    tool = ToolSchema("f", {"properties": {"a": {"type": "string"}}, "required": ["a"]})
+    written = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}{padding}</parameter>\n</function>\n</tool_call>"
+    assert accepts_marked(form.forced_calls([tool], ids, several=False), written, ids)
+    parts = [*(parser := AnswerRules(form, tools=[tool]).parser()).push(written), *parser.finish()]
+    found = json.loads("".join(part.text for part in parts if isinstance(part, CallArguments)))
+    assert found == {"a": (text + padding).removesuffix("\n")}
+
+
+@pytest.mark.parametrize(
+    "name", [*(name for name in WRITERS if (calls := FORMATS[name].call_syntax) and calls.announces and not calls.bare)]
+)
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_answer_in_json_may_be_a_call_instead(name, thinks):
+    """Agents demand JSON for the last answer, and offer tools for those before it."""
+    form = FORMATS[name]
+    answer = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object", "properties": {"a": {"type": "integer"}}}))
+    calls = form.forced_calls([ToolSchema(tool.name) for tool in TOOLS], {}, several=True)
+    thoughts = form.thoughts[0] if thinks else None
+    framed = form.framed(answer, {}, thoughts, thinking=False, is_call=False, calls=calls)
+    before = f"{thoughts.begin}hm{thoughts.closing}\n" if thoughts else ""
+    for text in ('{"a": 1}', WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("now", {}), ("add", {"a": 2})])):
+        assert accepts(framed, text) and accepts(framed, before + text), text
+    for text in ("so", '{"a": "x"}', "", WRITERS[name]([("other", {})])):
+        assert not accepts(framed, text), text
+    ids = token_ids(form)
+    marked = form.framed(
+        answer, ids, thoughts, thinking=False, is_call=False, calls=form.forced_calls([ToolSchema("now")], ids, several=True)
+    )
+    assert accepts_marked(marked, WRITERS[name]([("now", {})]), ids) and accepts_marked(marked, '{"a": 1}', ids)
 
 
 def token_ids(form: Format) -> dict[str, int]:
@@ -221,6 +271,20 @@ def test_kimi_writes_the_id_of_a_call_again():
     tokenizer = ByteTokenizer()
     tokenizer.chat_template = ChatTemplate(template, {})
     assert Dialect.of(tokenizer, None, None).format.name == "kimi-k2"
+
+
+def test_kimi_counts_its_calls_itself():
+    """The number in an id goes on from earlier turns, so the selection of a tool must not set it. An id that the model repeats is
+    replaced, because clients find results by it."""
+    syntax = FORMATS["kimi-k2"].call_syntax
+    assert syntax is not None
+    second = "<|tool_call_begin|>functions.now:7<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    assert any(second.startswith(beginning) for beginning in syntax.beginnings("now"))
+    assert not any(other.startswith(one) for one in syntax.beginnings("no") for other in syntax.beginnings("now"))
+    assert accepts(behind_marker(syntax, TOOLS), second)
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [WRITERS["kimi-k2"]([("now", {})]) * 2])
+    first, repeated = (part.id for part in parts if isinstance(part, CallStart))
+    assert first == "functions.now:0" and repeated != first
 
 
 def test_mistral_writes_the_id_of_a_call_again():

@@ -6,9 +6,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
-
-import msgspec
 
 from server.api.openai.responses.body import InputItem, McpOffer, ResponseBody, ResponseTool
 from server.api.openai.responses.mcp.functions import McpFunction, functions_from, read_listed
@@ -20,6 +17,7 @@ from server.mcp.errors import McpError
 from server.mcp.servers import Entry, McpServers
 from server.mcp.session import Session
 from server.mcp.tools import McpTool
+from server.text.dialects.calls.characters import object_of
 
 MAX_RESULT_CHARS = 1 << 18
 log = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ class McpCalls:
     async def call(self, function: McpFunction, arguments: str) -> str | McpFault:
         """Call a tool. Return its output, or the error."""
         used = self._used[function.label]
-        read = _object_of(arguments)
+        read = object_of(arguments)
         if read is None:
             return tool_fault(f"the arguments are {arguments[:80]!r}; expected a JSON object")
         began_s = time.monotonic()
@@ -120,12 +118,3 @@ def _headers(offer: McpOffer, where: str) -> dict[str, str]:
         if not (value.isascii() and value.isprintable()):
             raise invalid(f"{where}.headers", f"{where}.headers has a value for {name:.60} that no header can carry")
     return headers
-
-
-def _object_of(arguments: str) -> dict[str, Any] | None:
-    """Return the arguments of a call, or None if they are no JSON object."""
-    try:
-        read: object = msgspec.json.decode(arguments or "{}")
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return cast("dict[str, Any]", read) if isinstance(read, dict) else None

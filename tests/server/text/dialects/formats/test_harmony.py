@@ -207,6 +207,16 @@ def test_a_format_holds_in_the_final_channel(channels):
     assert not accepts(constraint, "12") and not accepts(constraint, f"{FINAL}yes") and not accepts(constraint, f"{ANALYSIS}12")
 
 
+def test_an_answer_in_json_may_be_a_call_instead(channels):
+    answer = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "integer"}')
+    calls = channels.forced_calls([ToolSchema("now"), ToolSchema("add")], several=True)
+    constraint = channels.framed(answer, thinking=False, is_call=False, calls=calls)
+    for thoughts in ("", f"{ANALYSIS}hm{NEXT}"):
+        assert accepts(constraint, f"{thoughts}{FINAL}12") and accepts(constraint, thoughts + TO_ADD + '{"a": "x"}')
+        for text in ("12", f"{FINAL}yes", TO_ADD.replace("add", "other") + "{}", FINAL + TO_ADD + "{}"):
+            assert not accepts(constraint, thoughts + text), text
+
+
 def test_parts_have_the_types_that_answers_know():
     parts = [part for text, _ in CASES for part in ChannelParser(NAMES, None, splits=True).push(text)]
     assert {type(part) for part in parts} == {Content, Reasoning, CallStart, CallArguments}
