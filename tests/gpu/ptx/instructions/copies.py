@@ -133,7 +133,7 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
         reading = kept > 0
         offsets = np.zeros(len(threads), np.int64)
         offsets[reading] = wave.memory.offsets(sources[reading], num_bytes)
-        wave.order.read(threads[reading], offsets[reading], num_bytes)
+        wave.reads(threads[reading], offsets[reading], num_bytes)
         group = groups_of(wave, ASYNC)
         wave.shadow.announce(threads, at, num_bytes, asynchronous=False)
         group.copies.append(Copy(threads, group.open[index].copy(), offsets, at, num_bytes, kept))
@@ -192,7 +192,7 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
             wave.locate("shared", here, targets[position : position + 1] + size - 16, 16)
             source = int(wave.memory.offset(int(sources[position])))
             wave.memory.span(int(sources[position]), int(size))
-            wave.order.read(here, np.array([source]), int(size))
+            wave.reads(here, np.array([source]), int(size))
             for slot in wave.slot[here] if read_mask is None else _blocks(wave, here, int(read_mask(wave, index)[0])):
                 _copy_to(wave, here, np.array([slot]), at, source, int(size), int(barriers[position]))
 
@@ -242,7 +242,7 @@ def _bulk_out(read_to: Any, read_from: Any, read_size: Any) -> Step:
             wave.memory.span(int(targets[position]), int(size))
             pieces = wave.shadow.begin_reading(here, at, int(size))
             target = np.array([wave.memory.offset(int(targets[position]))])
-            wave.order.write(here, target, int(size))
+            wave.writes(here, target, int(size))
             group.copies.append(Copy(here, group.open[here].copy(), at, target, int(size), np.array([size]), pieces))
 
     return step
