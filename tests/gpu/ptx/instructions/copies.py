@@ -150,6 +150,8 @@ def _arrive_after_copies(code: Assembler, instruction: Instruction) -> Step:
     def step(wave: Any, index: Index) -> None:
         threads = wave.threads[index]
         found = mbarriers.groups(wave, index, read(wave, index))
+        for address, positions in found:
+            mbarriers.check_made(wave, address, threads[positions])
         if not counted:
             for address, positions in found:
                 slots = wave.slot[threads[positions]]
@@ -211,6 +213,10 @@ def _copy_to(wave: Any, thread: Array, slot: Array, at: Array, source: int, size
     """Begin a copy to the shared memory of the block `slot`, at the place that corresponds to `at` in that of the thread's own block."""
     awaited = mbarriers.barrier_at(wave, barrier, slot)
     number = awaited.number[slot]
+    if slot[0] == wave.slot[thread[0]]:
+        mbarriers.check_made(wave, barrier, thread)
+        if not awaited.shown[slot[0]]:
+            raise Fault("signals an mbarrier that was made without fence.mbarrier_init, or fence.proxy.async")
     if wave.cluster > 1:
         clusters.check_reach(wave, thread, slot, awaited.made[slot])
     at = at + (slot - wave.slot[thread]) * wave.shared_stride

@@ -201,10 +201,15 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
     return reaching(space_of(instruction), code.address(operands[0]), bits // 8, access)
 
 
+def _fence_of_proxy(wave: Any, index: Index) -> None:
+    wave.shadow.fence(wave.threads[index])
+    mbarriers.fence_of_proxy(wave, wave.threads[index])
+
+
 @rule("membar", "fence")
 def _fence(code: Assembler, instruction: Instruction) -> Step:
     if "proxy" in instruction.modifiers and "async" in {m.partition("::")[0] for m in instruction.modifiers}:
-        return lambda wave, index: wave.shadow.fence(wave.threads[index])
+        return _fence_of_proxy
     if "mbarrier_init" in instruction.modifiers:
         return mbarriers.fence
     if {"gpu", "gl", "sys"} & set(instruction.modifiers):
