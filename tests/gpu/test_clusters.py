@@ -148,7 +148,7 @@ MISTAKES = {
     "no wait until both blocks have read": Mistake("br i1 %later, label %until, label %copy", "br label %copy", "a race: writes over"),
     "a wait for one block": Mistake("[$0], 2;", "[$0], 1;", "more arrivals in a phase|a race: writes over"),
     "a release before the numbers are read": Mistake(READ + LET_GO, LET_GO + READ, "a race: writes over a read"),
-    "mbarriers made without a fence": Mistake("fence.mbarrier_init.release.cluster;", "", "may not have made yet"),
+    "mbarriers made without a fence": Mistake("fence.mbarrier_init.release.cluster;", "", "made without fence.mbarrier_init"),
     "a barrier of the cluster that releases nothing": Mistake(MEET, MEET.replace("release", "relaxed"), "may not have made yet"),
     "a wait that acquires in its block only": Mistake(AWAIT_FREE, AWAIT_FREE.replace(".acquire.cluster", ""), OVERWRITES),
     "a wait that acquires nothing": Mistake(AWAIT_FREE, AWAIT_FREE.replace("acquire", "relaxed"), OVERWRITES),

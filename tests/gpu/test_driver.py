@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from tests.gpu.driver import modules
 from tests.gpu.driver.library import ROOT
+from tests.gpu.driver.streams import GLOBAL, OF_THREAD
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.kernels import ptx_of
 from tests.gpu.ptx.launch import launch
@@ -169,6 +171,47 @@ def test_a_capture_forbids_what_waits(driver: Any) -> None:
     assert library.cuStreamSynchronize(queue) == 900
     assert library.cuStreamEndCapture(queue, ctypes.byref(graph)) == 901
     assert library.cuStreamSynchronize(queue) == 0
+
+
+# Calls that may wait for the card, by the driver's functions alone: pycuda does not raise the error of a free.
+WAITING = {
+    "an allocation": lambda library, block: library.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(64)),
+    "pinned memory": lambda library, block: library.cuMemHostAlloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(64), 0),
+    "a free": lambda library, block: library.cuMemFree_v2(ctypes.c_uint64(block)),
+    "a module": lambda library, block: library.cuModuleLoadDataEx(ctypes.byref(ctypes.c_void_p()), ptx_of(SCALE).encode(), 0, None, None),
+    "the default stream": lambda library, block: library.cuMemsetD8_v2(ctypes.c_uint64(block), 0, ctypes.c_size_t(64)),
+}
+
+
+@needs_pycuda
+@pytest.mark.parametrize("mode", [GLOBAL, OF_THREAD])
+@pytest.mark.parametrize("call", WAITING.values(), ids=list(WAITING))
+def test_a_call_that_may_wait_for_the_card_ends_a_capture(call: Callable[[Any, int], int], mode: int, driver: Any) -> None:
+    library, block, stream = ctypes.CDLL("libcuda.so.1"), driver.mem_alloc(64), driver.Stream()
+    queue, graph = ctypes.c_void_p(stream.handle), ctypes.c_void_p()
+    assert library.cuStreamBeginCapture_v2(queue, mode) == 0
+    assert call(library, int(block)) in (900, 906)
+    assert library.cuStreamEndCapture(queue, ctypes.byref(graph)) == 901
+
+
+@needs_pycuda
+def test_another_thread_may_allocate_during_a_capture_of_one_thread(driver: Any) -> None:
+    """A capture in global mode forbids calls that may wait to all threads."""
+    library, stream, found = ctypes.CDLL("libcuda.so.1"), driver.Stream(), list[int]()
+    context, queue, graph = ctypes.c_void_p(), ctypes.c_void_p(stream.handle), ctypes.c_void_p()
+    assert library.cuCtxGetCurrent(ctypes.byref(context)) == 0
+
+    def allocate() -> None:
+        assert library.cuCtxPushCurrent_v2(context) == 0
+        found.append(WAITING["an allocation"](library, 0))
+
+    for mode, expected in ((OF_THREAD, 0), (GLOBAL, 900)):
+        assert library.cuStreamBeginCapture_v2(queue, mode) == 0
+        thread = threading.Thread(target=allocate)
+        thread.start()
+        thread.join()
+        assert found.pop() == expected
+        assert library.cuStreamEndCapture(queue, ctypes.byref(graph)) == (901 if expected else 0)
 
 
 @needs_pycuda

@@ -128,6 +128,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 WAIT_0 = 'call void asm sideeffect "wgmma.wait_group.sync.aligned 0;", ""()'
 ARRIVE = 'call void asm sideeffect "mbarrier.arrive.shared::cta.b64 _, [$0];", "r"(i32 %cempty)'
 FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", ""()'
+MADE = "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;"
 SWIZZLED, PLAIN = 1 << 62 | 64 << 32 | 1 << 16, 64 << 32 | 8 << 16  # matrix descriptors of wgmma
 OF_TWO_WARPS = f"""%few = icmp ult i32 %t, 64
   br i1 %few, label %bar, label %on
@@ -187,6 +188,8 @@ SABOTAGE = (
     Sabotage("no fence of registers", "pipeline", ptx("wgmma.fence.sync.aligned; ", ""), "written after the last wgmma.fence"),
     Sabotage("an mbarrier that counts too few", "pipeline", ir("i32 128)\n  %i", "i32 127)\n  %i"), "more arrivals in a phase than"),
     Sabotage("an mbarrier that nobody made", "pipeline", ptx("mbarrier.init.shared.b64", "// ", 1), "no mbarrier was initialised"),
+    Sabotage("no barrier after mbarriers are made", "pipeline", ir(f"start:\n  {BARRIER}", "start:"), "may not have made yet"),
+    Sabotage("mbarriers made without a fence", "pipeline", ir(MADE, ""), "an mbarrier that was made without fence.mbarrier_init"),
     Sabotage("a warpgroup that is split", "pipeline", ir("%mine = lshr i32 %t, 7", "%mine = lshr i32 %t, 6"), "a split warpgroup|hang"),
     Sabotage("the wrong layout", "pipeline", ir(f"%da = or i64 %cal, {SWIZZLED}", f"%da = or i64 %cal, {PLAIN}"), ""),
     Sabotage("no fence of the proxy", "copy_out", ir(FENCE, ""), "without fence.proxy.async"),

@@ -182,7 +182,7 @@ class Card:
 
     @property
     def free_bytes(self) -> int:
-        with self:
+        with self, self._faults("its free memory"):
             return self._cuda.mem_get_info()[0]
 
     def allocate(self, owner: object, num_bytes: int, part: str) -> int:

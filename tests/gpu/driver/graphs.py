@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import dataclass
 
 from tests.gpu.driver.calls import DriverError, Result, function, put
@@ -29,7 +30,7 @@ def begin_capture(handle: int | None, mode: int) -> Result:
         return Result.STREAM_CAPTURE_UNSUPPORTED
     if stream.capture is not None:
         return Result.ILLEGAL_STATE
-    stream.capture, stream.tail = Capture(stream, before={id(stream): stream.tail}), []
+    stream.capture, stream.tail = Capture(stream, {id(stream): stream.tail}, mode, threading.get_ident()), []
     return Result.SUCCESS
 
 

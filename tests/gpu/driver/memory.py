@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import current, machine
-from tests.gpu.driver.streams import Work, default_stream, finish, finish_all, stream_of, submit
+from tests.gpu.driver.streams import Work, default_stream, finish, finish_all, refuse_in_capture, stream_of, submit
 
 
 @function("cuMemGetInfo_v2", "pp")
@@ -21,6 +21,7 @@ def memory_info(free: int, total: int) -> None:
 @function("cuMemAlloc_v2", "pz")
 def allocate(out: int, num_bytes: int) -> Result:
     context = current()
+    refuse_in_capture()
     if num_bytes == 0:
         return Result.INVALID_VALUE
     if machine.used(context.card) + num_bytes > machine.card_bytes:
@@ -61,6 +62,7 @@ def address_range(base: int | None, size: int | None, address: int) -> Result:
 @function("cuMemHostAlloc", "pzu")
 def host_allocate(out: int, num_bytes: int, flags: int) -> Result:
     current()
+    refuse_in_capture()
     address = machine.memory.allocate(num_bytes, pinned=True)
     if address is None:
         return Result.OUT_OF_MEMORY

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import SHARED_LIMITS, Context, current, machine
 from tests.gpu.driver.links import MAGIC
-from tests.gpu.driver.streams import Work, stream_of, submit
+from tests.gpu.driver.streams import Work, refuse_in_capture, stream_of, submit
 from tests.gpu.ptx.faults import Fault, UnknownPtx
 from tests.gpu.ptx.launch import LoadedModule, arch_of, launch, load
 
@@ -50,6 +50,7 @@ def _load(image: int) -> LoadedModule:
 @function("cuModuleLoadDataEx", "ppupp")
 def module_load_ex(out: int, image: int, count: int, options: int | None, values: int | None) -> Result:
     context = current()
+    refuse_in_capture()
     try:
         handle = machine.handle(_load(image))
         machine.homes[handle] = context
@@ -82,6 +83,7 @@ def module_load(out: int, image: int) -> Result:
 
 @function("cuModuleUnload", "p")
 def module_unload(handle: int) -> None:
+    refuse_in_capture()
     module = machine.find(handle, LoadedModule)
     for address in module.globals.values():
         machine.memory.free(address)

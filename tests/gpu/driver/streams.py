@@ -8,6 +8,7 @@ predecessors, and nothing else.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from tests.gpu.ptx.memory import AddressFault
 
 NON_BLOCKING = 1
 DISABLE_TIMING = 2
+GLOBAL, OF_THREAD = 0, 1  # modes of a capture: which threads must not make calls that wait for the card, all or its own
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +39,8 @@ class Capture:
 
     origin: Stream
     before: dict[int, list[Work]]  # by id of each stream in the capture: its tail before, which is restored after the capture
+    mode: int
+    thread: int  # the thread that began it
     recorded: list[Work] = field(default_factory=list)
     invalid: bool = False
 
@@ -96,8 +100,7 @@ def submit(stream: Stream, run: Callable[[Work], None] | None, *, overlaps: bool
     after = list(stream.tail)
     if stream is default:
         others = [s for s in _all if s.context is stream.context and s.blocking and s is not default]
-        if any(s.capture is not None for s in others):
-            raise DriverError(Result.STREAM_CAPTURE_IMPLICIT)
+        _invalidate([s.capture for s in others if s.capture is not None], Result.STREAM_CAPTURE_IMPLICIT)
         after += [work for s in others for work in s.tail]
     elif stream.blocking:
         after += default.tail
@@ -166,14 +169,26 @@ def finish_stream(stream: Stream) -> None:
     _report(stream.context)
 
 
+def _invalidate(captures: list[Capture], result: Result) -> None:
+    """Make captures invalid, if there are any, and raise the error of the call that did so."""
+    for capture in captures:
+        capture.invalid = True
+    if captures:
+        raise DriverError(result)
+
+
+def refuse_in_capture() -> None:
+    """Refuse a call that may wait for the card, such as one that allocates memory, while a capture forbids such calls to this thread."""
+    captures = [s.capture for s in _all if s.capture is not None]
+    mine = threading.get_ident()
+    refused = [c for c in captures if c.mode == GLOBAL or (c.mode == OF_THREAD and c.thread == mine)]
+    _invalidate(refused, Result.STREAM_CAPTURE_UNSUPPORTED)
+
+
 def finish_all(context: Context) -> None:
     """Run all work in all streams of a context, as a call that synchronises the whole device does."""
     streams = [s for s in _all if s.context is context]
-    if any(s.capture is not None for s in streams):
-        for stream in streams:
-            if stream.capture is not None:
-                stream.capture.invalid = True
-        raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
+    _invalidate([s.capture for s in streams if s.capture is not None], Result.STREAM_CAPTURE_UNSUPPORTED)
     for stream in streams:
         for work in stream.tail:
             finish(work)

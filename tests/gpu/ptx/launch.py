@@ -73,7 +73,8 @@ def launch(
     late; other seeds draw random orders."""
     program = loaded.program(name)
     card = arch or arch_of(loaded.module.target)
-    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, card, patience, uneven, number, since)
+    history = loaded.memory.history
+    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, card, patience, uneven, number, since, history.time)
     random = np.random.default_rng(seed) if seed else None
     count, cluster = grid[0] * grid[1] * grid[2], program.cluster
     if grid[0] % cluster:
@@ -84,7 +85,10 @@ def launch(
     at_once = max(1, min(THREADS_PER_WAVE // what.threads_per_block, SHARED_PER_WAVE // max(shared, 1)) // cluster) * cluster
     with np.errstate(all="ignore"):
         for start in range(0, count, at_once):
+            wave = Wave(what, np.sort(order[start : start + at_once]), random)
             try:
-                Wave(what, np.sort(order[start : start + at_once]), random).run()
+                wave.run()
             except Fault as fault:
                 raise Fault(f"{name}: {fault}") from fault
+            finally:
+                history.time = wave.shadow.next_time()

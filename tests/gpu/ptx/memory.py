@@ -21,6 +21,20 @@ UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 DEVICE_BASE = 0x3000_0000_0000  # an address where systems do not map user memory by themselves
 UNWRITTEN = 0xFF  # value of every byte of fresh memory: a NaN in every float type
 ALIGNMENT = 256
+MANY = -1  # stands for threads of several blocks, and MANY - 1 - b for several threads of block b
+
+
+class History:
+    """The accesses of launches to memory. For each piece of a few bytes: who wrote it last and who has read it since, as the number of a
+    thread in its launch (see also MANY), and when. Time goes on from launch to launch."""
+
+    def __init__(self) -> None:
+        self.time = 1
+        self.cover(0)
+
+    def cover(self, num_pieces: int) -> None:
+        """Make room for so many pieces before a launch, which needs nothing that earlier launches noted."""
+        self.writer, self.write_time, self.reader, self.read_time = (np.zeros(num_pieces, np.int32) for _ in range(4))
 
 
 class Memory:
@@ -31,6 +45,8 @@ class Memory:
         self.words = {bits: self.bytes.view(dtype) for bits, dtype in UNSIGNED.items()}
         # For each 4 bytes, the number of the launch that wrote them last; 0: none. The system provides memory for the parts in use only.
         self.writers = np.frombuffer(_mapped(num_bytes), np.uint32)
+        self.history = History()
+        self.top = 0  # where the last allocation ended that any launch can have accessed
         self.host_base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._live: dict[int, int] = {}  # offset -> size of each live allocation
         self._sorted: list[int] = []  # begin, end, begin, end, ... of the live allocations, ascending
@@ -47,6 +63,7 @@ class Memory:
             if end - begin >= room:
                 self._free[index] = (begin + room, end)
                 self._live[begin] = num_bytes
+                self.top = max(self.top, begin + room)
                 self._sort()
                 self.bytes[begin : begin + num_bytes] = UNWRITTEN
                 return begin + (self.host_base if pinned else DEVICE_BASE)

@@ -105,6 +105,7 @@ class Program:
     static_bytes: int  # bytes of shared memory that the kernel declares, without dynamic memory
     local_bytes: int
     shared_grain: int  # bytes of the narrowest access to shared memory in the kernel, at most 4
+    global_grain: int  # the same for global memory
     unit_registers: frozenset[int]  # slots of the registers that warpgroup products use
 
     @property
@@ -127,7 +128,7 @@ class Assembler:
         self.static_bytes = self._lay_out("shared", SHARED_BASE)
         self.local_bytes = self._lay_out("local", 0)
         self.unit_registers: frozenset[int] = frozenset()
-        self.shared_grain = 4
+        self.shared_grain = self.global_grain = 4
         self._views: dict[tuple[int, Any], int] = {}
 
     def _lay_out(self, space: str, base: int) -> int:
@@ -222,6 +223,7 @@ class Assembler:
             self.static_bytes,
             self.local_bytes,
             self.shared_grain,
+            self.global_grain,
             self.unit_registers,
         )
 

@@ -20,8 +20,9 @@ Array = NDArray[Any]
 
 
 class Shadow:
-    def __init__(self, num_bytes: int, grain: int, wave: Any) -> None:
-        """`grain` is the size of a piece in bytes, a power of two. It is at most the size of the narrowest access in the kernel."""
+    def __init__(self, num_bytes: int, grain: int, wave: Any, time: int) -> None:
+        """`grain` is the size of a piece in bytes, a power of two. It is at most the size of the narrowest access in the kernel. `time` is
+        when the wave begins."""
         self.grain, self.grain_log2, self.wave = grain, grain.bit_length() - 1, wave
         count = num_bytes // grain
         self.writer, self.reader = (np.full(count, NOBODY, np.int32) for _ in range(2))
@@ -30,7 +31,7 @@ class Shadow:
         self.arriving, self.leaving = (np.zeros(count, np.int16) for _ in range(2))
         # Whether a thread has written the piece, and no fence.proxy.async has made the write visible to asynchronous copies and products.
         self.generic = np.zeros(count, bool)
-        self.time = 1
+        self.time = time
         self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
 
     # --- barriers and fences -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from tests.gpu.ptx.known import Known
 from tests.gpu.ptx.memory import UNSIGNED, UNWRITTEN, AddressFault, Memory
 from tests.gpu.ptx.order import Order
 from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Index, Program
+from tests.gpu.ptx.races import Races, Signal
 from tests.gpu.ptx.shadow import Shadow
 
 WARP = 32
@@ -63,6 +64,8 @@ class Launch:
     uneven: int | None = None  # least number of rows with which wgmma adds like an older generation; None: it never does
     number: int = 1  # number of the launch among all launches of a card
     since: int | None = None  # number of the earliest launch that may still run when this one begins; None: all earlier ones have ended
+    begin: int = 0  # when it begins, in the time of `Memory.history`
+    signals: dict[int, Signal] = field(default_factory=dict[int, Signal])  # by the offset of a word in global memory: see races.py
 
     @property
     def threads_per_block(self) -> int:
@@ -95,7 +98,7 @@ class Wave:
         self.shared_bytes = self.program.static_bytes + launch.dynamic_bytes
         self.shared_stride = -(-self.shared_bytes // 128) * 128
         self.shared, self.shared_words = _block_of(self.shared_stride * len(blocks))
-        self.shadow = Shadow(len(self.shared), self.program.shared_grain, self)
+        self.shadow = Shadow(len(self.shared), self.program.shared_grain, self, self.memory.history.time)
         self.local_stride = -(-self.program.local_bytes // 16) * 16
         self.local, self.local_words = _block_of(self.local_stride * count)
         self.held: dict[int, frozenset[int]] = {}  # First thread of a warpgroup -> register slots that its products in flight use.
@@ -110,6 +113,7 @@ class Wave:
         self.ends: list[Callable[[Wave], None]] = []  # functions that raise a fault if something is unfinished when all threads have ended
         self.known = Known(self)
         self.order = Order(self)
+        self.races = Races(self)
         self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
     # --- running contexts --------------------------------------------------------------------------------------------------
@@ -372,6 +376,22 @@ class Wave:
                 raise Fault(f"the register %{name} is not known")
 
     # --- memory ------------------------------------------------------------------------------------------------------------
+
+    def reads(self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False, strong: bool = False) -> None:
+        """Note that threads read global memory. `constant`: the load takes it for unchanging. `strong`: threads may signal by it."""
+        self.order.read(index, offsets, num_bytes)
+        if strong:
+            self.races.signal(index, offsets, reads=True, writes=False)
+        else:
+            self.races.read(index, offsets, num_bytes, constant=constant)
+
+    def writes(self, index: Index, offsets: Array, num_bytes: int, *, strong: bool = False) -> None:
+        """Note that threads write global memory. `strong`: threads may signal by it."""
+        self.order.write(index, offsets, num_bytes)
+        if strong:
+            self.races.signal(index, offsets, reads=False, writes=True)
+        else:
+            self.races.write(index, offsets, num_bytes)
 
     def locate(self, space: str, index: Index, addresses: Array, size: int) -> tuple[dict[int, Array], Array]:
         """Return the memory of a state space and the byte offset of each address. The memory is a dictionary from word size in bits to an

@@ -114,12 +114,12 @@ class _Row:
     def write_elements(self, stage: RowStage, var: DimVar, length: Dim) -> None:
         """Write the elements that a stage computes for a row: `length` elements, numbered by `var`."""
         k, store, at = self.k, stage.nest.store, self.at(stage)
-        if not length.is_const or length.const % self.num_threads:
+        count, rest = divmod(length.const, self.num_threads) if length.is_const else (0, 0)
+        if rest or not count:
             with self.elements(length) as i:
                 write_element(k, store, {**at, var: i})
             return
-        count = length.const // self.num_threads  # number of elements of a thread
-        group = at_once(count)
+        group = at_once(count)  # of the `count` elements of a thread
         with k.threads("t", self.num_threads) as t, k.serial("m", count // group) as m:
             points = [{**at, var: (m * group + u) * self.num_threads + t} for u in range(group)]
             for point, value in zip(points, hold(k, [rewrite_dims(store.value, point) for point in points]), strict=True):

@@ -133,7 +133,7 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
         reading = kept > 0
         offsets = np.zeros(len(threads), np.int64)
         offsets[reading] = wave.memory.offsets(sources[reading], num_bytes)
-        wave.order.read(threads[reading], offsets[reading], num_bytes)
+        wave.reads(threads[reading], offsets[reading], num_bytes)
         group = groups_of(wave, ASYNC)
         wave.shadow.announce(threads, at, num_bytes, asynchronous=False)
         group.copies.append(Copy(threads, group.open[index].copy(), offsets, at, num_bytes, kept))
@@ -150,6 +150,8 @@ def _arrive_after_copies(code: Assembler, instruction: Instruction) -> Step:
     def step(wave: Any, index: Index) -> None:
         threads = wave.threads[index]
         found = mbarriers.groups(wave, index, read(wave, index))
+        for address, positions in found:
+            mbarriers.check_made(wave, address, threads[positions])
         if not counted:
             for address, positions in found:
                 slots = wave.slot[threads[positions]]
@@ -192,7 +194,7 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
             wave.locate("shared", here, targets[position : position + 1] + size - 16, 16)
             source = int(wave.memory.offset(int(sources[position])))
             wave.memory.span(int(sources[position]), int(size))
-            wave.order.read(here, np.array([source]), int(size))
+            wave.reads(here, np.array([source]), int(size))
             for slot in wave.slot[here] if read_mask is None else _blocks(wave, here, int(read_mask(wave, index)[0])):
                 _copy_to(wave, here, np.array([slot]), at, source, int(size), int(barriers[position]))
 
@@ -211,6 +213,10 @@ def _copy_to(wave: Any, thread: Array, slot: Array, at: Array, source: int, size
     """Begin a copy to the shared memory of the block `slot`, at the place that corresponds to `at` in that of the thread's own block."""
     awaited = mbarriers.barrier_at(wave, barrier, slot)
     number = awaited.number[slot]
+    if slot[0] == wave.slot[thread[0]]:
+        mbarriers.check_made(wave, barrier, thread)
+        if not awaited.shown[slot[0]]:
+            raise Fault("signals an mbarrier that was made without fence.mbarrier_init, or fence.proxy.async")
     if wave.cluster > 1:
         clusters.check_reach(wave, thread, slot, awaited.made[slot])
     at = at + (slot - wave.slot[thread]) * wave.shared_stride
@@ -242,7 +248,7 @@ def _bulk_out(read_to: Any, read_from: Any, read_size: Any) -> Step:
             wave.memory.span(int(targets[position]), int(size))
             pieces = wave.shadow.begin_reading(here, at, int(size))
             target = np.array([wave.memory.offset(int(targets[position]))])
-            wave.order.write(here, target, int(size))
+            wave.writes(here, target, int(size))
             group.copies.append(Copy(here, group.open[here].copy(), at, target, int(size), np.array([size]), pieces))
 
     return step

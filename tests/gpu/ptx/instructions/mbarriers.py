@@ -31,6 +31,8 @@ class Mbarrier:
     made: Array  # when the thread that initialised the mbarrier executed fence.mbarrier_init; NEVER if it has not
     maker: Array  # that thread
     number: Array  # how often an mbarrier was initialised at this address
+    since: Array  # when it was initialised
+    shown: Array  # 1 if a fence has made this visible to copies: fence.mbarrier_init, or a later fence.proxy.async
     known: Array  # what the threads that arrived know of the blocks of their cluster: [blocks, ranks]
 
 
@@ -63,6 +65,16 @@ def barrier_at(wave: Any, address: int, slots: Array) -> Mbarrier:
     if barrier is None or (barrier.count[slots] == 0).any():
         raise Fault(f"no mbarrier was initialised at shared offset {address - SHARED_BASE}")
     return barrier
+
+
+def check_made(wave: Any, address: int, threads: Array) -> None:
+    """Raise a fault if threads use an mbarrier of their block, and no barrier orders this after its initialisation by another thread."""
+    slots, shadow = wave.slot[threads], wave.shadow
+    barrier = barrier_at(wave, address, slots)
+    maker = barrier.maker[slots]
+    epoch = np.where(wave.warp[maker] == wave.warp[threads], np.maximum(shadow.epoch, shadow.warp_epoch)[threads], shadow.epoch[threads])
+    if ((maker != threads) & (epoch <= barrier.since[slots])).any():
+        raise Fault(f"uses the mbarrier at shared offset {address - SHARED_BASE}, which another thread may not have made yet: no barrier")
 
 
 def arrive(wave: Any, address: int, slots: Array, arrivals: Array, expected: Array) -> None:
@@ -176,6 +188,8 @@ def _wait(code: Assembler, instruction: Instruction) -> Arrive:
         index = context.index
         addresses = np.broadcast_to(shared_offset(read_address(wave, index)), context.threads.shape)
         wave.locate("shared", index, addresses, 8)
+        for address in np.unique(addresses):
+            check_made(wave, int(address), context.threads[addresses == address])
         parities = np.broadcast_to(read_parity(wave, index) & np.uint32(1), context.threads.shape)
         waiting = Waiting(context.threads, addresses, parities, context, write, acquires, in_cluster)
         ready = _ended(wave, waiting)
@@ -209,6 +223,7 @@ def _mbarrier(code: Assembler, instruction: Instruction) -> Step:
 
             def invalidate(wave: Any, index: Index) -> None:
                 for address, positions in groups(wave, index, read(wave, index)):
+                    check_made(wave, address, wave.threads[index][positions])
                     slots = wave.slot[index][positions]
                     barrier = barrier_at(wave, address, slots)
                     check_awaited(barrier, address, slots)
@@ -223,6 +238,7 @@ def _mbarrier(code: Assembler, instruction: Instruction) -> Step:
             def expect(wave: Any, index: Index) -> None:
                 amounts = np.broadcast_to(read_bytes(wave, index), wave.threads[index].shape)
                 for address, positions in groups(wave, index, read(wave, index)):
+                    check_made(wave, address, wave.threads[index][positions])
                     arrive(wave, address, wave.slot[index][positions], np.zeros(len(positions)), amounts[positions])
 
             return expect
@@ -243,13 +259,14 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
         for address, positions in groups(wave, index, read(wave, index)):
             slots = wave.slot[index][positions]
             if address not in barriers:
-                zeros = [np.zeros(len(wave.blocks), np.int64) for _ in range(7)]
+                zeros = [np.zeros(len(wave.blocks), np.int64) for _ in range(9)]
                 barriers[address] = Mbarrier(*zeros, np.zeros((len(wave.blocks), wave.cluster), np.int32))
             barrier = barriers[address]
             barrier.count[slots] = barrier.missing[slots] = counts[positions]
             barrier.bytes[slots] = barrier.phase[slots] = 0
             barrier.made[slots], barrier.maker[slots] = NEVER, wave.threads[index][positions]
             barrier.number[slots] += 1
+            barrier.since[slots], barrier.shown[slots] = wave.shadow.time, 0
             barrier.known[slots] = 0
 
     return init
@@ -259,7 +276,16 @@ def fence(wave: Any, index: Index) -> None:
     """Apply a fence.mbarrier_init: other blocks may see the mbarriers that these threads have initialised."""
     for barrier in wave.state.get("mbarriers", {}).values():
         mine = np.isin(barrier.maker, wave.threads[index]) & (barrier.made == NEVER) & (barrier.count > 0)
-        barrier.made[mine] = wave.shadow.time
+        barrier.made[mine], barrier.shown[mine] = wave.shadow.time, 1
+
+
+def fence_of_proxy(wave: Any, threads: Array) -> None:
+    """Apply a fence.proxy.async: copies see the mbarriers that these threads have initialised, or that a barrier ordered before the
+    fence."""
+    latest = np.zeros(len(wave.blocks), np.int32)
+    np.maximum.at(latest, wave.slot[threads], wave.shadow.epoch[threads])
+    for barrier in wave.state.get("mbarriers", {}).values():
+        barrier.shown[(np.isin(barrier.maker, threads) | (barrier.since < latest)) & (barrier.count > 0)] = 1
 
 
 def _arrive(code: Assembler, instruction: Instruction) -> Step:
@@ -288,6 +314,7 @@ def _arrive(code: Assembler, instruction: Instruction) -> Step:
         for address, positions in groups(wave, index, read(wave, index)):
             ones = np.ones(len(positions))
             given, slots = numbers[positions], wave.slot[index][positions]
+            check_made(wave, address, wave.threads[index][positions])
             _tell(wave, address, slots, wave.threads[index][positions])
             arrive(wave, address, slots, ones if announces else given, given if announces else 0 * ones)
 

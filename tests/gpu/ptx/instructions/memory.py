@@ -65,6 +65,8 @@ def orders(instruction: Instruction) -> bool:
 def note_grain(code: Assembler, space: str, num_bytes: int) -> None:
     if space in ("shared", "generic"):
         code.shared_grain = min(code.shared_grain, num_bytes)
+    if space in ("global", "generic"):
+        code.global_grain = min(code.global_grain, num_bytes)
 
 
 @rule("ld", "ldu")
@@ -86,7 +88,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
         return parameter
     shift = bits.bit_length() - 4  # log2 of the element's size in bytes
 
-    strong = orders(instruction)
+    strong, constant = orders(instruction), "nc" in instruction.modifiers
     note_grain(code, space_of(instruction), bits // 8)
 
     def load(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
@@ -95,7 +97,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
         elif space == "shared":
             wave.shadow.read(wave.threads[index], offsets, bits // 8 * len(writers))
         if space == "global":
-            wave.order.read(index, offsets, bits // 8 * len(writers))
+            wave.reads(index, offsets, bits // 8 * len(writers), constant=constant, strong=strong)
         data, at = words[bits], offsets >> shift
         for number, write in enumerate(writers):
             write(wave, index, data[at + number].view(dtype))
@@ -120,7 +122,7 @@ def _st(code: Assembler, instruction: Instruction) -> Step:
         if space == "shared" and not strong:
             wave.shadow.write(wave.threads[index], offsets, bits // 8 * len(readers))
         if space == "global":
-            wave.order.write(index, offsets, bits // 8 * len(readers))
+            wave.writes(index, offsets, bits // 8 * len(readers), strong=strong)
         data, at = words[bits], offsets >> shift
         for number, read in enumerate(readers):
             data[at + number] = read(wave, index)
@@ -187,6 +189,8 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
         while left.size:
             places, first = np.unique(at[left], return_index=True)
             turn = left[first]
+            if space == "global":
+                wave.races.signal(wave.threads[index][turn], offsets[turn], reads=True, writes=True)
             old = data[places].view(dtype)
             before[turn] = old
             data[places] = np.ascontiguousarray(combine(old, *(v[turn] for v in values)).astype(dtype)).view(data.dtype)
@@ -197,10 +201,17 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
     return reaching(space_of(instruction), code.address(operands[0]), bits // 8, access)
 
 
+def _fence_of_proxy(wave: Any, index: Index) -> None:
+    wave.shadow.fence(wave.threads[index])
+    mbarriers.fence_of_proxy(wave, wave.threads[index])
+
+
 @rule("membar", "fence")
 def _fence(code: Assembler, instruction: Instruction) -> Step:
     if "proxy" in instruction.modifiers and "async" in {m.partition("::")[0] for m in instruction.modifiers}:
-        return lambda wave, index: wave.shadow.fence(wave.threads[index])
+        return _fence_of_proxy
     if "mbarrier_init" in instruction.modifiers:
         return mbarriers.fence
+    if {"gpu", "gl", "sys"} & set(instruction.modifiers):
+        return lambda wave, index: wave.races.fence(index)
     return lambda wave, index: None

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.device.cuda.capability import check_target
 from runtime.device.cuda.device import CudaDevice
-from runtime.errors import IncompatibleExecutable, OutOfMemory
+from runtime.errors import DeviceFault, IncompatibleExecutable, OutOfMemory
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 OPEN = """
@@ -64,6 +64,19 @@ def test_memory_that_the_card_has_not_is_refused(software_gpu: SoftwareGpu) -> N
     with pytest.raises(OutOfMemory, match=r"memory on GPU 0 needs 1,099,511,627,776 bytes, [\d,]+ are free;"):
         device.allocate(1 << 40)
     assert device.download(device.upload(np.arange(3))).tolist() == [0, 1, 2], "the device should still work"
+
+
+@needs_pycuda
+def test_a_card_that_failed_while_it_was_idle_is_named(software_gpu: SoftwareGpu) -> None:
+    """An idle worker asks its GPU for nothing but its memory and its times, so this is where a card that fell off the bus is noticed."""
+    from tests.gpu.driver.calls import Result
+    from tests.gpu.driver.card import machine, note_fault
+
+    device = CudaDevice()
+    for context in machine.contexts.values():
+        note_fault(context, Result.ILLEGAL_ADDRESS, "a fault of the card")
+    with pytest.raises(DeviceFault, match=r"GPU 0 \(software GPU 0\), before any run: its free memory: .*illegal"):
+        _ = device.card_usage
 
 
 @needs_pycuda

@@ -37,6 +37,26 @@ def test_rows(name: str, software_gpu: SoftwareGpu) -> None:
         np.testing.assert_array_equal(session.call("main", x[:1])[0], found[0])
 
 
+EMPTY = {
+    "norm": "y = reshape(x, shape[0]) out = rms_norm(y, w, eps=1e-5, weight_offset=1.0)",
+    "norm of each row": "out = layer_norm(x, w, w, eps=1e-5)",
+    "sum": "out = sum(x, axes=[1])",
+    "product of no numbers": "y = reshape(w, shape[4, 0]) out = linear(x, y)",
+    "product of no columns": "y = reshape(w, shape[0, 0]) out = linear(x, y)",
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_rows_of_no_elements(name: str, software_gpu: SoftwareGpu) -> None:
+    module = parse(f"func main(x: f32[n, 0], w: f32[0]) -> object where n in 0..64 {{ dataflow {{ {EMPTY[name]} }} return out }}")
+    session, w = Session(compile_module(module, Options(get("sm_80")))), np.zeros(0, np.float32)
+    for n in (0, 3):
+        x = np.zeros((n, 0), np.float32)
+        found, expected = session.call("main", x, w), Interpreter(module).call("main", x, w)
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found, expected)
+
+
 PAGES, SIZE, HEADS, KV_HEADS = 24, 24, 6, 2
 
 
