@@ -117,6 +117,14 @@ def test_encoders() -> None:
     assert load_config(MODELS / "bert-cls").activation == Activation.GELU_TANH
 
 
+@pytest.mark.parametrize("case", ["bert", "roberta", "camembert", "xlm-roberta", "electra", "distilbert", "mpnet"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_encoder_is_read_whatever_its_head_for_masked_tokens_shares(case: str, is_tied: bool) -> None:
+    """transformers 5 writes the field into the file of every encoder."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    assert parse_config({**values, "tie_word_embeddings": is_tied}) == parse_config(values)
+
+
 def test_pooling_beside_the_model() -> None:
     assert load_config(MODELS / "bert").embedding == EmbeddingConfig(Pooling.MEAN, True, max_tokens=48, is_stated=True)
     prompts = (("query", "Find: "), ("document", ""))
