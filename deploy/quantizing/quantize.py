@@ -181,7 +181,7 @@ def _units(
             (shape := model.files.weights.tensors[names[0]].shape)[-1],
             sum(prod(model.files.weights.tensors[name].shape) for name in names),
             {
-                width: _coarse(measured[kind] * error / of_kinds[kind])
+                width: _coarse(measured[kind] * error / (of_kinds[kind] or 1.0))  # 0 if the kind has no errors
                 for kind in [kind_of(names, num_layers)]
                 for width, error in errors[names].items()
                 if width in fitting(model.widths, shape[-1])

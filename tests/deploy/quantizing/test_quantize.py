@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Width
@@ -241,6 +242,16 @@ def test_only_the_table_of_embeddings_becomes_the_head(case: str):
     assert made.parts("lm_head.weight")["q6"].shape == (vocab, size)
     if case == "gemma3n":
         assert {f"model.altup_unembed_projections.{number}.weight" for number in range(3)} < made.forms.keys()
+
+
+def test_matrices_of_zeros_are_quantised_without_loss(tmp_path: Path):
+    """Layers that were added to a model begin with such matrices."""
+    shutil.copytree(MODELS / "llama-bias-tied", copy := tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    zeros = [name for name in tensors if name.endswith("o_proj.weight")]
+    save_file({**tensors, **{name: np.zeros_like(tensors[name]) for name in zeros}}, copy / "model.safetensors")
+    made = quantised_of(open_files(copy))
+    assert zeros and all(not values_of(made.parts(name), made._result.widths[name]).any() for name in zeros)
 
 
 def test_values_have_a_width_of_their_own():
