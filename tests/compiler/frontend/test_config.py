@@ -71,6 +71,20 @@ def test_defaults_are_those_of_transformers() -> None:
     assert gemma3.rope_of_layer(6) == Rope(1e4, 256)
 
 
+@pytest.mark.parametrize(("case", "theta"), [("mixtral", 1e6), ("qwen2_vl", 1e6), ("qwen2_5_vl", 1e6), ("apertus", 12e6)])
+def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: str, theta: float) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    text = values.get("text_config", values)
+    scaling = text.pop("rope_scaling", {"rope_type": "default"})
+    del text["rope_theta"]
+    for name in ("rope_scaling", "rope_parameters"):
+        text[name] = scaling
+        assert (rope := parse_config(values).rope) is not None and rope.theta == theta
+        text[name] = {**text.pop(name), "rope_theta": 77.0}
+        assert (rope := parse_config(values).rope) is not None and rope.theta == 77.0
+        del text[name]
+
+
 def test_windows_follow_the_layers() -> None:
     window = {"sliding_window": 8, "use_sliding_window": True}
     assert parse_config(small("qwen2", **window, max_window_layers=2)).windows == (None, None, 8)
