@@ -16,7 +16,7 @@ from compiler.frontend.config import Activation, EncoderConfig
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.registry import FAMILIES, load_config, parse_config
-from compiler.frontend.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from compiler.frontend.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, YarnScaling
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
@@ -83,6 +83,13 @@ def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: st
         text[name] = {**text.pop(name), "rope_theta": 77.0}
         assert (rope := parse_config(values).rope) is not None and rope.theta == 77.0
         del text[name]
+
+
+def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
+    values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
+    del values["original_max_position_embeddings"]
+    rope = parse_config({**values, "max_position_embeddings": 8192}).rope
+    assert rope is not None and isinstance(rope.scaling, LongScaling) and rope.scaling.original_context == 4096
 
 
 def test_windows_follow_the_layers() -> None:
