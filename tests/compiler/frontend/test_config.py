@@ -85,6 +85,21 @@ def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: st
         del text[name]
 
 
+@pytest.mark.parametrize(
+    ("case", "written"),
+    [
+        ("qwen2_moe", {"sliding_window": 0}),
+        ("exaone4", {"sliding_window": None, "sliding_window_pattern": 0, "layer_types": ["full_attention"] * 4}),
+        ("internlm3", {"bias": None, "qkv_bias": None, "attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_files_that_transformers_wrote_again_are_read(case: str, written: dict[str, Any]) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    if case == "exaone4":
+        values = {**values, "sliding_window": None, "layer_types": None}
+    assert parse_config({**values, **written}) == parse_config(values)
+
+
 def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
     values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
     del values["original_max_position_embeddings"]
@@ -96,6 +111,7 @@ def test_windows_follow_the_layers() -> None:
     window = {"sliding_window": 8, "use_sliding_window": True}
     assert parse_config(small("qwen2", **window, max_window_layers=2)).windows == (None, None, 8)
     assert parse_config(small("qwen2", **{**window, "use_sliding_window": False})).windows == (None,) * 3
+    assert parse_config(small("qwen2", **{**window, "sliding_window": None}, max_window_layers=0)).windows == (None,) * 3
     types = ["full_attention", "sliding_attention", "full_attention"]
     assert parse_config(small("gemma2", sliding_window=8, layer_types=types)).windows == (None, 8, None)
     with pytest.raises(ConfigError, match="layer_types of config"):
