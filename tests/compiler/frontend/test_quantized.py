@@ -417,6 +417,23 @@ def test_auto_round_stores_zero_points_as_they_are_in_its_own_packing(tmp_path: 
     np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
 
 
+def test_configurations_that_transformers_5_writes_are_read() -> None:
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": None, "modules_to_convert": None, "activation_scheme": "dynamic"}
+    fp8 |= {"weight_block_size": [128, 128], "dequantize": False, "scale_fmt": "float", "expert_dtype": "fp8"}
+    assert methods_of({"quantization_config": fp8}) == (Scaled("weight_scale_inv", (128, 128)),)
+    awq = {**AWQ, "damp_percent": 0.1, "desc_act": False, "act_group_aware": True, "sym": True, "true_sequential": True, "meta": None}
+    awq |= {
+        "format": "gemm",
+        "checkpoint_format": "gemm",
+        "pack_dtype": "int32",
+        "lm_head": False,
+        "backend": "auto",
+        "batch_size": 1,
+        "cache_block_outputs": True,
+    }
+    assert methods_of({"quantization_config": awq}) == methods_of({"quantization_config": AWQ})
+
+
 def test_older_files_of_model_optimizer_state_the_format_beside_the_configuration(tmp_path: Path) -> None:
     assert methods_beside(tmp_path, {}) == ()
     stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
@@ -438,6 +455,8 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
         ),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit of .* is True, expected false: .*NF4, FP4"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type of .* is 'nf3', expected nf4 or fp4"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype of .* is 'fp4', expected fp8"),
+        ({**AWQ, "format": "gemv"}, "format of .* is 'gemv', expected gemm; weights packed for gemv have another order"),
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),
