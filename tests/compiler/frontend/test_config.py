@@ -3,6 +3,7 @@ name a remedy."""
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,22 @@ def test_pooling_beside_the_model() -> None:
     assert load_config(MODELS / "bert-cls").embedding == EmbeddingConfig(Pooling.CLS, False, prompts, "query", 64, is_stated=True)
     assert load_config(MODELS / "qwen3-embedding").embedding.pooling == Pooling.LAST
     assert load_config(MODELS / "llama").embedding == EmbeddingConfig(Pooling.LAST, True)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tokenizer", "expected"),
+    [({"max_seq_length": 48}, 20, 48), ({}, 20, 20), ({"max_seq_length": None}, 20, 20), ({}, int(1e30), None), ({}, None, None)],
+)
+def test_the_longest_text_may_be_that_of_the_tokenizer(
+    tmp_path: Path, sentence: dict[str, Any], tokenizer: int | None, expected: int | None
+) -> None:
+    """Newer versions of sentence-transformers store it there."""
+    shutil.copytree(MODELS / "bert", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(sentence))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": tokenizer}))
+    assert load_config(tmp_path).embedding.max_tokens == expected
+    (tmp_path / "modules.json").unlink()
+    assert load_config(tmp_path).embedding.max_tokens == sentence.get("max_seq_length")
 
 
 @pytest.mark.parametrize(
