@@ -27,7 +27,7 @@ ENCODER: Mapping[str, Any] = {
     "temporal_patch_size": 2,
 }
 SECTIONS = (16, 24, 24)
-UNREAD = ("model_type", "spatial_patch_size", "init_std")
+UNREAD = ("model_type", "spatial_patch_size", "init_std", "tie_word_embeddings")
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "image_token_id", 151_655
 NORM_EPS = 1e-6
 

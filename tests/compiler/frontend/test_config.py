@@ -101,6 +101,28 @@ def test_files_that_transformers_wrote_again_are_read(case: str, written: dict[s
     assert parse_config({**values, **written}) == parse_config(values)
 
 
+def test_files_that_transformers_4_wrote_again_are_read() -> None:
+    """It writes some model types in another way, and fields of the decoder for encoders."""
+
+    def read(case: str) -> dict[str, Any]:
+        return json.loads((GOLDEN.parent / case / "config.json").read_text())
+
+    granite, lfm2, glm = read("models/granitemoe"), read("vision_models/lfm2_vl"), read("vision_models/glm4v_moe")
+    assert parse_config({**granite, "position_embedding_type": "rope"}) == parse_config(granite)
+    assert parse_config({**lfm2, "model_type": "lfm2-vl"}) == parse_config(lfm2)
+    assert parse_config({**glm, "text_config": {**glm["text_config"], "model_type": "Glm4vMoe_text"}}) == parse_config(glm)
+    with pytest.raises(ConfigError, match=r"model_type of text_config of config\.json is 'glm4v_text', expected glm4v_moe_text"):
+        parse_config({**glm, "text_config": {**glm["text_config"], "model_type": "glm4v_text"}})
+    with pytest.raises(ConfigError, match=r"position_embedding_type of config\.json is 'nope', expected rope"):
+        parse_config({**granite, "position_embedding_type": "nope"})
+    for name in ("qwen2_5_omni", "qwen3_omni_moe"):
+        given = read(f"omni_models/{name}")
+        thinker = dict(given["thinker_config"])
+        for part in ("vision_config", "audio_config"):
+            thinker[part] = {**thinker[part], "tie_word_embeddings": True}
+        assert parse_config({**given, "thinker_config": thinker}) == parse_config(given)
+
+
 def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
     values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
     del values["original_max_position_embeddings"]
