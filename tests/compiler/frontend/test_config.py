@@ -123,6 +123,15 @@ def test_files_that_transformers_4_wrote_again_are_read() -> None:
         assert parse_config({**given, "thinker_config": thinker}) == parse_config(given)
 
 
+@pytest.mark.parametrize(("stated", "local"), [({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 7.0}, 7.0), ({}, 1e4)])
+def test_windows_of_modernbert_may_have_the_base_of_other_layers(stated: dict[str, Any], local: float) -> None:
+    values = json.loads((MODELS / "modernbert" / "config.json").read_text())
+    values = {name: value for name, value in values.items() if not name.startswith("rope") and not name.endswith("rope_theta")}
+    config = parse_config({**values, "global_rope_theta": 5e4, **stated})
+    assert config.rope is not None and config.local_rope is not None
+    assert (config.rope.theta, config.local_rope.theta) == (5e4, local)
+
+
 def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
     values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
     del values["original_max_position_embeddings"]
