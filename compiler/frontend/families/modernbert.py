@@ -51,9 +51,11 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _rope(fields: Fields, head_dim: int, kind: str, scope: str, theta: float) -> Rope:
-    if "rope_parameters" in fields:
-        return read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")
     name = f"{scope}_rope_theta"
+    if "rope_parameters" in fields:
+        rope = read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")
+        fields.require_equal(name, rope.theta, f"rope_parameters.{kind}_attention.rope_theta, the newer field")
+        return rope
     if scope == "local" and fields.values.get(name, theta) is None:
         return _rope(fields, head_dim, "full", "global", GLOBAL_THETA)  # null: the base of the layers without a window
     return Rope(fields.number(name, theta), head_dim)

@@ -132,6 +132,28 @@ def test_windows_of_modernbert_may_have_the_base_of_other_layers(stated: dict[st
     assert (config.rope.theta, config.local_rope.theta) == (5e4, local)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name", "kind"),
+    [
+        ("gemma3_text", "rope_local_base_freq", "sliding_attention"),
+        ("modernbert", "local_rope_theta", "sliding_attention"),
+        ("modernbert", "global_rope_theta", "full_attention"),
+    ],
+)
+def test_older_fields_beside_rope_parameters_may_only_repeat_them(model_type: str, name: str, kind: str) -> None:
+    """transformers 4 keeps rope_parameters, which it does not know, and writes its own fields beside them."""
+    kinds = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    values = small(model_type, rope_parameters=kinds)
+    assert parse_config({**values, name: kinds[kind]["rope_theta"]}) == parse_config(values)
+    with pytest.raises(
+        ConfigError, match=rf"{name} of config\.json is 1000\.0, expected .* rope_parameters\.{kind}\.rope_theta, the newer"
+    ):
+        parse_config({**values, name: 1000.0})
+
+
 def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
     values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
     del values["original_max_position_embeddings"]
