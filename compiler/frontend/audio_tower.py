@@ -24,7 +24,16 @@ LARGE_V3: Mapping[str, Any] = {  # the encoder of Whisper-large-v3, which transf
     "num_mel_bins": 128,
     "max_source_positions": 1500,
 }
-UNREAD = ("model_type", "vocab_size", "head_dim", "num_key_value_heads", "encoder_layerdrop", "layerdrop", "init_std")
+UNREAD = (
+    "model_type",
+    "tie_word_embeddings",
+    "vocab_size",
+    "head_dim",
+    "num_key_value_heads",
+    "encoder_layerdrop",
+    "layerdrop",
+    "init_std",
+)
 
 
 def read_listening(fields: Fields, *, merge: int | None = None, window: str | int = "max_source_positions", **others: Any) -> Listening:

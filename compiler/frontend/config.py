@@ -369,6 +369,7 @@ def read_softcap(fields: Fields, name: str, default: float | None) -> float | No
 
 def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, relative_buckets: int = 0) -> ModelConfig:
     fields.require(position_embedding_type="absolute", is_decoder=False)
+    fields.skip("tie_word_embeddings")  # concerns the head that predicts masked tokens, which is not served
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise fields.error("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")

@@ -39,6 +39,7 @@ from compiler.frontend.layers.decoder import (
     deepened,
     embed,
     logits,
+    own_head,
     stream_norm,
 )
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
@@ -183,10 +184,16 @@ def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
     return SeenRows(Var("seen_at", tensor((v,), i32)), Var("seen_rows", tensor((v, size), DType.F32)), lasts, axes)
 
 
-def prefix_of_decoder(dtypes: Mapping[str, DType]) -> str:
+def table_and_head(config: ModelConfig, tensors: Mapping[str, object]) -> tuple[str, str]:
+    """Return the names of the table of embeddings, and of the head that a model has whose embeddings are not tied."""
+    prefix = prefix_of_decoder(tensors)
+    return f"{prefix}{decoder_family(config.family).embedding}.weight", f"{own_head(prefix)}.weight"
+
+
+def prefix_of_decoder(tensors: Mapping[str, object]) -> str:
     """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
     known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", f"{PREFIX}text_model.", PREFIX, "backbone.")
-    return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
+    return next(filter(None, (prefix_of(tensors, prefix) for prefix in known)), "")
 
 
 def _result(step: Step, family: DecoderFamily, entry: str, layers: range) -> Var:

@@ -40,6 +40,7 @@ POOLING_NAMES = {
 }
 
 
+MOST_TOKENS = 1 << 30
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
 
@@ -75,9 +76,10 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
     ConfigError if they ask for something that is not supported."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     sentence.require("because the tokenizer must do the lower-casing", do_lower_case=False)
-    embedding = default
+    embedding, max_tokens = default, sentence.integer("max_seq_length", None)
     if (modules := directory / "modules.json").exists():
         embedding = _read_modules(read_json(modules), directory, default)
+        max_tokens = max_tokens or _length_of_tokenizer(directory)
     texts = prompts.raw("prompts", {})
     if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
         raise prompts.error("prompts", "an object of texts")
@@ -85,8 +87,14 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
     if name is not None and name not in texts:
         expected = f"one of {', '.join(sorted(texts))}" if texts else "null, because `prompts` defines no prompts"
         raise prompts.error("default_prompt_name", expected)
-    max_tokens = sentence.integer("max_seq_length", None)
     return replace(embedding, prompts=tuple(texts.items()), default_prompt=name, max_tokens=max_tokens)
+
+
+def _length_of_tokenizer(directory: Path) -> int | None:
+    """Return the length of the longest text that the tokenizer's file states, or None. Newer versions of sentence-transformers store it
+    there. Files of tokenizers without a limit state a huge number."""
+    found = _load(directory / "tokenizer_config.json").raw("model_max_length")
+    return found if type(found) is int and 0 < found < MOST_TOKENS else None
 
 
 def _load(path: Path) -> Fields:

@@ -10,7 +10,6 @@ from compiler.frontend.decoder import prefix_of_decoder
 from compiler.frontend.errors import ModelError
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.weights import TensorInfo
-from compiler.ir.dtypes import DType
 
 
 class CannotSplit(ModelError):
@@ -40,7 +39,7 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
 def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[int]:
     """Return the number of bytes that each layer takes in the files, and last that of all other tensors. The embedding counts as
     part of the first layer, and also among the other tensors if it is the head, too."""
-    prefix = prefix_of_decoder(dict.fromkeys(tensors, DType.F32))
+    prefix = prefix_of_decoder(tensors)
     embedding, layers = f"{prefix}{decoder_family(config.family).embedding}.", f"{prefix}layers."
     sizes = [0] * (config.num_layers + 1)
     for name, info in tensors.items():

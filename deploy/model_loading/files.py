@@ -4,7 +4,7 @@ Each file is opened once; all later stages of a load use the result."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.ct2 import FILE as CT2_FILE
 from compiler.frontend.ct2 import Ct2Whisper
+from compiler.frontend.decoder import table_and_head
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
@@ -33,6 +34,7 @@ from server.messages import FETCH
 if TYPE_CHECKING:
     from server.text.tokenizer import Tokenizer
 
+ROWS = 4096  # rows of a table that are compared at a time
 Settings = tuple[int, float, str, bool]  # what decides a quantisation: version, bits per weight, digest of the text, whether for a GPU
 
 
@@ -137,6 +139,8 @@ def _open_folder(path: Path) -> ModelFiles:
     except UnknownModel as error:
         raise UnknownModel(f"{error}{remedy(path)}") from None
     weights, held = open_weights(path, config, fields)
+    if config.is_causal and config.tie_word_embeddings and _has_own_head(config, weights, held):
+        config = replace(config, tie_word_embeddings=False)
     is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
     return ModelFiles(path, config, weights, is_embedder, _architectures_of(fields), method_named(fields), held=held)
 
@@ -158,6 +162,22 @@ def open_weights(folder: Path, config: ModelConfig, fields: Mapping[str, Any]) -
     decoded = QuantizedWeights(stored, methods)
     held = named(HeldWeights(decoded))
     return named(decoded), held if forms_of(held.tensors) else None
+
+
+def _has_own_head(config: ModelConfig, weights: WeightSource, held: WeightSource | None) -> bool:
+    """Return whether the files of a decoder with tied embeddings have a head that differs from the table of embeddings. Such a head counts,
+    as in transformers. Its version 5 writes into the files of Mistral Small 3 and InternVL 3 that embeddings are tied, and they are not."""
+    table, head = table_and_head(config, weights.tensors)
+    if not {table, head} <= weights.tensors.keys() or weights.tensors[table].shape != weights.tensors[head].shape:
+        return False
+    if held is not None and (table in held.tensors) is not (head in held.tensors):
+        return True  # only one of them is quantised
+    first, second = weights.read(table), weights.read(head)
+    equal = (np.array_equal(first[at : at + ROWS].astype(np.float32), second[at : at + ROWS]) for at in range(0, len(first), ROWS))
+    found = not all(equal)
+    weights.release(table)
+    weights.release(head)
+    return found
 
 
 def _architectures_of(fields: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.decoder import table_and_head
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Form, HeldWeights, Width, two_level_form
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
@@ -30,7 +32,6 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 
 VERSION = 3  # raised when the same model and text give other numbers
-HEAD = "lm_head.weight"
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 
 Array = NDArray[Any]
@@ -56,7 +57,8 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
         raise LoadError(ErrorCode.INVALID_VALUE, message)
     digest = hashlib.blake2b(msgspec.json.encode((files.weights.digest(), *_beside(known), *settings)), digest_size=16).hexdigest()
     place = None if known.cache is None else known.cache.quantised_of(digest)
-    result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors))
+    heads = heads_of(files.config, files.weights.tensors)
+    result = None if place is None else read_kept(place, partial(_read, place, files.weights.tensors, heads))
     if result is None:
         # imported only here: a start from the cache runs no search and is faster without its imports
         from deploy.quantizing.quantize import quantise
@@ -65,8 +67,9 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
         result = quantise(files, budget, widths, tokens_of(known.tokenizer_source, text), known.progress)
         if place is not None:
             _keep(place, result)
-    source = Quantised(files.weights, result, digest)
-    config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not _has_head(result))
+    source = Quantised(files.weights, result, digest, heads)
+    has_head = not result.widths.keys().isdisjoint(heads.values())
+    config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not has_head)
     return replace(files, config=config, held=HeldWeights(source))
 
 
@@ -79,10 +82,6 @@ def _beside(known: Opened) -> list[str]:
     return [hashlib.sha256(content).hexdigest() for content in (found.contents[CONFIG], found.tokenizer())]
 
 
-def _has_head(result: Result) -> bool:
-    return any(name.endswith(HEAD) for name in result.widths)
-
-
 # --- the file in the cache ---------------------------------------------------------------------------------------------
 
 
@@ -92,11 +91,11 @@ def _keep(place: Path, result: Result) -> None:
     keep_sections(place, sections, "quantised weights")
 
 
-def _read(place: Path, tensors: Mapping[str, TensorInfo]) -> Result:
-    """Return what an earlier start stored."""
+def _read(place: Path, tensors: Mapping[str, TensorInfo], heads: Mapping[str, str]) -> Result:
+    """Return what an earlier start stored. `heads` is what `heads_of` returns."""
     file = SectionFile(place, key_of(place.parent))
     widths = msgspec.json.decode(bytes(file.read(WIDTHS, verify=True)), type=dict[str, Width])
-    shapes = {head_of(name, tensors) or name: info.shape for name, info in tensors.items()}
+    shapes = {name: info.shape for name, info in tensors.items()} | {heads[name]: tensors[name].shape for name in heads if name in tensors}
     return Result(widths, {name: _arrays(file, name, width, shapes[name]) for name, width in widths.items()})
 
 
@@ -117,24 +116,24 @@ class Result:
     parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
 
 
-def head_of(name: str, tensors: Mapping[str, TensorInfo]) -> str | None:
-    """Return the name of the head, if the matrix is the head: `name` itself, or another name if it is also the embedding."""
-    if name.endswith(HEAD):
-        return name
-    if name in tensors and "embed" in name:
-        return f"language_model.{HEAD}" if name.startswith("language_model.") else HEAD
-    return None
+def heads_of(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
+    """Return the name that the quantised head gets, by the name of the matrix that is the head in the files: the table of embeddings if
+    these are tied, otherwise the head itself."""
+    table, head = table_and_head(config, tensors)
+    return {table if config.tie_word_embeddings else head: head}
 
 
 class Quantised:
     """A weight source that returns the quantised matrices in their forms. The head of a tied model becomes a tensor of its own."""
 
-    def __init__(self, source: WeightSource, result: Result, digest: str) -> None:
+    def __init__(self, source: WeightSource, result: Result, digest: str, heads: Mapping[str, str]) -> None:
+        """`heads` is what `heads_of` returns."""
         self._source, self._result, self._digest = source, result, digest
-        given = dict(source.tensors)
-        found = {name: head for name in given if (head := head_of(name, given)) is not None and head not in given}
-        heads = {head: given[name] for name, head in found.items() if head in result.widths}
-        self.tensors: Mapping[str, TensorInfo] = {**given, **heads}
+        given = source.tensors
+        self.tensors: Mapping[str, TensorInfo] = {
+            **given,
+            **{head: given[name] for name, head in heads.items() if head in result.widths},
+        }
         self.forms: Mapping[str, Form] = {
             name: two_level_form(width, self.tensors[name].shape[-1]) for name, width in result.widths.items()
         }

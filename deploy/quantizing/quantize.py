@@ -17,7 +17,7 @@ from compiler.frontend.quantized.held import Width
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.known import Progress
 from deploy.quality.observe import Bound, Observer, mean_squares, windows_of
-from deploy.quantizing.kept import Result, head_of
+from deploy.quantizing.kept import Result, heads_of
 from deploy.quantizing.matrices import Search, values_of
 from deploy.quantizing.mix import Unit, choose, fitting, measured_width
 from deploy.quantizing.sensitivity import Kind, divergences, kind_of
@@ -77,7 +77,8 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
         importance = {name: _important(s) for names, s in zip(observer.names, squares, strict=True) for name in names}
         tensors = files.weights.tensors
         groups = [names for names in observer.names if _fits(names, tensors)]
-        layers = [part for names in groups if head_of(names[0], tensors) is None for part in apart(names)]
+        heads = heads_of(files.config, tensors)
+        layers = [part for names in groups if names[0] not in heads for part in apart(names)]
         model = Model(files, importance, layers, Search(), widths)
         try:
             plain = _plain(model, lambda done: report(0.2 + 0.3 * done))
@@ -90,7 +91,7 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
             found = {name: width for unit, width in zip(units, chosen, strict=True) for name in unit.names}
             parts |= {name: model.parts(name, width)[0] for name, width in found.items() if width != model.measured_width}
             for names in groups:
-                if (head := head_of(names[0], tensors)) is not None:
+                if (head := heads.get(names[0])) is not None:
                     found[head], parts[head] = HEAD, model.parts(names[0], HEAD)[0]
         finally:
             model.search.close()
@@ -180,7 +181,7 @@ def _units(
             (shape := model.files.weights.tensors[names[0]].shape)[-1],
             sum(prod(model.files.weights.tensors[name].shape) for name in names),
             {
-                width: _coarse(measured[kind] * error / of_kinds[kind])
+                width: _coarse(measured[kind] * error / (of_kinds[kind] or 1.0))  # 0 if the kind has no errors
                 for kind in [kind_of(names, num_layers)]
                 for width, error in errors[names].items()
                 if width in fitting(model.widths, shape[-1])

@@ -11,9 +11,9 @@ ROPE = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings"
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(hidden_act="xielu", max_position_embeddings=65_536)
+    fields.fill(hidden_act="xielu", max_position_embeddings=65_536, rope_theta=12e6)
     if "rope_parameters" not in fields:
-        fields.fill(rope_theta=12e6, rope_scaling=ROPE)
+        fields.fill(rope_scaling=ROPE)
     fields.require(qk_norm=True, post_norm=False)
     return rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias"))
 

@@ -16,7 +16,8 @@ from compiler.frontend.layers.decoder import head_norm_attention, post_norm
 def read(fields: Fields) -> ModelConfig:
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5))
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
-    local = _read_local(fields)
+    local = _read_local(fields) if window is not None else [False]
+    fields.skip("sliding_window_pattern")  # transformers writes 0 if there is no window
     windows = read_windows(fields, window, lambda layer: local[layer % len(local)] and layer + 1 < config.num_layers)
     unrotated = frozenset(layer for layer, size in enumerate(windows) if size is None) if window is not None else frozenset[int]()
     return replace(config, windows=windows, unrotated=unrotated)

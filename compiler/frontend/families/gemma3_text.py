@@ -82,6 +82,7 @@ def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Return the configuration with the ropes of the layers without and with a window."""
     if "rope_parameters" in fields:
         local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
+        fields.require_equal("rope_local_base_freq", local.theta, "rope_parameters.sliding_attention.rope_theta, the newer field")
     else:
         local = Rope(fields.number("rope_local_base_freq", 10_000.0), config.head_dim)
     return replace(config, rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"), local_rope=local)

@@ -39,15 +39,22 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig], image_token: int) -> ModelConfig:
     """Return the configuration of a model that sees, or that of its decoder alone if there is no `vision_config`. `decoder` reads the
-    fields of the decoder, whose `model_type` must be `kind`; `image_token` is the default of `image_token_id`."""
+    fields of the decoder, whose `model_type` must be `kind`, in any spelling; `image_token` is the default of `image_token_id`."""
     vision = _read_vision(fields, image_token) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
-    if text is not fields and text.text("model_type") != kind:
-        raise text.error("model_type", kind)
+    if text is not fields:
+        if _plain(text.text("model_type")) != _plain(kind):
+            raise text.error("model_type", kind)
+        text.values = {**text.values, "model_type": kind}
     text.fill(rms_norm_eps=1e-5)
     config = decoder(text)
     fields.fields("vision_config").require_equal("out_hidden_size", config.hidden_size, "hidden_size of the decoder")
     return seeing(fields, text, config, vision, SECTIONS)
+
+
+def _plain(model_type: str) -> str:
+    """Return a model type as all spellings have it: transformers 4 writes `Glm4vMoe_text`."""
+    return model_type.lower().replace("_", "")
 
 
 def _read_text(text: Fields) -> ModelConfig:

@@ -25,6 +25,7 @@ EXPERTS = mixture(NAMES)
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=11008, num_local_experts=8, num_experts_per_tok=2)
+    fields.require(position_embedding_type="rope")
     return replace(granite.read(fields), mixture=read_mixture(fields, "num_local_experts", "intermediate_size", normalized=True))
 
 

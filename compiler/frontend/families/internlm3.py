@@ -13,8 +13,9 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     fields.fill(rms_norm_eps=1e-5, head_dim=128, num_key_value_heads=2, max_position_embeddings=32768)
     config = rotating_whole_heads(read_decoder(fields))
-    bias = fields.flag("bias", False)
-    return replace(config, qkv_bias=fields.flag("qkv_bias", False), output_bias=bias, mlp_bias=bias)
+    # Newer files have other names, with which the bias of the output projection has the flag of queries, keys and values.
+    bias, qkv_bias = fields.flag("bias", False), fields.flag("attention_bias", fields.flag("qkv_bias", False))
+    return replace(config, qkv_bias=qkv_bias, output_bias=fields.flag("attention_bias", bias), mlp_bias=fields.flag("mlp_bias", bias))
 
 
 FAMILY = DecoderFamily(("internlm3",), read, llama.layer)

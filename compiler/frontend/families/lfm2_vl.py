@@ -59,4 +59,4 @@ def read_naflex(fields: Fields, **others: Any) -> Vision:
     return read_any_size(inner, Tower.SIGLIP2, ENCODER, FieldNames(), rotates=False, table_edge=edge, **others)
 
 
-FAMILY = DecoderFamily(("lfm2_vl",), read, lfm2.layer, last_norm=lfm2.FAMILY.last_norm)
+FAMILY = DecoderFamily(("lfm2_vl", "lfm2-vl"), read, lfm2.layer, last_norm=lfm2.FAMILY.last_norm)

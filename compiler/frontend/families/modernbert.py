@@ -16,6 +16,7 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 from compiler.ops.elementwise import GELU, MULTIPLY
 
+GLOBAL_THETA, LOCAL_THETA = 160_000.0, 10_000.0
 POOLING = {"cls": Pooling.CLS, "mean": Pooling.MEAN}
 
 
@@ -25,7 +26,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.skip("sparse_prediction", "sparse_pred_ignore_index", "decoder_bias", "tie_word_embeddings")
     fields.fill(hidden_activation="gelu", max_position_embeddings=8192)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps", act="hidden_activation"))
-    rope, local = (_rope(fields, config.head_dim, *kind) for kind in (("full", "global", 160_000.0), ("sliding", "local", 10_000.0)))
+    rope, local = (_rope(fields, config.head_dim, *kind) for kind in (("full", "global", GLOBAL_THETA), ("sliding", "local", LOCAL_THETA)))
     every, reach = fields.integer("global_attn_every_n_layers", 3), fields.integer("local_attention", 128) // 2
     bias, pooling = fields.flag("attention_bias", False), fields.text("classifier_pooling", "cls")
     if pooling not in POOLING:
@@ -50,9 +51,14 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _rope(fields: Fields, head_dim: int, kind: str, scope: str, theta: float) -> Rope:
+    name = f"{scope}_rope_theta"
     if "rope_parameters" in fields:
-        return read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")
-    return Rope(fields.number(f"{scope}_rope_theta", theta), head_dim)
+        rope = read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")
+        fields.require_equal(name, rope.theta, f"rope_parameters.{kind}_attention.rope_theta, the newer field")
+        return rope
+    if scope == "local" and fields.values.get(name, theta) is None:
+        return _rope(fields, head_dim, "full", "global", GLOBAL_THETA)  # null: the base of the layers without a window
+    return Rope(fields.number(name, theta), head_dim)
 
 
 def embed(at: Stem) -> Var:

@@ -29,11 +29,13 @@ def _read_max_context(fields: Fields, declared: int) -> int:
 
 
 def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Return the window of each layer. If `use_sliding_window` is true, layers with a number of at least `max_window_layers` have a
-    window."""
-    first = fields.integer("max_window_layers", 28, minimum=0)
-    window = fields.integer("sliding_window", 4096)
-    return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer >= first)
+    """Return the window of each layer. If `use_sliding_window` is true, layers with a number of at least `max_window_layers` have a window,
+    unless it is null. Otherwise the window may have any value, such as the 0 of files that transformers 5 wrote."""
+    first, window = fields.integer("max_window_layers", 28, minimum=0), None
+    if fields.flag("use_sliding_window", False):
+        window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
+    fields.skip("sliding_window")
+    return read_windows(fields, window, lambda layer: layer >= first)
 
 
 FAMILY = DecoderFamily(("qwen2",), read, llama.layer, divides=True, gguf=Gguf("qwen2"))

@@ -27,7 +27,7 @@ ENCODER: Mapping[str, Any] = {
     "temporal_patch_size": 2,
 }
 SECTIONS = (16, 24, 24)
-UNREAD = ("model_type", "spatial_patch_size", "init_std")
+UNREAD = ("model_type", "spatial_patch_size", "init_std", "tie_word_embeddings")
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "image_token_id", 151_655
 NORM_EPS = 1e-6
 
@@ -44,7 +44,7 @@ def text_of(fields: Fields, kind: str) -> Fields:
     """Return the fields of the decoder, which are at the top level in older files."""
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     fields.skip("vision_config", IMAGE_TOKEN, "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
-    text.fill(rms_norm_eps=1e-5, num_key_value_heads=8)
+    text.fill(rms_norm_eps=1e-5, num_key_value_heads=8, rope_theta=1e6)
     return text
 
 

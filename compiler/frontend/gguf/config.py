@@ -146,6 +146,9 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
             f"{file.path.name}: rope.scaling.yarn_ext_factor is {mix!r}, expected 1: other mixes of scalings are not supported"
         )
     scaling = {field: metadata[key] for key, field in YARN_FIELDS.items() if key in metadata}
+    if isinstance(factor := scaling.get("attention_factor"), float) and factor < 1:
+        # Converters write `attention_factor`, which is at least 1, or else `attn_factor`, by which the usual factor is multiplied.
+        scaling["attn_factor"] = scaling.pop("attention_factor")
     if "mscale_all_dim" in scaling:
         scaling["mscale"] = 1.0  # converters omit the field, but it is 1 in all models that have mscale_all_dim
     return {"rope_type": kind, **scaling}

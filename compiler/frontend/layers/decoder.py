@@ -265,9 +265,12 @@ def _judged(step: Step, x: Var, verdict: Verdict) -> Var:
 
 
 def _head(step: Step) -> str:
-    if step.config.tie_word_embeddings:
-        return step.embedding
-    return "language_model.lm_head" if step.prefix.startswith("language_model.") else "lm_head"
+    return step.embedding if step.config.tie_word_embeddings else own_head(step.prefix)
+
+
+def own_head(prefix: str) -> str:
+    """Return the name of the head of a model whose embeddings are not tied. `prefix` begins the names of the decoder's weights."""
+    return "language_model.lm_head" if prefix.startswith("language_model.") else "lm_head"
 
 
 def scaled(step: Step, x: Var, factor: float) -> Var:

@@ -380,6 +380,6 @@ class Net:
         return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)
 
 
-def prefix_of(dtypes: Mapping[str, DType], prefix: str) -> str:
+def prefix_of(tensors: Mapping[str, object], prefix: str) -> str:
     """Return the prefix if names in the checkpoint have it, else "". Models saved without a head lack it."""
-    return prefix if any(name.startswith(prefix) for name in dtypes) else ""
+    return prefix if any(name.startswith(prefix) for name in tensors) else ""

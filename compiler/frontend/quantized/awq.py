@@ -12,6 +12,13 @@ from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read, expect, is_even, scale_type, unpack
 
 EIGHT = 8  # number of integers per 32-bit word
+# fields that say how or which matrices were quantised, which their tensors show, or with which kernels others multiply them
+UNREAD = (
+    *("zero_point", "sym", "group_size", "q_group_size", "modules_to_not_convert", "modules_in_block_to_quantize", "dynamic", "lm_head"),
+    *("block_name_to_quantize", "module_name_preceding_first_block", "desc_act", "act_group_aware", "static_groups", "true_sequential"),
+    *("damp_percent", "damp_auto_increment", "batch_size", "dataset", "tokenizer", "cache_block_outputs", "model_seqlen"),
+    *("pad_token_id", "max_input_length", "meta", "pack_dtype", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len"),
+)
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight columns
 
 
@@ -56,9 +63,8 @@ def _columns(words: Array) -> Array:
 def read_awq(fields: Fields) -> tuple[Method, ...]:
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
-    if (version := fields.text("version", "gemm")).lower() != "gemm":
-        raise fields.error("version", f"gemm; weights packed for {version} have another order")
-    fields.skip(
-        "zero_point", "group_size", "q_group_size", "backend", "modules_to_not_convert", "do_fuse", "exllama_config", "fuse_max_seq_len"
-    )
+    for name in ("version", "format", "checkpoint_format"):  # names of the field in files of AutoAWQ, transformers 5 and GPTQModel
+        if (order := fields.text(name, "gemm")).lower() != "gemm":
+            raise fields.error(name, f"gemm; weights packed for {order} have another order")
+    fields.skip(*UNREAD)
     return (Awq(),)

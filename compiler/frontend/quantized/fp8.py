@@ -88,7 +88,8 @@ class Scaled:
 
 
 def read_fp8(fields: Fields) -> tuple[Method, ...]:
-    fields.skip("activation_scheme", "modules_to_not_convert", "fmt", "scale_fmt")
+    fields.skip("activation_scheme", "modules_to_not_convert", "modules_to_convert", "fmt", "scale_fmt")
+    fields.require(expert_dtype="fp8")
     return (Scaled("weight_scale_inv", block_of(fields, "weight_block_size")),)
 
 

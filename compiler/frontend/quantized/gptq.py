@@ -113,19 +113,27 @@ def read_gptq(fields: Fields) -> tuple[Method, ...]:
 
 
 def read_auto_round(fields: Fields) -> tuple[Method, ...]:
-    """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices."""
-    packing, several = fields.text("packing_format", "auto_round:auto_gptq"), fields.raw("extra_config", {})
+    """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices. The packing
+    `auto_round`, which it chooses for matrices with zero points, is that of GPTQ, but stores these points as they are."""
+    packing, several = fields.text("packing_format", _former_packing(fields)), fields.raw("extra_config", {})
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "packing_format", "extra_config", "data_type")))
     fields.require(data_type="int")
     if not isinstance(several, Mapping):
         raise fields.error("extra_config", "an object of settings by name")
     match packing.removeprefix("auto_round:"):
-        case "auto_gptq" | "gptq" | "auto_round":
-            return tuple(Gptq(bits, 1) for bits in _all_bits(fields, several.values()))
+        case "auto_gptq" | "gptq" | "auto_round" as kind:
+            return tuple(Gptq(bits, 0 if kind == "auto_round" else 1) for bits in _all_bits(fields, several.values()))
         case "auto_awq" | "awq" if _all_bits(fields, several.values()) == [4]:
             return (Awq(),)
         case _:
-            raise fields.error("packing_format", "auto_round:auto_gptq, or auto_round:auto_awq with 4 bits")
+            raise fields.error("packing_format", "auto_round, auto_round:auto_gptq, or auto_round:auto_awq with 4 bits")
+
+
+def _former_packing(fields: Fields) -> str:
+    """Return the packing of files that state none. Older files state the kernel that multiplies the matrices: `auto_round:exllamav2` for
+    AutoRound's own packing, or `auto_round:gptq:exllamav2`."""
+    kernel = fields.text("backend", "auto").replace("autoround", "auto_round")
+    return "auto_round" if kernel.startswith("auto_round") and "gptq" not in kernel else "auto_gptq"
 
 
 def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:

@@ -3,6 +3,7 @@ name a remedy."""
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from compiler.frontend.config import Activation, EncoderConfig
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.registry import FAMILIES, load_config, parse_config
-from compiler.frontend.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from compiler.frontend.rope import LinearScaling, Llama3Scaling, LongScaling, Rope, YarnScaling
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
@@ -71,10 +72,100 @@ def test_defaults_are_those_of_transformers() -> None:
     assert gemma3.rope_of_layer(6) == Rope(1e4, 256)
 
 
+@pytest.mark.parametrize(("case", "theta"), [("mixtral", 1e6), ("qwen2_vl", 1e6), ("qwen2_5_vl", 1e6), ("apertus", 12e6)])
+def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: str, theta: float) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    text = values.get("text_config", values)
+    scaling = text.pop("rope_scaling", {"rope_type": "default"})
+    del text["rope_theta"]
+    for name in ("rope_scaling", "rope_parameters"):
+        text[name] = scaling
+        assert (rope := parse_config(values).rope) is not None and rope.theta == theta
+        text[name] = {**text.pop(name), "rope_theta": 77.0}
+        assert (rope := parse_config(values).rope) is not None and rope.theta == 77.0
+        del text[name]
+
+
+@pytest.mark.parametrize(
+    ("case", "written"),
+    [
+        ("qwen2_moe", {"sliding_window": 0}),
+        ("exaone4", {"sliding_window": None, "sliding_window_pattern": 0, "layer_types": ["full_attention"] * 4}),
+        ("internlm3", {"bias": None, "qkv_bias": None, "attention_bias": True, "mlp_bias": True}),
+    ],
+)
+def test_files_that_transformers_wrote_again_are_read(case: str, written: dict[str, Any]) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    if case == "exaone4":
+        values = {**values, "sliding_window": None, "layer_types": None}
+    assert parse_config({**values, **written}) == parse_config(values)
+
+
+def test_files_that_transformers_4_wrote_again_are_read() -> None:
+    """It writes some model types in another way, and fields of the decoder for encoders."""
+
+    def read(case: str) -> dict[str, Any]:
+        return json.loads((GOLDEN.parent / case / "config.json").read_text())
+
+    granite, lfm2, glm = read("models/granitemoe"), read("vision_models/lfm2_vl"), read("vision_models/glm4v_moe")
+    assert parse_config({**granite, "position_embedding_type": "rope"}) == parse_config(granite)
+    assert parse_config({**lfm2, "model_type": "lfm2-vl"}) == parse_config(lfm2)
+    assert parse_config({**glm, "text_config": {**glm["text_config"], "model_type": "Glm4vMoe_text"}}) == parse_config(glm)
+    with pytest.raises(ConfigError, match=r"model_type of text_config of config\.json is 'glm4v_text', expected glm4v_moe_text"):
+        parse_config({**glm, "text_config": {**glm["text_config"], "model_type": "glm4v_text"}})
+    with pytest.raises(ConfigError, match=r"position_embedding_type of config\.json is 'nope', expected rope"):
+        parse_config({**granite, "position_embedding_type": "nope"})
+    for name in ("qwen2_5_omni", "qwen3_omni_moe"):
+        given = read(f"omni_models/{name}")
+        thinker = dict(given["thinker_config"])
+        for part in ("vision_config", "audio_config"):
+            thinker[part] = {**thinker[part], "tie_word_embeddings": True}
+        assert parse_config({**given, "thinker_config": thinker}) == parse_config(given)
+
+
+@pytest.mark.parametrize(("stated", "local"), [({"local_rope_theta": None}, 5e4), ({"local_rope_theta": 7.0}, 7.0), ({}, 1e4)])
+def test_windows_of_modernbert_may_have_the_base_of_other_layers(stated: dict[str, Any], local: float) -> None:
+    values = json.loads((MODELS / "modernbert" / "config.json").read_text())
+    values = {name: value for name, value in values.items() if not name.startswith("rope") and not name.endswith("rope_theta")}
+    config = parse_config({**values, "global_rope_theta": 5e4, **stated})
+    assert config.rope is not None and config.local_rope is not None
+    assert (config.rope.theta, config.local_rope.theta) == (5e4, local)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "kind"),
+    [
+        ("gemma3_text", "rope_local_base_freq", "sliding_attention"),
+        ("modernbert", "local_rope_theta", "sliding_attention"),
+        ("modernbert", "global_rope_theta", "full_attention"),
+    ],
+)
+def test_older_fields_beside_rope_parameters_may_only_repeat_them(model_type: str, name: str, kind: str) -> None:
+    """transformers 4 keeps rope_parameters, which it does not know, and writes its own fields beside them."""
+    kinds = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    values = small(model_type, rope_parameters=kinds)
+    assert parse_config({**values, name: kinds[kind]["rope_theta"]}) == parse_config(values)
+    with pytest.raises(
+        ConfigError, match=rf"{name} of config\.json is 1000\.0, expected .* rope_parameters\.{kind}\.rope_theta, the newer"
+    ):
+        parse_config({**values, name: 1000.0})
+
+
+def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_so() -> None:
+    values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
+    del values["original_max_position_embeddings"]
+    rope = parse_config({**values, "max_position_embeddings": 8192}).rope
+    assert rope is not None and isinstance(rope.scaling, LongScaling) and rope.scaling.original_context == 4096
+
+
 def test_windows_follow_the_layers() -> None:
     window = {"sliding_window": 8, "use_sliding_window": True}
     assert parse_config(small("qwen2", **window, max_window_layers=2)).windows == (None, None, 8)
     assert parse_config(small("qwen2", **{**window, "use_sliding_window": False})).windows == (None,) * 3
+    assert parse_config(small("qwen2", **{**window, "sliding_window": None}, max_window_layers=0)).windows == (None,) * 3
     types = ["full_attention", "sliding_attention", "full_attention"]
     assert parse_config(small("gemma2", sliding_window=8, layer_types=types)).windows == (None, 8, None)
     with pytest.raises(ConfigError, match="layer_types of config"):
@@ -117,12 +208,36 @@ def test_encoders() -> None:
     assert load_config(MODELS / "bert-cls").activation == Activation.GELU_TANH
 
 
+@pytest.mark.parametrize("case", ["bert", "roberta", "camembert", "xlm-roberta", "electra", "distilbert", "mpnet"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_an_encoder_is_read_whatever_its_head_for_masked_tokens_shares(case: str, is_tied: bool) -> None:
+    """transformers 5 writes the field into the file of every encoder."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    assert parse_config({**values, "tie_word_embeddings": is_tied}) == parse_config(values)
+
+
 def test_pooling_beside_the_model() -> None:
     assert load_config(MODELS / "bert").embedding == EmbeddingConfig(Pooling.MEAN, True, max_tokens=48, is_stated=True)
     prompts = (("query", "Find: "), ("document", ""))
     assert load_config(MODELS / "bert-cls").embedding == EmbeddingConfig(Pooling.CLS, False, prompts, "query", 64, is_stated=True)
     assert load_config(MODELS / "qwen3-embedding").embedding.pooling == Pooling.LAST
     assert load_config(MODELS / "llama").embedding == EmbeddingConfig(Pooling.LAST, True)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "tokenizer", "expected"),
+    [({"max_seq_length": 48}, 20, 48), ({}, 20, 20), ({"max_seq_length": None}, 20, 20), ({}, int(1e30), None), ({}, None, None)],
+)
+def test_the_longest_text_may_be_that_of_the_tokenizer(
+    tmp_path: Path, sentence: dict[str, Any], tokenizer: int | None, expected: int | None
+) -> None:
+    """Newer versions of sentence-transformers store it there."""
+    shutil.copytree(MODELS / "bert", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(sentence))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": tokenizer}))
+    assert load_config(tmp_path).embedding.max_tokens == expected
+    (tmp_path / "modules.json").unlink()
+    assert load_config(tmp_path).embedding.max_tokens == sentence.get("max_seq_length")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_every_model_type_has_a_case() -> None:
     types = {part["model_type"] for config in configs for part in (config, config.get("text_config", config))}
     # The config of these types contains the config of a text model, which has another type; see test_config.py.
     nesting = {"gemma3", "gemma3n", "gemma4_unified"}
-    same = {"kimi_k2"}  # read as deepseek_v3 is; see test_config.py
+    same = {"kimi_k2", "lfm2-vl"}  # read as deepseek_v3 and lfm2_vl are; see test_config.py
     heard, seen = (
         {"whisper", "qwen2_audio", "voxtral", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"},
         {"idefics3", "internvl", "llava", "smolvlm", "clip", "siglip", "siglip2"},

@@ -396,6 +396,44 @@ def test_auto_round_may_pack_like_awq(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, written(tmp_path, AWQ, parts).read("a.b.weight"))
 
 
+@pytest.mark.parametrize(
+    ("stated", "zero_offset"),
+    [
+        ({"packing_format": "auto_round"}, 0),
+        ({"packing_format": "auto_round:auto_gptq"}, 1),
+        ({"packing_format": "auto_round:gptq", "backend": "auto"}, 1),
+        ({"backend": "autoround:exllamav2"}, 0),  # older files state the kernel in place of the packing
+        ({"backend": "auto_round:gptq:exllamav2"}, 1),
+        ({}, 1),
+    ],
+)
+def test_auto_round_stores_zero_points_as_they_are_in_its_own_packing(tmp_path: Path, stated: dict[str, str], zero_offset: int) -> None:
+    numbers, zeros, scales = drawn(4)
+    config = {"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "sym": False, **stated}
+    source = written(tmp_path, config, gptq(numbers, zeros, scales, 4, zero_offset=zero_offset))
+    groups = np.repeat(np.arange(GROUPS), INPUTS // GROUPS)
+    expected = scales.astype(np.float32)[groups] * (numbers - zeros[groups])
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+
+
+def test_configurations_that_transformers_5_writes_are_read() -> None:
+    fp8 = {"quant_method": "fp8", "modules_to_not_convert": None, "modules_to_convert": None, "activation_scheme": "dynamic"}
+    fp8 |= {"weight_block_size": [128, 128], "dequantize": False, "scale_fmt": "float", "expert_dtype": "fp8"}
+    assert methods_of({"quantization_config": fp8}) == (Scaled("weight_scale_inv", (128, 128)),)
+    awq = {**AWQ, "damp_percent": 0.1, "desc_act": False, "act_group_aware": True, "sym": True, "true_sequential": True, "meta": None}
+    awq |= {
+        "format": "gemm",
+        "checkpoint_format": "gemm",
+        "pack_dtype": "int32",
+        "lm_head": False,
+        "backend": "auto",
+        "batch_size": 1,
+        "cache_block_outputs": True,
+    }
+    assert methods_of({"quantization_config": awq}) == methods_of({"quantization_config": AWQ})
+
+
 def test_older_files_of_model_optimizer_state_the_format_beside_the_configuration(tmp_path: Path) -> None:
     assert methods_beside(tmp_path, {}) == ()
     stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
@@ -417,11 +455,16 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
         ),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "load_in_8bit of .* is True, expected false: .*NF4, FP4"),
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type of .* is 'nf3', expected nf4 or fp4"),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype of .* is 'fp4', expected fp8"),
+        ({**AWQ, "format": "gemv"}, "format of .* is 'gemv', expected gemm; weights packed for gemv have another order"),
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),
         ({**GPTQ, "dynamic": ["lm_head"]}, "expected an object of settings by pattern"),
-        ({**AUTO_ROUND, "packing_format": "auto_round:fp8"}, "packing_format of .* expected auto_round:auto_gptq, or auto_round:auto_awq"),
+        (
+            {**AUTO_ROUND, "packing_format": "auto_round:fp8"},
+            "packing_format of .* expected auto_round, auto_round:auto_gptq, or auto_round:auto_awq",
+        ),
         ({**AUTO_ROUND, "data_type": "mx_fp"}, "data_type of .* expected int"),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},

@@ -37,6 +37,7 @@ WITHOUT_ADVICE |= {
     "idefics3",
     "internvl",
     "kimi_k2",
+    "lfm2-vl",
     "lfm2_vl",
     "llama4",
     "llama_bidirec",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Width
@@ -25,7 +26,7 @@ from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.observe import Observer, divergence, rows_of
 from deploy.quality.text import CALIBRATION, tokens_of
 from deploy.quantizing import kept as kept_module
-from deploy.quantizing.kept import Quantised, form_weights
+from deploy.quantizing.kept import Quantised, form_weights, heads_of
 from deploy.quantizing.matrices import values_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
 from deploy.quantizing.quantize import affordable, apart, num_multiplied, quantise
@@ -34,6 +35,7 @@ from server.interfaces import LoadError
 from server.messages import Load
 from tests.conftest import ROOT
 
+MODELS = ROOT / "tests/golden/models"
 pytestmark = pytest.mark.xdist_group("quantising")  # the tests of this file share one quantised model
 
 BUDGET = "4.75"
@@ -217,12 +219,39 @@ def test_the_sensitivities_are_measured_in_the_middle_of_the_text(
 
 
 def test_a_mixture_multiplies_the_chosen_experts_only():
-    files = open_files(ROOT / "tests/golden/models/mixtral")  # 2 of 4 experts
+    files = open_files(MODELS / "mixtral")  # 2 of 4 experts
     block = "model.layers.0.block_sparse_moe"
     experts = [f"{block}.experts.w{i}.weight" for i in (1, 2, 3)]
     assert {files.weights.tensors[name].shape for name in experts} == {(4, 96, 64), (4, 64, 96)}
     assert num_multiplied(files, [experts[:2], experts[2:]]) == 3 * 2 * 96 * 64
     assert num_multiplied(files, [["model.layers.0.self_attn.q_proj.weight"], ["missing"]]) == 64 * 64
+
+
+def quantised_of(files: ModelFiles) -> Quantised:
+    result = quantise(files, 4.75, CPU_WIDTHS, [7 * i % files.config.vocab_size for i in range(64)], silent)
+    return Quantised(files.weights, result, "", heads_of(files.config, files.weights.tensors))
+
+
+@pytest.mark.parametrize("case", ["gemma3n", "qwen2_5_vl"])
+def test_only_the_table_of_embeddings_becomes_the_head(case: str):
+    """Other matrices may be called embeddings, too: per-layer embeddings, Gemma 3n's unembeddings of its streams, those of patches."""
+    files = open_files(MODELS / case)
+    assert sum("embed" in name for name in files.weights.tensors) > 1 and files.config.tie_word_embeddings
+    made, vocab, size = quantised_of(files), files.config.vocab_size, files.config.hidden_size
+    assert made.tensors["lm_head.weight"].shape == (vocab, size)
+    assert made.parts("lm_head.weight")["q6"].shape == (vocab, size)
+    if case == "gemma3n":
+        assert {f"model.altup_unembed_projections.{number}.weight" for number in range(3)} < made.forms.keys()
+
+
+def test_matrices_of_zeros_are_quantised_without_loss(tmp_path: Path):
+    """Layers that were added to a model begin with such matrices."""
+    shutil.copytree(MODELS / "llama-bias-tied", copy := tmp_path / "copy")
+    tensors = load_file(copy / "model.safetensors")
+    zeros = [name for name in tensors if name.endswith("o_proj.weight")]
+    save_file({**tensors, **{name: np.zeros_like(tensors[name]) for name in zeros}}, copy / "model.safetensors")
+    made = quantised_of(open_files(copy))
+    assert zeros and all(not values_of(made.parts(name), made._result.widths[name]).any() for name in zeros)
 
 
 def test_values_have_a_width_of_their_own():

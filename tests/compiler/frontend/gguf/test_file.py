@@ -2,6 +2,7 @@
 `gguf` package writes the files."""
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -612,6 +613,21 @@ def test_a_model_with_a_pooling_was_trained_for_embeddings(tmp_path: Path, state
     for plain in (lambda writer: None, lambda writer: writer.add_pooling_type(PoolingType.NONE)):
         path = convert("qwen3", "qwen3", tmp_path / "m.gguf", plain)
         assert not open_files(path).is_embedder
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(0.8782488562869419, 1.0), (1.25, 1.25), (1.0, 1.0), (None, 0.1 * math.log(4) + 1)])
+def test_a_yarn_factor_below_one_multiplies_the_usual_factor(tmp_path: Path, stated: float | None, expected: float) -> None:
+    """DeepSeek-R1-0528-Qwen3-8B states such a factor, so that rotations are not scaled."""
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(32)
+        if stated is not None:
+            writer.add_rope_scaling_yarn_attn_factor(stated)
+
+    rope = GgufModel(convert("qwen3", "qwen3", tmp_path / "m.gguf", add)).config.rope
+    assert rope is not None and rope.frequencies(128)[1] == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_head_whose_factor_is_unknown_is_refused(tmp_path: Path) -> None:
