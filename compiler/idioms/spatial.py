@@ -43,7 +43,8 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
             case When(cond=found, then=then, orelse=None) if cond is None and not {var for var, _ in lets} & set(free_dims(found)):
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, indices=indices, value=value):
-                carried = any(load.buffer is buffer for load in loads(value))
+                read = [value, *(integer for _, integer in lets), *([] if cond is None else [cond])]
+                carried = any(load.buffer is buffer for scalar in read for load in loads(scalar))
                 if not writes_apart(axes, _what_determines(indices, lets)):
                     return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.

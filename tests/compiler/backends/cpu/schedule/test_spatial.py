@@ -168,3 +168,17 @@ def test_the_last_of_several_iterations_that_write_to_a_slot_wins(agree: Callabl
         }}
     """
     agree(text, f32(40, 64), np.random.default_rng(0).permutation(40).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in n { let s within 0..n - 1 = Y[i, 0] { for j in m { Y[s, j] = X[i, j] } } }",
+        "for i in n { when Y[i, 0] < 1 { for j in m { Y[i, j] = X[i, j] } } }",
+    ],
+    ids=["an integer", "a condition"],
+)
+def test_an_iteration_that_reads_the_output_is_not_independent(body: str) -> None:
+    text = f"prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}"
+    others = text.replace("= Y[i, 0]", "= X[i, 0]").replace("when Y[", "when X[")
+    assert match_spatial(parse(others).prim("f").body) is not None and match_spatial(parse(text).prim("f").body) is None
