@@ -11,7 +11,7 @@ from compiler.idioms.nest import writes_apart
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store, When
-from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements
+from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements, written_buffers
 from compiler.ir.loops.write import Kernel
 
 Axes = tuple[tuple[DimVar, Dim], ...]
@@ -66,8 +66,11 @@ def _what_determines(indices: Sequence[Dim], lets: Sequence[tuple[DimVar, Scalar
 
 
 def stages(stmt: Stmt) -> list[Stmt]:
-    """Split a body into its statements. If a `Let` contains several statements, each statement gets its own copy of the `Let`."""
+    """Split a body into its statements. If a `Let` contains several statements, each statement gets its own copy of the `Let`, unless a
+    statement changes what the `Let` reads."""
     if isinstance(stmt, Let):
+        if any(load.buffer in written_buffers(stmt.body) for load in loads(stmt.value)):
+            return [stmt]
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]
 

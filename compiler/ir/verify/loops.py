@@ -16,7 +16,7 @@ from compiler.ir.loops.functions import COMPARISONS, Fn, ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar, dtype_of
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
-from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts
+from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts, written_buffers
 from compiler.ir.prove import prove_lt
 from compiler.ir.text.printer import print_scalar
 from compiler.ir.text.printer_types import canonical_number
@@ -115,14 +115,7 @@ def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
 
 
 def outputs_are_written(func: PrimFunc) -> Iterator[Problem]:
-    written: set[Buffer] = set()
-    for stmt in walk_stmts(func.body):
-        if isinstance(stmt, Store):
-            written.add(stmt.buffer)
-        if isinstance(stmt, Tile):
-            written.update(place.buffer for place, operand in zip(stmt.operands, stmt.op.operands, strict=False) if operand.written)
-        if isinstance(stmt, Attention):
-            written.add(stmt.out)
+    written = written_buffers(func.body)
     for buffer in func.outputs if func.num_outputs else ():
         if buffer not in written:
             yield Problem(None, f"output {buffer.name} is never written")

@@ -182,3 +182,16 @@ def test_an_iteration_that_reads_the_output_is_not_independent(body: str) -> Non
     text = f"prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}"
     others = text.replace("= Y[i, 0]", "= X[i, 0]").replace("when Y[", "when X[")
     assert match_spatial(parse(others).prim("f").body) is not None and match_spatial(parse(text).prim("f").body) is None
+
+
+def test_an_integer_is_read_before_the_statements_that_use_it(agree: Callable[..., Any]) -> None:
+    """The first of them changes the element from which the integer was read."""
+    text = """
+        func main(x: i32[1]) -> object { y = call_tir @f(x) -> i32[3] return y }
+        prim f(X: i32[1], out Y: i32[3]) {
+          Y[0] = X[0]
+          let s within 0..100 = Y[0] { Y[0] = 7:i32 Y[1] = cast(i32, dim(s)) }
+          Y[2] = 0:i32
+        }
+    """
+    agree(text, np.array([5], np.int32))
