@@ -117,6 +117,30 @@ def test_columns_whose_number_depends_on_the_row_are_no_product() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "taken"),
+    [
+        ("C[i, j] + contract(r in 8) X[i, r] by W[j, r]", True),
+        ("contract(r in 8) C[i, r] by W[j, r]", False),
+        ("C[i, 7 - j] + contract(r in 8) X[i, r] by W[j, r]", False),
+    ],
+)
+def test_a_product_reads_no_element_that_another_iteration_writes(agree: Callable[..., Any], value: str, taken: bool) -> None:
+    text = f"""
+        impure func main(c: f32[n, 8], x: f32[n, 8], w: f32[8, 8]) -> object {{ y = call_tir_inplace @f(c, x, w) [0] -> f32[n, 8] return y }}
+        prim f(A: f32[n, 8], X: f32[n, 8], W: f32[8, 8], out C: f32[n, 8]) attrs {{inplace=[[0, 3]]}} {{
+          for i in n, j in 8 {{ C[i, j] = {value} }}
+        }}
+    """
+    assert (product_in(parse(text).prim("f")) is not None) is taken
+    agree(text, f32(5, 8), f32(6, 8)[:5], f32(8, 8))
+
+
+def test_a_product_writes_each_element_once() -> None:
+    text = "prim f(X: f32[n, 8], W: f32[8, 8], out C: f32[n, 8]) { for i in n, j in 8 { C[0, j] = contract(r in 8) X[i, r] by W[j, r] } }"
+    assert product_in(parse(text.replace("C[0,", "C[i,")).prim("f")) is not None and product_in(parse(text).prim("f")) is None
+
+
+@pytest.mark.parametrize(
     ("place", "are_apart"),
     [
         *[("i, j", True), ("j, i", True), ("n - 1 - i, j", True), ("i, 2*j + 1", True), ("i, j + 3", True), ("0, 8*i + j", True)],
