@@ -168,7 +168,10 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
     others = [load for load in loads(store.value) if load.indices != store.indices]
     if any(load.buffer is store.buffer for load in (*others, *(load for _, value in nest.lets for load in loads(value)))):
         return None
-    return (nest, outermost_folds(store.value)) if writes_apart(nest.axes, store.indices) else None
+    folds, variables = outermost_folds(store.value), {*nest.vars, *(var for var, _ in nest.lets)}
+    if any(variables & set(extent.vars()) for fold in folds for _, extent in fold.axes):
+        return None  # sums of different elements have different lengths
+    return (nest, folds) if writes_apart(nest.axes, store.indices) else None
 
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:

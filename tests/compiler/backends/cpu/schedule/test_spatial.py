@@ -126,13 +126,24 @@ def test_columns_whose_number_depends_on_the_row_are_no_product() -> None:
 )
 def test_a_product_reads_no_element_that_another_iteration_writes(agree: Callable[..., Any], value: str, taken: bool) -> None:
     text = f"""
-        impure func main(c: f32[n, 8], x: f32[n, 8], w: f32[8, 8]) -> object {{ y = call_tir_inplace @f(c, x, w) [0] -> f32[n, 8] return y }}
+        impure func main(c: f32[n, 8], x: f32[n, 8], w: f32[8, 8]) -> object {{
+          y = call_tir_inplace @f(c, x, w) [0] -> f32[n, 8]
+          return y
+        }}
         prim f(A: f32[n, 8], X: f32[n, 8], W: f32[8, 8], out C: f32[n, 8]) attrs {{inplace=[[0, 3]]}} {{
           for i in n, j in 8 {{ C[i, j] = {value} }}
         }}
     """
     assert (product_in(parse(text).prim("f")) is not None) is taken
     agree(text, f32(5, 8), f32(6, 8)[:5], f32(8, 8))
+
+
+def test_a_sum_that_ends_where_a_loop_says_is_no_product(agree: Callable[..., Any]) -> None:
+    text = """
+        func main(x: f32[n, n], w: f32[n, m]) -> object { y = call_tir @f(x, w) -> f32[n, m] return y }
+        prim f(X: f32[n, n], W: f32[n, m], out Y: f32[n, m]) { for i in n, j in m { Y[i, j] = sum(r in i + 1) X[i, r] * W[r, j] } }
+    """
+    agree(text, f32(7, 7), f32(7, 20))
 
 
 def test_a_product_writes_each_element_once() -> None:
