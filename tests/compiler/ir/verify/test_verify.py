@@ -20,7 +20,7 @@ from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type, tensor
 from compiler.ir.verify.graph import GRAPH_RULES
 from compiler.ir.verify.loops import LOOP_RULES
-from compiler.ir.verify.module import VerifyError, dims_have_one_function, verify
+from compiler.ir.verify.module import VerifyError, dims_have_one_function, functions_have_plain_names, verify
 
 SAME = OPS.get("verify.same") or OPS.add("verify.same", OpDef("verify.same", {"axis": REQUIRED}, lambda args, attrs: args[0]))
 PRINT = OPS.get("verify.print") or OPS.add("verify.print", OpDef("verify.print", {}, lambda args, attrs: args[0], pure=False))
@@ -437,6 +437,22 @@ def test_functions_share_no_dimension() -> None:
             verify(IRModule({"first": first, "clean": clean, "second": second}))
         assert caught.value.rule == dims_have_one_function.__name__
         assert caught.value.function == "second"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *[(name, "the name must begin with a letter or _") for name in ("a b", "x(y)", "é", "", "0", "a-b", "main\n")],
+        *[(name, f"names that begin with {name[:-2]} belong to the compiler") for name in ("vm.f", "lib.f", "llvm.f")],
+        ("llvm", "names that begin with llvm belong to the compiler"),
+    ],
+)
+def test_names_of_functions_are_plain(name: str, message: str) -> None:
+    for function in (func(), prim(in_loop(Store(B, (i.dim,), ONE)))):
+        verify(IRModule({"main.llvm_0$": function}))
+        with pytest.raises(VerifyError) as caught:
+            verify(IRModule({name: function}))
+        assert caught.value.rule == functions_have_plain_names.__name__ and message in str(caught.value)
 
 
 def test_every_rule_is_broken_by_some_program() -> None:
