@@ -130,6 +130,12 @@ def test_a_scalar_of_the_program_may_be_a_dimension():
         np.testing.assert_array_equal(Interpreter(module).call("main", np.array([6, 12, 18], np.float32)), [1, 2, 3])
 
 
+def test_integers_of_another_type_wrap(run):
+    x, literal = np.array([1, 100], np.int8), ScalarValue(300, DType.I32)
+    np.testing.assert_array_equal(run(e.ADD, x, literal, compiled=True), np.array([45, -112], np.int8))
+    np.testing.assert_array_equal(run(e.WHERE, x > 1, x, literal, compiled=True), np.array([44, 100], np.int8))
+
+
 def test_where(run, rng):
     cond, a = np.array([[True], [False]]), rng.standard_normal((2, 3)).astype(np.float32)
     np.testing.assert_array_equal(run(e.WHERE, cond, a, 0, shapes="n 1, n k"), np.where(cond, a, 0))
