@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from compiler.ir.dims import Dim, Max, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
@@ -107,7 +105,7 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
     """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`. Without
     `shape`, each extent of the operand must be proved to be 1, or equal that of the result."""
-    if isinstance(place, Const) and _holds(dtype, place.value):
+    if isinstance(place, Const) and dtype.holds(place.value):
         return const(place.value, dtype)
     if isinstance(place, Const | ScalarParam):
         return cast(place, dtype)
@@ -116,14 +114,6 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape 
     rank = len(place.shape)
     inner, extents = ijk[len(ijk) - rank :], shape[len(shape) - rank :] or place.shape
     return Load(place, tuple(_index(d, i, s) for d, i, s in zip(place.shape, inner, extents, strict=True)))
-
-
-def _holds(dtype: DType, number: float) -> bool:
-    """Whether a number has a value of this type, which for a float may be a rounded one."""
-    if dtype.is_float or dtype is DType.BOOL:
-        return dtype.is_float or isinstance(number, bool)
-    ends = np.iinfo(dtype.numpy)
-    return float(number).is_integer() and int(ends.min) <= number <= int(ends.max)
 
 
 def _index(extent: Dim, i: Dim, wanted: Dim) -> Dim:

@@ -19,7 +19,6 @@ from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt
 from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts, written_buffers
 from compiler.ir.prove import prove_lt
 from compiler.ir.text.printer import print_scalar
-from compiler.ir.text.printer_types import canonical_number
 from compiler.ir.text.syntax import ARITY
 from compiler.ir.verify.attention import attention_operands_agree, attention_stands_alone
 from compiler.ir.verify.graph import Problem
@@ -219,10 +218,8 @@ def operands_have_the_right_number(func: PrimFunc) -> Iterator[Problem]:
 
 def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
-        if isinstance(scalar, scalars.Const):
-            number = canonical_number(scalar.value, scalar.dtype)
-            if scalar.dtype.is_int and not isinstance(number, int):
-                yield Problem(stmt, f"{scalar.value} does not fit {scalar.dtype}")
+        if isinstance(scalar, scalars.Const) and scalar.dtype.is_int and not scalar.dtype.holds(scalar.value):
+            yield Problem(stmt, f"{scalar.value} does not fit {scalar.dtype}")
 
 
 def element_types_agree(func: PrimFunc) -> Iterator[Problem]:

@@ -192,6 +192,9 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(result=ScalarValue(n.dim, "f32")), "scalar n does not fit f32"),
         (func(result=ScalarValue(True, "i32")), "scalar True does not fit i32"),
         (func(result=ScalarValue(1, "bool")), "scalar 1 does not fit bool"),
+        (func(result=ScalarValue(128, "i8")), "scalar 128 does not fit i8"),
+        (func(result=ScalarValue(-1, "u32")), "scalar -1 does not fit u32"),
+        (func(result=ScalarValue(Dim.of(2**63), "i64")), "scalar 9223372036854775808 does not fit i64"),
     ],
     "annotations_hold": [
         (func(bind(Copy(x), tensor([n, 5], F32))), "annotated f32[n, 5], but it is f32[n, 4]: dimension 1: 5 against 4"),
@@ -328,7 +331,11 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop('tile "stream"(B[0], A[0, 0])'), "2 indices for A"),
     ],
     "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands; it is called with 1")],
-    "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32")],
+    "numbers_suit_their_type": [
+        (prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32"),
+        (prim(Store(B, (ZERO,), Const(128, DType.I8))), "128 does not fit i8"),
+        (prim(Store(B, (ZERO,), Const(-1.0, DType.U8))), "-1.0 does not fit u8"),
+    ],
     "element_types_agree": [
         (loop("B[0] = 1.0:f16"), "f16 is stored to B, which holds f32"),
         (loop("let p = s { B[p] = s }"), "p is f32, expected an integer"),
