@@ -171,7 +171,7 @@ class _Compiler:
 
         def bind(heap: Heap, value: Any) -> None:
             if not isinstance(value, tuple) or not all(isinstance(d, int) and d in INT64 for d in value):
-                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)}")
+                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)} {value!r}")
             bind_dims(heap, value)
 
         return bind

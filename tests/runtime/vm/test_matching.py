@@ -62,7 +62,7 @@ X = TensorSpec((N, 4), "f32")
         (TensorSpec(None, None, 1), f32(1, 1), "expected rank 1, got rank 2"),
         (ShapeSpec((N, 4)), (3, 5), "dimension 1: expected 4, got 5"),
         (ShapeSpec((N,)), [3], "expected a shape (a tuple of 64-bit integers), got a list"),
-        (ShapeSpec((N,)), (2**63,), "expected a shape"),
+        (ShapeSpec((N,)), (2**63,), f"expected a shape (a tuple of 64-bit integers), got a tuple ({2**63},)"),
         (ShapeSpec(None, 2), (3,), "expected rank 2, got rank 1"),
         (ScalarSpec("i64", N), 2.5, "expected a scalar of type i64, got a float 2.5"),
         (ScalarSpec("i8"), 128, "expected a scalar of type i8, got a int 128"),
