@@ -68,6 +68,7 @@ X = TensorSpec((N, 4), "f32")
         (ScalarSpec("i8"), 128, "expected a scalar of type i8, got a int 128"),
         (ScalarSpec("bool"), 1, "expected a scalar of type bool, got a int 1"),
         (ScalarSpec("f32"), True, "expected a scalar of type f32, got a bool True"),
+        pytest.param(ScalarSpec("f32"), 10**400, "expected a scalar of type f32, got a int 1000", id="beyond floats"),
         (ScalarSpec("i64", 5), 6, "expected 5, got 6"),
         (TupleSpec((X, AnySpec())), (f32(3, 4),), "expected a tuple of 2 values, got a tuple"),
     ],
