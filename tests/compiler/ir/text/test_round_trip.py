@@ -3,6 +3,7 @@ column."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import ml_dtypes
@@ -337,6 +338,16 @@ def test_words_between_parts_are_no_names() -> None:
     assert_equal(parse(print_module(module)), module)
     with pytest.raises(ParseError, match="found 'func', which is a reserved word"):
         parse("func main(x: f32[func]) -> object where func in 1..8 { return x }")
+
+
+def test_numbers_of_other_classes_print_like_plain_numbers() -> None:
+    class Way(IntEnum):
+        LAST = 3
+
+    x = Var("x", tensor([4], DType.F32))
+    plain = Call(SAME, (x,), {"axes": [3], "keepdims": False, "scale": 0.5})
+    other = Call(SAME, (x,), {"axes": [Way.LAST], "keepdims": False, "scale": np.float64(0.5)})
+    assert print_node(other) == print_node(plain)
 
 
 def test_names_of_parameters_survive() -> None:
