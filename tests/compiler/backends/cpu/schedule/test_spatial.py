@@ -184,6 +184,8 @@ def test_iterations_are_independent_if_they_write_different_elements(place: str,
             ("l, j", False),
             ("l, i", False),
         ],
+        # Different slots name the same element here.
+        *[("s // 2, j", False), ("s % 16, j", False), ("0, s + j", False), ("s // 16, j + s % 16", False), ("0, 8*i + s", False)],
     ],
 )
 def test_places_that_are_read_from_memory_differ_only_where_they_are_read(place: str, are_apart: bool) -> None:
@@ -230,3 +232,14 @@ def test_an_integer_is_read_before_the_statements_that_use_it(agree: Callable[..
         }
     """
     agree(text, np.array([5], np.int32))
+
+
+def test_slots_that_share_a_row_are_written_in_order(agree: Callable[..., Any]) -> None:
+    text = """
+        func main(x: f32[n, 64], slots: i32[n]) -> object { y = call_tir @f(x, slots) -> f32[n, 64] return y }
+        prim f(X: f32[n, 64], S: i32[n], out Y: f32[n, 64]) {
+          for i in n, j in 64 { Y[i, j] = 0.0 }
+          for i in n { let s within 0..n - 1 = S[i] { for j in 64 { Y[s // 8, j] = X[i, j] } } }
+        }
+    """
+    agree(text, f32(400, 64), np.random.default_rng(0).permutation(400).astype(np.int32))
