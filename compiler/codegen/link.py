@@ -9,6 +9,7 @@ memset and memcpy.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -56,7 +57,8 @@ def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: E
 
 def text_of(kernel: KernelCode, target: Target) -> str:
     """Return the LLVM IR of one kernel under the name `kernel`, as it is compiled by itself."""
-    return module_text([replace(kernel, text=kernel.text.replace(f"@{kernel.name}.p", f"@{KERNEL}.p"))], target)
+    text = re.sub(rf"@{re.escape(kernel.name)}\.p(?=\d)", f"@{KERNEL}.p", kernel.text)
+    return module_text([replace(kernel, text=text)], target)
 
 
 def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:

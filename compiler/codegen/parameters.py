@@ -65,5 +65,20 @@ def _range(dim: DimVar | ScalarParam) -> str:
 def from_word(code: Code, word: str, dtype: DType, level: int = 0) -> Value:
     """Return the scalar that is passed in a word, which is known in scope `level`."""
     if dtype.is_float:
-        return Value(code.hoist(level, f"fptrunc double {code.hoist(level, f'bitcast i64 {word} to double')} to float"), dtype)
+        double = code.hoist(level, f"bitcast i64 {word} to double")
+        single = code.hoist(level, f"fptrunc double {double} to float")
+        return Value(_odd(code, double, single, level) if dtype is DType.F16 else single, dtype)
     return Value(word if dtype is DType.I64 else code.hoist(level, f"trunc i64 {word} to {register(dtype)}"), dtype)
+
+
+def _odd(code: Code, double: str, single: str, level: int) -> str:
+    """Return an f32 that rounds to the same f16 as the f64 does; `single` is the f64 rounded to f32. If that is inexact, it is replaced by
+    the f32 next to the f64 on the side of zero, with its last bit set, which is never the middle between two f16."""
+    back = code.hoist(level, f"fpext float {single} to double")
+    sizes = [code.hoist(level, f"call double @llvm.fabs.f64(double {x})") for x in (back, double)]
+    above = code.hoist(level, f"fcmp ogt double {sizes[0]}, {sizes[1]}")
+    inexact = code.hoist(level, f"fcmp one double {back}, {double}")
+    bits = code.hoist(level, f"bitcast float {single} to i32")
+    below = code.hoist(level, f"sub i32 {bits}, {code.hoist(level, f'zext i1 {above} to i32')}")
+    odd = code.hoist(level, f"or i32 {below}, {code.hoist(level, f'zext i1 {inexact} to i32')}")
+    return code.hoist(level, f"bitcast i32 {odd} to float")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, product_nest
+from compiler.idioms.nest import PerfectNest, is_rectangular, perfect_nest, product_nest, writes_apart
 from compiler.idioms.same import same_scalar
 from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
@@ -19,7 +19,7 @@ from compiler.ir.loops.functions import Fn, ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Cast, Contraction, Element, Fold, Format, GroupedContraction, Load, Reduce, Scalar, dtype_of
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.visit import free_dims, map_scalars, walk_scalar
+from compiler.ir.loops.visit import free_dims, loads, map_scalars, walk_scalar
 
 AnyFold = Reduce | Contraction | GroupedContraction
 
@@ -159,11 +159,19 @@ def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
 
 
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
-    """Return a nest that writes elements along its innermost axis, with its outermost folds, or None for any other nest."""
+    """Return a nest that writes elements along its innermost axis, with its outermost folds, or None for any other nest. Tiles compute
+    elements in any order, so each element must be written once, and no other element of the output may be read."""
     nest = product_nest(prim.body)
     if nest is None or not nest.axes or not is_rectangular(nest.axes) or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
-    return nest, outermost_folds(nest.store.value)
+    store = nest.store
+    others = [load for load in loads(store.value) if load.indices != store.indices]
+    if any(load.buffer is store.buffer for load in (*others, *(load for _, value in nest.lets for load in loads(value)))):
+        return None
+    folds, variables = outermost_folds(store.value), {*nest.vars, *(var for var, _ in nest.lets)}
+    if any(variables & set(extent.vars()) for fold in folds for _, extent in fold.axes):
+        return None  # sums of different elements have different lengths
+    return (nest, folds) if writes_apart(nest.axes, store.indices) else None
 
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compiler.idioms.nest import writes_apart
-from compiler.ir.dims import Dim, DimVar
+from compiler.idioms.product import is_loaded
+from compiler.ir.dims import Dim, DimVar, FloorDiv, Mod
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store, When
-from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements
+from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements, written_buffers
 from compiler.ir.loops.write import Kernel
 
 Axes = tuple[tuple[DimVar, Dim], ...]
+
+_MOST = 1 << 62  # no index of an element is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,9 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
             case When(cond=found, then=then, orelse=None) if cond is None and not {var for var, _ in lets} & set(free_dims(found)):
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, indices=indices, value=value):
-                carried = any(load.buffer is buffer for load in loads(value))
-                if not writes_apart(axes, _what_determines(indices, lets)):
+                read = [value, *(integer for _, integer in lets), *([] if cond is None else [cond])]
+                carried = any(load.buffer is buffer for scalar in read for load in loads(scalar))
+                if not _stores_are_apart(tuple(axes), lets, indices):
                     return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.
                 whole_rows = cond is None or rows < len(axes)
@@ -53,20 +57,49 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 return None
 
 
-def _what_determines(indices: Sequence[Dim], lets: Sequence[tuple[DimVar, Scalar]]) -> list[Dim]:
-    """Return integers that differ only between stores to different elements: the indices, and the places from which the integers in them
-    are read. Integers that are read from different places of memory, such as slots of a cache, are taken to name different elements."""
-    found, used = list(indices), {var for index in indices for var in index.vars()}
-    for let, value in reversed(lets):
-        if let in used:
-            found += [index for load in loads(value) for index in load.indices]
-            used |= set(free_dims(value))
-    return found
+def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices: Sequence[Dim]) -> bool:
+    """Whether iterations that store at `indices` provably store to different elements. Integers that are read from different places of
+    memory, such as slots of a cache, are taken to be different: if the indices determine such an integer, they determine the variables of
+    the place from which it is read."""
+    extents, values = dict(axes), dict(lets)
+    varying = set(extents)
+    for var, value in lets:
+        if varying & set(free_dims(value)):
+            varying.add(var)
+    determined = {var for var, extent in axes if extent == Dim.of(1)}
+    pending = [tuple(indices)]
+    while pending:
+        places = pending.pop()
+        unknown = [v for v in dict.fromkeys(v for index in places for v in index.vars()) if v in varying - determined]
+        integers = [v for v in unknown if v in values]
+        if not all(is_loaded(values[v]) for v in integers):
+            return False
+        numbers = {v: _digits(v, places) for v in integers}
+        digits = [digit for _, found in numbers.values() for digit in found]
+        moved = [index.substitute({v: number for v, (number, _) in numbers.items()}) for index in places]
+        if not writes_apart([*((v, extents[v]) for v in unknown if v in extents), *digits], moved):
+            return False
+        determined.update(unknown)
+        pending += [load.indices for v in integers for load in loads(values[v])]
+    return determined.issuperset(extents)
+
+
+def _digits(var: DimVar, indices: Sequence[Dim]) -> tuple[Dim, list[tuple[DimVar, Dim]]]:
+    """Return an integer as an expression of its digits, and the digits, each with its extent. If an index has the integer's quotient or
+    remainder by a number, such as the page of a slot and the offset in it, these are its digits; else it is one digit itself."""
+    atoms = [atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod) and atom.numerator == var.dim]
+    divisor = next((atom.divisor for atom in atoms), Dim.of(1))
+    most = Dim.of(_MOST if var.upper is None else var.upper) // divisor
+    high, low = DimVar(f"{var.name}.high", upper=most), DimVar(f"{var.name}.low", upper=divisor - 1)
+    return high * divisor + low, [(high, most + 1), (low, divisor)]
 
 
 def stages(stmt: Stmt) -> list[Stmt]:
-    """Split a body into its statements. If a `Let` contains several statements, each statement gets its own copy of the `Let`."""
+    """Split a body into its statements. If a `Let` contains several statements, each statement gets its own copy of the `Let`, unless a
+    statement changes what the `Let` reads."""
     if isinstance(stmt, Let):
+        if any(load.buffer in written_buffers(stmt.body) for load in loads(stmt.value)):
+            return [stmt]
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]
 

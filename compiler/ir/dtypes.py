@@ -59,6 +59,13 @@ class DType(StrEnum):
         ends = np.iinfo(self.numpy)
         return int(ends.min), int(ends.max)
 
+    def holds(self, number: float) -> bool:
+        """Whether the type has this number. A float has every number, rounded if need be."""
+        if self.is_float or self is DType.BOOL:
+            return self.is_float or isinstance(number, bool)
+        low, high = self.ends
+        return (isinstance(number, int) or number.is_integer()) and low <= number <= high
+
     @staticmethod
     def from_numpy(dtype: np.dtype) -> DType:
         for ours, theirs in _NUMPY.items():

@@ -105,9 +105,9 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
     """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`. Without
     `shape`, each extent of the operand must be proved to be 1, or equal that of the result."""
-    if isinstance(place, Const):
+    if isinstance(place, Const) and dtype.holds(place.value):
         return const(place.value, dtype)
-    if isinstance(place, ScalarParam):
+    if isinstance(place, Const | ScalarParam):
         return cast(place, dtype)
     if place is None:
         raise UnknownShape("the type or the extents of an operand are not known; state them with match_cast")

@@ -16,6 +16,7 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.relations import Relation, at_least
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, Type
 from compiler.ops.broadcast import element, output
+from compiler.ops.elementwise import numpy_cast
 from compiler.ops.manipulate import wanted_shape
 from compiler.ops.operands import dim_attr, dims_attr, dtype_attr, float_attr, int_attr, shape_operand, tensor_operand
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
@@ -45,7 +46,7 @@ FULL = define(
     "full",
     "shape, value",
     _full_type,
-    lambda shape, value, dtype: np.full(shape, value, DType(dtype).numpy),
+    lambda shape, value, dtype: np.full(shape, numpy_cast(np.asarray(value), DType(dtype))),
     _full_nest,
     {"dtype": REQUIRED},
 )

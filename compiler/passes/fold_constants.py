@@ -7,6 +7,7 @@ it is larger than `most_bytes` and larger than all its operands together, so fol
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -33,11 +34,20 @@ class FoldConstants:
                 return None
             if not _constant(value) or vars_of(binding.var.type):
                 return None
+            most = max(self.most_bytes, sum(a.data.nbytes for a in value.args if isinstance(a, Constant)))
+            if _least_bytes(binding.var.type) > most:
+                return None
             result = evaluate(module, value, binding.var)
-            grows = result.nbytes > self.most_bytes and result.nbytes > sum(a.data.nbytes for a in value.args if isinstance(a, Constant))
-            return None if grows else Constant(result)
+            return Constant(result) if result.nbytes <= most else None
 
         return rewrite_module(module, replace)
+
+
+def _least_bytes(type_: TensorType) -> int:
+    """Return the number of bytes of a tensor, or 0 if its annotation does not tell."""
+    if type_.shape is None or type_.dtype is None:
+        return 0
+    return prod(d.const for d in type_.shape) * type_.dtype.num_bytes
 
 
 def _constant(value: Call | CallTir) -> bool:

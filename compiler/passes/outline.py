@@ -52,10 +52,7 @@ class Outliner:
         passed = [v for v in dict.fromkeys([*mentioned, *free_dims(body)]) if v not in shaped]
         kept = dict(attrs or {})
         if any(i is not None for i in inplace):
-            numbers = [n for n, (place, _) in enumerate(operands) if isinstance(place, Buffer)]
-            pairs = enumerate(inplace)
-            # pairs of indices of buffers: operand, output
-            kept["inplace"] = [[numbers.index(i), len(numbers) + o] for o, i in pairs if i is not None]
+            kept["inplace"] = [list(pair) for pair in shared_buffers([place for place, _ in operands], inplace)]
         prim = fresh_prim(PrimFunc((*(p for p, _ in operands), *passed, *outputs), len(outputs), body, kept))
         args = (*(a for _, a in operands), *(_value(v) for v in passed))
         out: tuple[Type, ...] = tuple(TensorType(b.shape, b.dtype) for b in outputs)
@@ -66,6 +63,13 @@ class Outliner:
         if digest not in self.names:
             self.names[digest] = self.builder.add(self.builder.fresh_name(name), prim)
         return self.names[digest]
+
+
+def shared_buffers(params: Sequence[Buffer | ScalarParam | DimVar], inplace: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Return pairs of numbers of buffers that share memory in a call: an operand, and an output. `params` are those of the operands, and
+    `inplace[i]` is the index of the operand whose memory output `i` reuses."""
+    numbers = [n for n, place in enumerate(params) if isinstance(place, Buffer)]
+    return [(numbers.index(i), len(numbers) + o) for o, i in enumerate(inplace) if i is not None]
 
 
 @lru_cache(maxsize=512)

@@ -171,7 +171,7 @@ class _Compiler:
 
         def bind(heap: Heap, value: Any) -> None:
             if not isinstance(value, tuple) or not all(isinstance(d, int) and d in INT64 for d in value):
-                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)}")
+                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)} {value!r}")
             bind_dims(heap, value)
 
         return bind
@@ -286,8 +286,12 @@ def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"
     if is_float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return struct.unpack("<q", struct.pack("<d", value))[0] if number else None
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        try:
+            return struct.unpack("<q", struct.pack("<d", float(value)))[0]
+        except OverflowError:
+            return None  # an integer beyond the range of an f64
     if not isinstance(value, int) or (dtype is not None and isinstance(value, bool) != (dtype.kind == "b")):
         return None
     if dtype is not None and dtype.kind in "iu":

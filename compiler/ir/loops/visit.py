@@ -13,10 +13,11 @@ from typing import Any, TypeVar, overload
 
 from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.fields import Holds, items, parts
+from compiler.ir.loops.attention import Attention
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Fold, Load, Scalar, ScalarParam
-from compiler.ir.loops.statements import Seq, Stmt
+from compiler.ir.loops.statements import Seq, Stmt, Store, Tile
 from compiler.ir.rebuild import map_items, map_tuple, mapped, remade, updated
 
 N = TypeVar("N")
@@ -103,6 +104,21 @@ def walk_scalars(stmt: Stmt) -> Iterator[Scalar]:
 def loads(node: Stmt | Scalar) -> Iterator[Load]:
     scalars = walk_scalar(node) if isinstance(node, Scalar) else walk_scalars(node)
     return (s for s in scalars if isinstance(s, Load))
+
+
+def written_buffers(stmt: Stmt) -> set[Buffer]:
+    found: set[Buffer] = set()
+    for s in walk_stmts(stmt):
+        match s:
+            case Store(buffer=buffer):
+                found.add(buffer)
+            case Tile(op=op, operands=operands):
+                found.update(place.buffer for place, operand in zip(operands, op.operands, strict=False) if operand.written)
+            case Attention(out=out):
+                found.add(out)
+            case _:
+                pass
+    return found
 
 
 def defined_vars(node: Stmt | Scalar) -> tuple[DimVar, ...]:

@@ -60,7 +60,8 @@ class LoopParser(TypeParser):
         with self._scopes:
             self._words(form.first, form)
             for field, word, kind, words in form.operands:
-                if not word or self.accept(word):
+                begins_binding = self.at(":", "=", ahead=1)  # a name like the word
+                if not word or (not begins_binding and self.accept(word)):
                     found[field] = self.kinds[kind]()
                 self._words(words, form)
         self._scopes = outer

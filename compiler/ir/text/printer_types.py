@@ -114,8 +114,10 @@ def _value_text(name: str, value: Any, dims: DimNames) -> str:
             return value.value
         case str():
             return json.dumps(str(value))
-        case int() | float():
-            return repr(value)
+        case int():
+            return repr(int(value))  # a member of an IntEnum prints as a number, too
+        case float():
+            return repr(float(value))  # as does a number of NumPy
         case Dim() | DimVar():
             return f"dim({dims.text(Dim.of(value))})"
         case list() | tuple():

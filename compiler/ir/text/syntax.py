@@ -25,6 +25,7 @@ RESERVED = frozenset(
         *("call", "call_tir", "call_tir_inplace", "call_library", "match_cast", "alloc", "launch"),
         *("if", "else", "return", "dataflow", "captured"),
         *("for", "let", "when", "tile", "in", "within", "by", "where", "arena", "attrs"),
+        *("impure", "func", "prim"),
         *DType,
     )
 )

@@ -243,11 +243,11 @@ def _suits(scalar: ScalarValue) -> bool:
     dtype = DType(scalar.dtype)
     match scalar.value:
         case Dim():
-            return dtype.is_int
+            return dtype.is_int and (not scalar.value.is_const or dtype.holds(scalar.value.const))
         case bool():
             return dtype is DType.BOOL
         case int():
-            return dtype is not DType.BOOL
+            return dtype.holds(scalar.value)
         case float():
             return dtype.is_float
 

@@ -16,10 +16,9 @@ from compiler.ir.loops.functions import COMPARISONS, Fn, ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar, dtype_of
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
-from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts
+from compiler.ir.loops.visit import scalars_of, subscalars, substatements, walk_stmts, written_buffers
 from compiler.ir.prove import prove_lt
 from compiler.ir.text.printer import print_scalar
-from compiler.ir.text.printer_types import canonical_number
 from compiler.ir.text.syntax import ARITY
 from compiler.ir.verify.attention import attention_operands_agree, attention_stands_alone
 from compiler.ir.verify.graph import Problem
@@ -115,14 +114,7 @@ def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
 
 
 def outputs_are_written(func: PrimFunc) -> Iterator[Problem]:
-    written: set[Buffer] = set()
-    for stmt in walk_stmts(func.body):
-        if isinstance(stmt, Store):
-            written.add(stmt.buffer)
-        if isinstance(stmt, Tile):
-            written.update(place.buffer for place, operand in zip(stmt.operands, stmt.op.operands, strict=False) if operand.written)
-        if isinstance(stmt, Attention):
-            written.add(stmt.out)
+    written = written_buffers(func.body)
     for buffer in func.outputs if func.num_outputs else ():
         if buffer not in written:
             yield Problem(None, f"output {buffer.name} is never written")
@@ -226,10 +218,8 @@ def operands_have_the_right_number(func: PrimFunc) -> Iterator[Problem]:
 
 def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
-        if isinstance(scalar, scalars.Const):
-            number = canonical_number(scalar.value, scalar.dtype)
-            if scalar.dtype.is_int and not isinstance(number, int):
-                yield Problem(stmt, f"{scalar.value} does not fit {scalar.dtype}")
+        if isinstance(scalar, scalars.Const) and scalar.dtype.is_int and not scalar.dtype.holds(scalar.value):
+            yield Problem(stmt, f"{scalar.value} does not fit {scalar.dtype}")
 
 
 def element_types_agree(func: PrimFunc) -> Iterator[Problem]:

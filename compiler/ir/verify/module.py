@@ -3,7 +3,9 @@ raises the first problem with its function, place, line and rule."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import CompileError
@@ -17,6 +19,9 @@ from compiler.ir.types import vars_of
 from compiler.ir.verify.graph import GRAPH_RULES, Problem, bound_sites
 from compiler.ir.verify.loops import LOOP_RULES
 
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*")
+_TAKEN: Final = ("lib", "llvm", "vm")  # library routines, LLVM's own functions, and instructions of the virtual machine
+
 
 class VerifyError(CompileError):
     """Raised if a program breaks a rule of the IR, by a mistake of its author or of a pass."""
@@ -28,6 +33,7 @@ class VerifyError(CompileError):
 
 def verify(module: IRModule) -> None:
     for name, func in module.functions.items():
+        _raise_first("functions_have_plain_names", name, functions_have_plain_names(name))
         if isinstance(func, PrimFunc):
             for rule in LOOP_RULES:
                 _raise_first(rule.__name__, name, rule(func))
@@ -47,6 +53,16 @@ def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
         if problem.place is not None:
             line = f"\n  {print_node(problem.place).splitlines()[0]}"
         raise VerifyError(f"{place}: {problem.message} (rule {rule}){line}", rule=rule, function=function)
+
+
+def functions_have_plain_names(name: str) -> Iterator[Problem]:
+    """Names of functions become names of symbols in LLVM IR and PTX, and names of callees in the program that the virtual machine runs."""
+    if not _PLAIN.fullmatch(name):
+        yield Problem(
+            None, "the name must begin with a letter or _, and consist of ASCII letters, digits, _, $ and dots; rename the function"
+        )
+    if (taken := name.partition(".")[0]) in _TAKEN:
+        yield Problem(None, f"names that begin with {taken} belong to the compiler; rename the function")
 
 
 def dims_have_one_function(name: str, func: Function | PrimFunc, owners: dict[DimVar, str]) -> Iterator[Problem]:

@@ -15,8 +15,8 @@ from compiler.ir.dims import Dim
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Contraction, Fold, GroupedContraction
-from compiler.ir.loops.statements import Stmt, Store
-from compiler.ir.loops.visit import loads, statements, walk_scalar, walk_stmts
+from compiler.ir.loops.statements import Stmt
+from compiler.ir.loops.visit import loads, statements, walk_scalar, written_buffers
 from compiler.ir.module import IRModule
 from compiler.ops.ranks import RANKS
 
@@ -62,7 +62,7 @@ def staged(prim: PrimFunc) -> Staged | None:
     out = prim.outputs[0]
     if nest is None or nest.store.buffer is not out or not writes_each_once(nest):
         return None
-    if any(load.buffer is out for load in loads(body)) or any(_writes(stage, out) for stage in before):
+    if any(load.buffer is out for load in loads(body)) or any(out in written_buffers(stage) for stage in before):
         return None
     return Staged(temporaries, tuple(before), nest)
 
@@ -96,7 +96,3 @@ def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:
     """Whether each index is a constant or a loop variable, and the loop variables are in order."""
     places = [at.index(i) for i in indices if not i.is_const and i in at]
     return all(i.is_const or i in at for i in indices) and places == sorted(set(places))
-
-
-def _writes(stmt: Stmt, buffer: Buffer) -> bool:
-    return any(isinstance(s, Store) and s.buffer is buffer for s in walk_stmts(stmt))

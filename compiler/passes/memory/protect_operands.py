@@ -2,11 +2,13 @@
 
 Before: an in-place call means the same as a call that leaves its operand unchanged. After: it may overwrite its operand's memory, because
 nothing reads the old value again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is
-declared impure. Where that does not hold, the operand is copied first.
+declared impure. Where that does not hold, the operand is copied first. The attribute `inplace` of each function that an in-place call calls
+then states which of its buffers share memory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from compiler.ir.errors import CompileError
@@ -17,11 +19,12 @@ from compiler.ir.graph.function import Binding, Body, Function, If, Value
 from compiler.ir.graph.values import CallFunc, CallTir, MakeTuple, TupleGet
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.visit import fresh_prim
 from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
 from compiler.ops.memory import Owners, Place, shared_with, written
-from compiler.passes.outline import Outliner
+from compiler.passes.outline import Outliner, shared_buffers
 from compiler.passes.rewrite import rewrite_function
 
 
@@ -32,20 +35,32 @@ def protect_operands(module: IRModule) -> IRModule:
     changed = False
     for name, func in module.graph_functions.items():
         endangered = _endangered(func, taken)
-        if not endangered:
-            continue
 
-        def replace(builder: Builder, binding: Binding, value: Value, endangered: dict[Var, list[int]] = endangered) -> Value | None:
-            if binding.var not in endangered or not isinstance(value, CallTir | CallFunc):
+        def replace_call(builder: Builder, binding: Binding, value: Value, endangered: dict[Var, list[int]] = endangered) -> Value | None:
+            if not isinstance(value, CallTir | CallFunc):
                 return None
             args = list(value.args)
-            for index in endangered[binding.var]:
+            for index in endangered.get(binding.var, ()):
                 args[index] = _own(builder, outliner, args[index], f"{binding.var.name}.own")
             made = tuple(args)
-            return CallFunc(value.callee, made) if isinstance(value, CallFunc) else CallTir(value.func, made, value.out, value.inplace)
+            if isinstance(value, CallFunc):
+                return CallFunc(value.callee, made) if made != value.args else None
+            callee = _stating(outliner, value)
+            return CallTir(callee, made, value.out, value.inplace) if (callee, made) != (value.func, value.args) else None
 
-        changed |= rewrite_function(builder, name, func, replace)
+        changed |= rewrite_function(builder, name, func, replace_call)
     return builder.finish() if changed else module
+
+
+def _stating(outliner: Outliner, call: CallTir) -> str:
+    """Return the name of a function that states which buffers share memory in the call: the called function, or a copy of it."""
+    prim = outliner.module.prim(call.func)
+    stated = {(i, o) for i, o in prim.attrs.get("inplace", ())}
+    shared = shared_buffers(prim.params[: len(call.args)], call.inplace)
+    if stated.issuperset(shared):
+        return call.func
+    attrs = {**prim.attrs, "inplace": [list(pair) for pair in sorted({*stated, *shared})]}
+    return outliner.add(call.func, fresh_prim(dataclasses.replace(prim, attrs=attrs)))
 
 
 def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:

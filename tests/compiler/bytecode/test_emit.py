@@ -84,6 +84,23 @@ def test_an_argument_is_not_written_through_another_name_unless_it_may_be(name: 
         session.call("main", x)
 
 
+def test_a_call_in_place_writes_the_caller_s_array_whatever_it_reads() -> None:
+    """The sum that the call adds is not fused into a function with an output of its own."""
+    executable = compile_module(
+        parse("""
+        impure func main(c: f32[n], x: f32[n, 8]) -> f32[n] {
+          dataflow { a = call_tir @sums(x) -> f32[n] z = call_tir_inplace @plus(c, a) [0] -> f32[n] }
+          return z
+        }
+        prim sums(X: f32[n, 8], out Y: f32[n]) { for i in n { Y[i] = sum(r in 8) X[i, r] } }
+        prim plus(X: f32[n], A: f32[n], out Z: f32[n]) { for i in n { Z[i] = X[i] + A[i] } }
+    """)
+    )
+    session = Session(executable, device_threads=1)
+    c = np.ones(4, np.float32)
+    assert session.call("main", c, np.ones((4, 8), np.float32)) is not None and np.array_equal(c, np.full(4, 9))
+
+
 REPEATED = """
 func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 1..8 {
   y: object = if c {

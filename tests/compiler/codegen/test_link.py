@@ -18,6 +18,7 @@ from compiler.ir.loops.functions import Fn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Const, DimScalar, Load, Scalar
 from compiler.ir.loops.statements import For, LoopKind, Stmt, Store, When
+from compiler.ir.text.parser import parse
 from compiler.machine.target import NAMED, Target, get
 
 CPUS = [t.name for t in NAMED.values() if backend_of(t) is CPU]
@@ -111,3 +112,9 @@ def test_kernels_share_math_functions() -> None:
     target = get("avx512")
     text = link([rowwise(DType.F32, target, name, Fn.EXP) for name in ("a", "b")], target).unoptimised
     assert text.count("@math.exp.16(<16 x float> %x) alwaysinline") == 1
+
+
+def test_a_kernel_may_have_the_name_of_the_math_functions() -> None:
+    prim = parse("prim math(X: f32[n], out Y: f32[n]) { for i in n { Y[i] = pow(X[i], 2.5) } }").prim("math")
+    target = get("x86-64-v3")
+    assert link([emit_kernel("math", prim, target)], target).object

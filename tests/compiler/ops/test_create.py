@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,15 @@ def test_full(run, deduced):
         deduced(FULL, SHAPE, tensor((), F32), dtype="f32")
     with pytest.raises(AnnotationError, match="attribute dtype is 'f99', expected one of f32"):
         deduced(FULL, SHAPE, ScalarType(F32), dtype="f99")
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "element"),
+    [(2.75, "i32", 2), (math.nan, "i32", 0), (1e10, "i32", 2**31 - 1), (-math.inf, "u8", 0), (ScalarValue(300, DType.I32), "i8", 44)],
+)
+def test_a_number_of_another_type_is_cast(run, value, dtype, element):
+    """As the elements of a tensor are: integers wrap, and floats that are too large become the largest number."""
+    np.testing.assert_array_equal(run(FULL, (2,), value, dtype=dtype, compiled=True), np.array([element] * 2, DType(dtype).numpy))
 
 
 def test_arange(run, deduced):

@@ -130,6 +130,24 @@ def test_a_scalar_of_the_program_may_be_a_dimension():
         np.testing.assert_array_equal(Interpreter(module).call("main", np.array([6, 12, 18], np.float32)), [1, 2, 3])
 
 
+def test_a_scalar_of_f16_is_rounded_once(compute):
+    """The numbers lie around the middle between two numbers of f16, so near it that an f32 would lie in the middle."""
+    program = "func main(x: f16[n], s: scalar[f16]) -> object { y = multiply(x, s) return y }"
+    middle, near, next_ = 1 + 2.0**-11, 2.0**-40, 1 + 2.0**-10
+    for number, rounded in [(middle + near, next_), (-middle - near, -next_), (middle - near, 1.0), (middle, 1.0)]:
+        np.testing.assert_array_equal(compute(program, np.ones(2, np.float16), number), np.float16([rounded] * 2))
+    for number in (math.inf, -math.inf, 0.0, -0.0, 1e300, 65519.999, 65520.0, 1e-40, 5e-324, math.nan):
+        result = compute(program, np.ones(2, np.float16), number)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(result, np.float16([number] * 2))
+
+
+def test_integers_of_another_type_wrap(run):
+    x, literal = np.array([1, 100], np.int8), ScalarValue(300, DType.I32)
+    np.testing.assert_array_equal(run(e.ADD, x, literal, compiled=True), np.array([45, -112], np.int8))
+    np.testing.assert_array_equal(run(e.WHERE, x > 1, x, literal, compiled=True), np.array([44, 100], np.int8))
+
+
 def test_where(run, rng):
     cond, a = np.array([[True], [False]]), rng.standard_normal((2, 3)).astype(np.float32)
     np.testing.assert_array_equal(run(e.WHERE, cond, a, 0, shapes="n 1, n k"), np.where(cond, a, 0))

@@ -20,7 +20,7 @@ from compiler.ir.text.parser import parse
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type, tensor
 from compiler.ir.verify.graph import GRAPH_RULES
 from compiler.ir.verify.loops import LOOP_RULES
-from compiler.ir.verify.module import VerifyError, dims_have_one_function, verify
+from compiler.ir.verify.module import VerifyError, dims_have_one_function, functions_have_plain_names, verify
 
 SAME = OPS.get("verify.same") or OPS.add("verify.same", OpDef("verify.same", {"axis": REQUIRED}, lambda args, attrs: args[0]))
 PRINT = OPS.get("verify.print") or OPS.add("verify.print", OpDef("verify.print", {}, lambda args, attrs: args[0], pure=False))
@@ -192,6 +192,9 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(result=ScalarValue(n.dim, "f32")), "scalar n does not fit f32"),
         (func(result=ScalarValue(True, "i32")), "scalar True does not fit i32"),
         (func(result=ScalarValue(1, "bool")), "scalar 1 does not fit bool"),
+        (func(result=ScalarValue(128, "i8")), "scalar 128 does not fit i8"),
+        (func(result=ScalarValue(-1, "u32")), "scalar -1 does not fit u32"),
+        (func(result=ScalarValue(Dim.of(2**63), "i64")), "scalar 9223372036854775808 does not fit i64"),
     ],
     "annotations_hold": [
         (func(bind(Copy(x), tensor([n, 5], F32))), "annotated f32[n, 5], but it is f32[n, 4]: dimension 1: 5 against 4"),
@@ -328,7 +331,11 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop('tile "stream"(B[0], A[0, 0])'), "2 indices for A"),
     ],
     "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands; it is called with 1")],
-    "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32")],
+    "numbers_suit_their_type": [
+        (prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32"),
+        (prim(Store(B, (ZERO,), Const(128, DType.I8))), "128 does not fit i8"),
+        (prim(Store(B, (ZERO,), Const(-1.0, DType.U8))), "-1.0 does not fit u8"),
+    ],
     "element_types_agree": [
         (loop("B[0] = 1.0:f16"), "f16 is stored to B, which holds f32"),
         (loop("let p = s { B[p] = s }"), "p is f32, expected an integer"),
@@ -437,6 +444,22 @@ def test_functions_share_no_dimension() -> None:
             verify(IRModule({"first": first, "clean": clean, "second": second}))
         assert caught.value.rule == dims_have_one_function.__name__
         assert caught.value.function == "second"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *[(name, "the name must begin with a letter or _") for name in ("a b", "x(y)", "é", "", "0", "a-b", "main\n")],
+        *[(name, f"names that begin with {name[:-2]} belong to the compiler") for name in ("vm.f", "lib.f", "llvm.f")],
+        ("llvm", "names that begin with llvm belong to the compiler"),
+    ],
+)
+def test_names_of_functions_are_plain(name: str, message: str) -> None:
+    for function in (func(), prim(in_loop(Store(B, (i.dim,), ONE)))):
+        verify(IRModule({"main.llvm_0$": function}))
+        with pytest.raises(VerifyError) as caught:
+            verify(IRModule({name: function}))
+        assert caught.value.rule == functions_have_plain_names.__name__ and message in str(caught.value)
 
 
 def test_every_rule_is_broken_by_some_program() -> None:

@@ -113,3 +113,18 @@ def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) 
     shared = before.replace("@both(c, d)", "@both(c, c)")
     copied = "e = call_tir @copy(c) -> f32[n] f = call_tir @copy(c) -> f32[n] b = call"
     becomes(protect_operands, shared, shared.replace("b = call", copied).replace("@both(c, c)", "@both(e, f)") + COPY)
+
+
+def test_a_function_states_what_it_overwrites(becomes: Callable[[Pass, str, str], None]) -> None:
+    """Passes and code generation ask the function whether its buffers share memory. Calls that overwrite nothing keep their function."""
+    before = """
+        impure func main(x: f32[n], y: f32[n]) -> object {
+          a = call_tir @add(x, y) -> f32[n]
+          b = call_tir_inplace @add(a, y) [0] -> f32[n]
+          c = call_tir_inplace @add(y, b) [0] -> f32[n]
+          return c
+        }
+        prim add(A: f32[n], B: f32[n], out C: f32[n]) { for i in n { C[i] = A[i] + B[i] } }
+    """
+    stated = "prim add_1(A: f32[n], B: f32[n], out C: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { C[i] = A[i] + B[i] } }"
+    becomes(protect_operands, before, before.replace("call_tir_inplace @add", "call_tir_inplace @add_1") + stated)

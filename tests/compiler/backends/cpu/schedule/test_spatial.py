@@ -117,6 +117,41 @@ def test_columns_whose_number_depends_on_the_row_are_no_product() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "taken"),
+    [
+        ("C[i, j] + contract(r in 8) X[i, r] by W[j, r]", True),
+        ("contract(r in 8) C[i, r] by W[j, r]", False),
+        ("C[i, 7 - j] + contract(r in 8) X[i, r] by W[j, r]", False),
+    ],
+)
+def test_a_product_reads_no_element_that_another_iteration_writes(agree: Callable[..., Any], value: str, taken: bool) -> None:
+    text = f"""
+        impure func main(c: f32[n, 8], x: f32[n, 8], w: f32[8, 8]) -> object {{
+          y = call_tir_inplace @f(c, x, w) [0] -> f32[n, 8]
+          return y
+        }}
+        prim f(A: f32[n, 8], X: f32[n, 8], W: f32[8, 8], out C: f32[n, 8]) attrs {{inplace=[[0, 3]]}} {{
+          for i in n, j in 8 {{ C[i, j] = {value} }}
+        }}
+    """
+    assert (product_in(parse(text).prim("f")) is not None) is taken
+    agree(text, f32(5, 8), f32(6, 8)[:5], f32(8, 8))
+
+
+def test_a_sum_that_ends_where_a_loop_says_is_no_product(agree: Callable[..., Any]) -> None:
+    text = """
+        func main(x: f32[n, n], w: f32[n, m]) -> object { y = call_tir @f(x, w) -> f32[n, m] return y }
+        prim f(X: f32[n, n], W: f32[n, m], out Y: f32[n, m]) { for i in n, j in m { Y[i, j] = sum(r in i + 1) X[i, r] * W[r, j] } }
+    """
+    agree(text, f32(7, 7), f32(7, 20))
+
+
+def test_a_product_writes_each_element_once() -> None:
+    text = "prim f(X: f32[n, 8], W: f32[8, 8], out C: f32[n, 8]) { for i in n, j in 8 { C[0, j] = contract(r in 8) X[i, r] by W[j, r] } }"
+    assert product_in(parse(text.replace("C[0,", "C[i,")).prim("f")) is not None and product_in(parse(text).prim("f")) is None
+
+
+@pytest.mark.parametrize(
     ("place", "are_apart"),
     [
         *[("i, j", True), ("j, i", True), ("n - 1 - i, j", True), ("i, 2*j + 1", True), ("i, j + 3", True), ("0, 8*i + j", True)],
@@ -149,6 +184,8 @@ def test_iterations_are_independent_if_they_write_different_elements(place: str,
             ("l, j", False),
             ("l, i", False),
         ],
+        # Different slots name the same element here.
+        *[("s // 2, j", False), ("s % 16, j", False), ("0, s + j", False), ("s // 16, j + s % 16", False), ("0, 8*i + s", False)],
     ],
 )
 def test_places_that_are_read_from_memory_differ_only_where_they_are_read(place: str, are_apart: bool) -> None:
@@ -168,3 +205,41 @@ def test_the_last_of_several_iterations_that_write_to_a_slot_wins(agree: Callabl
         }}
     """
     agree(text, f32(40, 64), np.random.default_rng(0).permutation(40).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in n { let s within 0..n - 1 = Y[i, 0] { for j in m { Y[s, j] = X[i, j] } } }",
+        "for i in n { when Y[i, 0] < 1 { for j in m { Y[i, j] = X[i, j] } } }",
+    ],
+    ids=["an integer", "a condition"],
+)
+def test_an_iteration_that_reads_the_output_is_not_independent(body: str) -> None:
+    text = f"prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}"
+    others = text.replace("= Y[i, 0]", "= X[i, 0]").replace("when Y[", "when X[")
+    assert match_spatial(parse(others).prim("f").body) is not None and match_spatial(parse(text).prim("f").body) is None
+
+
+def test_an_integer_is_read_before_the_statements_that_use_it(agree: Callable[..., Any]) -> None:
+    """The first of them changes the element from which the integer was read."""
+    text = """
+        func main(x: i32[1]) -> object { y = call_tir @f(x) -> i32[3] return y }
+        prim f(X: i32[1], out Y: i32[3]) {
+          Y[0] = X[0]
+          let s within 0..100 = Y[0] { Y[0] = 7:i32 Y[1] = cast(i32, dim(s)) }
+          Y[2] = 0:i32
+        }
+    """
+    agree(text, np.array([5], np.int32))
+
+
+def test_slots_that_share_a_row_are_written_in_order(agree: Callable[..., Any]) -> None:
+    text = """
+        func main(x: f32[n, 64], slots: i32[n]) -> object { y = call_tir @f(x, slots) -> f32[n, 64] return y }
+        prim f(X: f32[n, 64], S: i32[n], out Y: f32[n, 64]) {
+          for i in n, j in 64 { Y[i, j] = 0.0 }
+          for i in n { let s within 0..n - 1 = S[i] { for j in 64 { Y[s // 8, j] = X[i, j] } } }
+        }
+    """
+    agree(text, f32(400, 64), np.random.default_rng(0).permutation(400).astype(np.int32))
