@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,15 @@ class Placement:
 
 
 def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]) -> None:
-    """Limit the calling thread to these cores, and copy the bytes."""
-    os.sched_setaffinity(0, cores)
+    """Copy the bytes on these cores."""
+    limit_thread(cores)
     to[...] = source
+
+
+def limit_thread(cores: set[int]) -> None:
+    """Limit the calling thread to these cores, unless the process may no longer use any of them: then the thread runs where it may."""
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores)
 
 
 def _cores(text: str) -> list[int]:

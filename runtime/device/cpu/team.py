@@ -30,6 +30,7 @@ from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.layouts import Plan
 from runtime.device.cpu.memory import host_buffer
+from runtime.device.cpu.numa import limit_thread
 from runtime.errors import OutOfMemory
 from runtime.remembered import remembered
 from runtime.sections import align
@@ -240,7 +241,7 @@ class Team:
     def limit_caller(self) -> None:
         """Limit the calling thread to its cores, as helpers are limited to theirs. From now on the thread must only run launch lists."""
         if self._limits:
-            os.sched_setaffinity(0, self._limits[0])
+            limit_thread(self._limits[0])
 
     def run(self, launches: LaunchList) -> None:
         """Run a list. Only one thread at a time may call this."""
@@ -296,7 +297,7 @@ def _top(stack: NDArray[np.uint8]) -> int:
 def _help(native: _Native, memory: NDArray[np.uint8], stack: NDArray[np.uint8], limit: set[int] | None, group: int) -> None:
     """Be a helper until the team stops. `limit` contains the cores on which the thread may run, if not on all."""
     if limit is not None:
-        os.sched_setaffinity(0, limit)
+        limit_thread(limit)
     native.help(_top(stack), memory.ctypes.data, group)
 
 

@@ -230,6 +230,22 @@ def test_a_limited_caller_stays_on_the_first_core() -> None:
     assert found == [{cores[0]}]
 
 
+def test_a_team_runs_although_its_cores_were_taken_away(code: ObjectCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system then refuses the limit, as it does if the cores of a container change after the start."""
+
+    def refuse(_thread: int, _cores: set[int]) -> None:
+        raise OSError("Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    team = Team(2, limits=[{0}, {1}])
+    team.limit_caller()
+    count = np.zeros(9, np.int64)
+    launches, _heap = make_list(code, "count", [9], [count], lambda r: (r,))
+    team.run(launches)
+    assert (count == 1).all()
+    team.close()
+
+
 def run_python(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
 
