@@ -23,8 +23,9 @@ LISTED = re.compile(r"(?:(\w+)\.)?__(?:path|file)__")
 LISTS = ("iter_modules(", "walk_packages(", ".glob(", "modules_in(")
 PROGRAM = "deploy.entry.relaxserve"  # the module behind the command `relaxserve`
 COMMAND = "deploy.cli"  # what PROGRAM imports after it has found the installation
-# Files that every test depends on: .gitignore decides which files git lists; tests/kept_code.py imports the last one at the first compile.
-FOR_ALL = ("pyproject.toml", "constraints.txt", "Makefile", ".gitignore", "tests/current_code.py")
+# Files that every test depends on: .gitignore decides which files git lists, tests/kept_code.py imports current_code.py at the first
+# compilation, and pytest loads one_thread.py.
+FOR_ALL = ("pyproject.toml", "constraints.txt", "Makefile", ".gitignore", "tests/current_code.py", "tests/one_thread.py")
 
 
 @dataclass(frozen=True, slots=True)

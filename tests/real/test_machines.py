@@ -86,6 +86,7 @@ def numbers(*, quick: bool) -> list[int]:
 SIZES = [pytest.param(True, id="few"), pytest.param(False, id="all", marks=pytest.mark.slow)]
 
 
+@pytest.mark.covering("target", "kv_dtype", together=1)
 @pytest.mark.parametrize("quick", SIZES)
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("target", NATIVE)

@@ -32,6 +32,7 @@ def damaged(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.slow  # tests/deploy/quality/test_measure.py measures the demo model
 def test_a_damaged_file_is_plainly_bad(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "cache"))
     label = label_of(Load("sound", str(file_of("smollm2"))))

@@ -129,10 +129,11 @@ def texts_trial(path: str, num_texts: int, num_bytes: int) -> Trial:
 
 
 MANY_TEXTS = [
-    *(("/v1/rerank", num_texts, False) for num_texts in (1, 64, 500, 2048)),
+    *(("/v1/rerank", num_texts, False) for num_texts in (1, 64, 2048)),
     *((path, 2048, False) for path in ("/v1/score", "/v1/embeddings")),
     ("/v1/rerank", 2048, True),
     *(pytest.param(path, num, False, marks=pytest.mark.slow) for path in ("/v1/score", "/v1/embeddings") for num in (1, 64, 500)),
+    pytest.param("/v1/rerank", 500, False, marks=pytest.mark.slow),
     *(pytest.param(path, num, True, marks=pytest.mark.slow) for path in ("/v1/rerank", "/v1/score") for num in (1, 64, 500)),
 ]
 

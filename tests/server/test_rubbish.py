@@ -43,7 +43,7 @@ def answer_to(case, server, client):
 pytestmark = pytest.mark.parametrize("shared_server", [{"script": NullScript(embedding_size=8)}], indirect=True, ids=[""], scope="module")
 
 
-@pytest.mark.parametrize("num_examples", [5, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_examples", [3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_nothing_breaks_it(shared_server, method, path, num_examples):
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]

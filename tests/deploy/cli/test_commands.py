@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -285,8 +286,9 @@ def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_ser
         packed.with_name(f"{packed.name}.used-killed").touch()
     with second_server(demo_server, cache) as (url, _):
         num_restarts = 1 if last == "ended in order" else 0
-        while (model := json.loads(demo_server.run("relaxserve", "ps", "--json", RELAXSERVE_URL=url))[0])["restarts"] < num_restarts:
+        while (model := model_of(url))["restarts"] < num_restarts:
             assert model["state"] in ("ready", "restarting")
+            time.sleep(0.05)
         expected = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
         assert demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0", RELAXSERVE_URL=url) == expected
         assert model["restarts"] == num_restarts
@@ -306,6 +308,12 @@ def second_server(demo_server: Any, cache: Path) -> Iterator[tuple[str, subproce
         finally:
             server.terminate()
             server.communicate(timeout=60)
+
+
+def model_of(url: str) -> dict[str, Any]:
+    """Return what a server says of its first model."""
+    with urlopen(f"{url}/admin/models") as answer:
+        return json.load(answer)["data"][0]
 
 
 def test_doctor_says_what_is_there(demo_server: Any) -> None:
@@ -438,8 +446,7 @@ def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> N
         (worker,) = workers_of(server.pid)
         os.kill(worker, signal.SIGKILL)
         assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, RELAXSERVE_URL=url)
-        with urlopen(f"{url}/admin/models") as answer:
-            assert json.load(answer)["data"][0]["restarts"] == 1
+        assert model_of(url)["restarts"] == 1
         assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) < 100
 
 

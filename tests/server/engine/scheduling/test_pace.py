@@ -32,7 +32,10 @@ MACHINES: dict[str, Mapping[int, float]] = {
     "int4 and a matrix unit": {1: 0.0133, 4: 0.0155, 16: 0.0185, 32: 0.0245, 64: 0.0361, 128: 0.058, 256: 0.103, 384: 0.145, 512: 0.198},
     "a matrix unit": {1: 0.048, 8: 0.050, 16: 0.052, 32: 0.058, 64: 0.070, 128: 0.10, 256: 0.18, 512: 0.34},
 }
-machines = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+FEW = ("int4", "a matrix unit")  # the machines of quick tests; on the others, steps cost as much in other proportions
+machines = pytest.mark.parametrize(
+    "machine", [pytest.param(steps, id=name, marks=() if name in FEW else pytest.mark.slow) for name, steps in MACHINES.items()]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +312,7 @@ def test_streams_are_hardly_slower_beside_a_batch(rig, machine) -> None:
     assert max(beside.whole_s[-8:]) <= 1.05 * max(alone.whole_s) + 1.5 * step_s
 
 
-@pytest.mark.parametrize("noise", [0.04, 0.4])
+@pytest.mark.parametrize("noise", [pytest.param(0.04, marks=pytest.mark.slow), 0.4])
 def test_costs_that_were_measured_too_low_slow_down_no_stream(rig, noise: float) -> None:
     """Steps are measured with one prompt. A step of several sequences costs more, above all of a small model. Streams that come and go must
     not pay for that."""
