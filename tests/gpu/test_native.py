@@ -1,5 +1,5 @@
-"""The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy, and records the same history
-of shared memory."""
+"""The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy, and records the same
+history of shared memory."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ class Code:
     texts: list[str]
     ending: Ending
     join: int
-    # If the kernel has warpgroup products: the slots of the registers of such products that each step, and last the piece's ending, reads or
-    # writes, and of those that it writes.
+    # If the kernel has warpgroup products: the slots of the registers of such products that each step reads or writes, and last the piece's
+    # ending; and of those that it writes.
     touches: list[frozenset[int]] = field(default_factory=list)
     writes: list[frozenset[int]] = field(default_factory=list)
 

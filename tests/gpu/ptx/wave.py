@@ -411,8 +411,9 @@ _memory: dict[int, NDArray[np.uint8]] = {}  # bits of a register -> the memory o
 
 
 def _views(program: Program, count: int) -> list[Array]:
-    """Return the arrays that steps read, for registers of `count` threads that are filled with POISON (predicates with zeros). Waves use the
-    same memory one after another, because only one runs at a time in a process, and allocating it takes longer than most kernels run."""
+    """Return the arrays that steps read, for registers of `count` threads that are filled with POISON (predicates with zeros). Waves use
+    the same memory one after another, because only one runs at a time in a process, and allocating it takes longer than most kernels
+    run."""
     widths = Counter(register.bits for register in program.kernel.registers)
     used: dict[int, NDArray[np.uint8]] = {}
     for bits, number in widths.items():
