@@ -111,7 +111,7 @@ def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Arra
             np.testing.assert_array_equal(*(getattr(shadow, field) for shadow in shadows), f"{field} after {name}: {said[0]}")
         return not said[0]
 
-    for _ in range(3000):
+    for _ in range(1200):
         some = np.sort(random.choice(threads, random.integers(1, 128), replace=False))
         size = 1 << int(random.integers(grain.bit_length() - 1, 5))
         offsets = random.integers(0, 64, len(some)) * 64 if random.random() < 0.5 else some * 16  # many at one place, or each at its own
@@ -138,4 +138,4 @@ def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Arra
             case _:
                 same("fence", threads)
         counts["good" if good else "faulty"] += 1
-    assert min(counts.values()) > 300, counts
+    assert min(counts.values()) > 120, counts

@@ -133,8 +133,8 @@ class Shadow:
         self.generic[pieces] = True
 
     def _overwrites(self, threads: Array, offsets: Array, num_bytes: int) -> None:
-        single = self._native is not None and self.wave.cluster == 1
-        if single and self._native.overwrite(*self._accesses(threads, offsets, num_bytes)):
+        fast = self._native if self.wave.cluster == 1 else None
+        if fast is not None and fast.overwrite(*self._accesses(threads, offsets, num_bytes)):
             return
         pieces = self._pieces(offsets, num_bytes)
         self._refuse(self.arriving[pieces] > 0, threads, pieces, "writes where a copy in flight is going to write")
