@@ -88,6 +88,7 @@ LONGEST = (
     "bits of cache groups",
     "web",
     "families on a GPU",
+    "machine code",
     "server/workers/test_supervisor.py",
     "compiler/frontend/test_digests.py",
     "compiler/backends/cpu/schedule/test_attention.py",

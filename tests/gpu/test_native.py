@@ -1,10 +1,11 @@
-"""The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy."""
+"""The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy, and records the same
+history of shared memory."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.ptx import native
+from tests.gpu.ptx.faults import Fault
 from tests.gpu.ptx.instructions.floats import fused_multiply_add
 from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
 from tests.gpu.ptx.native import Native
+from tests.gpu.ptx.shadow import Shadow
 
 Array = NDArray[Any]
 FLOATS = [kind for kind in ELEMENTS if kind not in ("s8", "u8")]
@@ -26,7 +29,7 @@ def both(_library: Path | None, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     """Return a function that computes in C and in NumPy."""
     if _library is None:
         pytest.skip("a real card has no sums in C")
-    fast = Native(ctypes.CDLL(str(_library)))
+    fast = Native(str(_library))
 
     def compute(function: Callable[..., Array], *arguments: Any) -> tuple[Array, Array]:
         found: list[Array] = []
@@ -80,3 +83,59 @@ def test_fused_multiply_adds(both: Callable[..., tuple[Array, Array]]) -> None:
             fast, slow = both(fused_multiply_add, *arguments)
             assert fast.shape == slow.shape and fast.dtype == slow.dtype
             np.testing.assert_array_equal(fast.view(np.uint32), slow.view(np.uint32))
+
+
+@pytest.mark.parametrize("grain", [1, 4])
+def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Array, Array]]) -> None:
+    """Random accesses are faults for the same reason, and leave the same history. Barriers are so frequent that most are no faults."""
+    random, threads, num_bytes = np.random.default_rng(grain), np.arange(128), 4096
+    wave: Any = SimpleNamespace(threads=threads, warp=threads // 32, slot=threads // 64, blocks=np.arange(2), cluster=1, shared_stride=2048)
+    wave.name = lambda thread: f"thread {thread}"
+    shadows = both(Shadow, num_bytes, grain, wave)
+    assert [each._native is None for each in shadows] == [False, True]  # pyright: ignore[reportPrivateUsage]
+    counts = {"good": 0, "faulty": 0}
+    begun: list[Array] = []
+    copies: list[tuple[Any, ...]] = []
+
+    def same(name: str, *arguments: Any, **options: Any) -> bool:
+        """Call a method of both. Return whether it is no fault."""
+        said: list[str] = []
+        for shadow in shadows:
+            try:
+                getattr(shadow, name)(*arguments, **options)
+                said.append("")
+            except Fault as fault:
+                said.append(str(fault))
+        assert said[0] == said[1]
+        for field in ("writer", "reader", "write_time", "read_time", "arriving", "leaving", "generic"):
+            np.testing.assert_array_equal(*(getattr(shadow, field) for shadow in shadows), f"{field} after {name}: {said[0]}")
+        return not said[0]
+
+    for _ in range(1200):
+        some = np.sort(random.choice(threads, random.integers(1, 128), replace=False))
+        size = 1 << int(random.integers(grain.bit_length() - 1, 5))
+        offsets = random.integers(0, 64, len(some)) * 64 if random.random() < 0.5 else some * 16  # many at one place, or each at its own
+        action = random.choice(["read", "write", "copy", "product", "barrier", "warps", "fence"], p=[0.2, 0.15, 0.1, 0.1, 0.3, 0.1, 0.05])
+        good = True
+        match action:
+            case "read" | "write":
+                good = same(action, some, offsets, size)
+            case "copy" if copies and random.random() < 0.6:
+                same("arrive", *copies.pop(), asynchronous=bool(random.integers(2)))
+            case "copy":
+                if good := same("announce", some, some * 16, 16, asynchronous=bool(random.integers(2))):
+                    copies.append((some, some * 16, 16))
+            case "product" if begun and random.random() < 0.6:
+                same("end_reading", begun.pop())
+            case "product":
+                pieces = np.unique(random.integers(0, num_bytes // grain, 40))
+                if good := same("begin_reading", int(some[0]), pieces):
+                    begun.append(pieces)
+            case "barrier":
+                same("synchronise", threads)
+            case "warps":
+                same("synchronise_warps", some)
+            case _:
+                same("fence", threads)
+        counts["good" if good else "faulty"] += 1
+    assert min(counts.values()) > 120, counts

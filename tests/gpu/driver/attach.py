@@ -15,7 +15,7 @@ _kept: list[Any] = []  # keeps the callbacks alive, because the C library may ca
 
 def attach(library: str) -> None:
     loaded = ctypes.CDLL(library)
-    native.use(loaded)
+    native.use(library)
     table = (ctypes.c_void_p * len(FUNCTIONS)).in_dll(loaded, "software_gpu_functions")
     pointers = []
     for name, (signature, answer) in sorted(FUNCTIONS.items()):

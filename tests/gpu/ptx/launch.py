@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -42,8 +43,17 @@ def arch_of(target: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
+@lru_cache(maxsize=4)  # sessions of a test load one text again and again, and each card of several loads it
+def _read(ptx: str) -> tuple[Module, dict[str, Program]]:
+    """Return the parsed text, and a dictionary for its kernels, which are the same in each load if they know no address of a global
+    variable."""
+    return parse(ptx), {}
+
+
 def load(ptx: str, memory: Memory) -> LoadedModule:
-    loaded = LoadedModule(parse(ptx), memory)
+    module, programs = _read(ptx)
+    has_globals = any(variable.space in ("global", "const") for variable in module.variables)
+    loaded = LoadedModule(module, memory, programs={} if has_globals else programs)
     for variable in loaded.module.variables:
         if variable.space in ("global", "const"):
             address = memory.allocate(variable.num_bytes)

@@ -1,4 +1,5 @@
-/* Fused multiply-adds and sums of matrix units, for which NumPy needs a dozen passes each: tests/gpu/ptx/native.py calls these functions. */
+/* What takes NumPy a dozen passes: fused multiply-adds, sums of matrix units, and the access history of shared memory.
+ * tests/gpu/ptx/native.py calls these functions. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -72,4 +73,70 @@ void software_gpu_products(const double *a, const double *b, float *c, int64_t g
         row(a + (group * rows + i) * depth + start, b + (group * depth + start) * columns, c + (group * rows + i) * columns, (int)columns,
             (int)left, (int)least_a, (int)least_b, (int)fraction);
       }
+}
+
+/* The access history of shared memory, as shadow.py describes it. The functions below return 0 and change nothing if an access is a fault;
+ * shadow.py then finds out which one. */
+struct shadow {
+  int32_t *writer, *reader, *write_time, *read_time;
+  int16_t *arriving, *leaving;
+  uint8_t *generic;
+  const int32_t *epoch, *warp_epoch;
+  const int64_t *warp;
+  int64_t grain_log2;
+};
+enum { NOBODY = -1, SEVERAL = -2 };
+
+static inline int apart(const struct shadow *s, int64_t own, int32_t other, int32_t time) {
+  if (other == NOBODY || other == own) return 0;
+  int32_t epoch = s->epoch[own];
+  if (other >= 0 && s->warp[other] == s->warp[own] && s->warp_epoch[own] > epoch) epoch = s->warp_epoch[own];
+  return epoch <= time;
+}
+
+/* Each thread reads `pieces` pieces from its offset on. */
+int software_gpu_read(const struct shadow *s, const int64_t *threads, const int64_t *offsets, int64_t count, int64_t pieces, int32_t time) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t at = offsets[i] >> s->grain_log2, end = at + pieces; at < end; at++)
+      if (s->arriving[at] > 0 || apart(s, threads[i], s->writer[at], s->write_time[at])) return 0;
+  for (int64_t i = 0; i < count; i++) {
+    int64_t own = threads[i];
+    int32_t epoch = s->epoch[own] > 1 ? s->epoch[own] : 1;
+    for (int64_t at = offsets[i] >> s->grain_log2, end = at + pieces; at < end; at++) {
+      int32_t before = s->reader[at];
+      s->reader[at] = s->read_time[at] >= epoch && before != NOBODY && before != own ? SEVERAL : (int32_t)own;
+      s->read_time[at] = time;
+    }
+  }
+  return 1;
+}
+
+int software_gpu_overwrite(const struct shadow *s, const int64_t *threads, const int64_t *offsets, int64_t count, int64_t pieces) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t at = offsets[i] >> s->grain_log2, end = at + pieces; at < end; at++)
+      if (s->arriving[at] > 0 || s->leaving[at] > 0 || apart(s, threads[i], s->writer[at], s->write_time[at]) ||
+          apart(s, threads[i], s->reader[at], s->read_time[at]))
+        return 0;
+  return 1;
+}
+
+void software_gpu_written(const struct shadow *s, const int64_t *threads, const int64_t *offsets, int64_t count, int64_t pieces,
+                          int32_t time) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t at = offsets[i] >> s->grain_log2, end = at + pieces; at < end; at++) {
+      s->writer[at] = (int32_t)threads[i];
+      s->write_time[at] = time;
+      s->reader[at] = NOBODY;
+      s->generic[at] = 1;
+    }
+}
+
+/* A copy or product in flight, which `thread` has started, reads these pieces. */
+int software_gpu_begin_reading(const struct shadow *s, int64_t thread, const int64_t *pieces, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    int64_t at = pieces[i];
+    if (s->arriving[at] > 0 || s->generic[at] || apart(s, thread, s->writer[at], s->write_time[at])) return 0;
+  }
+  for (int64_t i = 0; i < count; i++) s->leaving[pieces[i]]++;
+  return 1;
 }

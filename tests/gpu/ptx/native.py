@@ -1,6 +1,8 @@
-"""Compute fused multiply-adds and sums of matrix units in C (native.c), where the software driver's library is loaded.
+"""Compute fused multiply-adds, sums of matrix units and the access history of shared memory in C (native.c), where the software driver's
+library is loaded.
 
-NumPy needs a dozen passes for each of them. `floats.py` and `rounding.py` define them in NumPy; `test_native.py` requires the same bits.
+NumPy needs a dozen passes for each of them. `floats.py`, `rounding.py` and `shadow.py` define them in NumPy; `test_native.py` requires the
+same bits and the same history.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ MOST_COLUMNS = 256
 
 
 class Native:
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._fma, self._products = library.software_gpu_fma, library.software_gpu_products
-        self._fma.argtypes, self._fma.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int64], None
-        self._products.argtypes, self._products.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 8, None
+    def __init__(self, path: str) -> None:
+        library = ctypes.PyDLL(path)  # keeps the interpreter's lock, because the calls are short
+        pointer, number, time, truth = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int
+        self._fma = _function(library.software_gpu_fma, [pointer] * 4 + [number], None)
+        self._products = _function(library.software_gpu_products, [pointer] * 3 + [number] * 8, None)
+        accesses = [pointer] * 3 + [number] * 2
+        self.read = _function(library.software_gpu_read, [*accesses, time], truth)
+        self.overwrite = _function(library.software_gpu_overwrite, accesses, truth)
+        self.written = _function(library.software_gpu_written, [*accesses, time], None)
+        self.begin_reading = _function(library.software_gpu_begin_reading, [pointer, number, pointer, number], truth)
 
     def fma(self, a: Array, b: Array, c: Array) -> Array:
         """Return a * b + c of float32, rounded once."""
@@ -42,12 +50,17 @@ class Native:
         return result
 
 
+def _function(function: Any, arguments: list[Any], result: Any) -> Any:
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
 _loaded: list[Native] = []
 
 
-def use(library: ctypes.CDLL) -> None:
+def use(path: str) -> None:
     """Compute in the functions of this library from now on."""
-    _loaded[:] = [Native(library)]
+    _loaded[:] = [Native(path)]
 
 
 def native() -> Native | None:

@@ -8,7 +8,7 @@ may wait for others. The files of `tests/gpu/ptx/instructions` fill both tables.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -90,13 +90,24 @@ class Ending:
 class Code:
     steps: list[Step]
     texts: list[str]
-    reads: list[frozenset[int]]  # slots of the registers that each step reads or writes; the last entry belongs to the piece's ending
-    writes: list[frozenset[int]]
     ending: Ending
     join: int
+    # If the kernel has warpgroup products: the slots of the registers of such products that each step reads or writes, and last the piece's
+    # ending; and of those that it writes.
+    touches: list[frozenset[int]] = field(default_factory=list)
+    writes: list[frozenset[int]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptViews:
+    """The arrays that steps read, for the next wave with as many threads. `memory` is that of the registers, by their bits."""
+
+    count: int
+    memory: dict[int, NDArray[np.uint8]]
+    views: list[Array]
+
+
+@dataclass(slots=True, eq=False)
 class Program:
     kernel: Kernel
     target: str
@@ -106,7 +117,12 @@ class Program:
     local_bytes: int
     shared_grain: int  # bytes of the narrowest access to shared memory in the kernel, at most 4
     global_grain: int  # the same for global memory
-    unit_registers: frozenset[int]  # slots of the registers that warpgroup products use
+    unit_registers: dict[int, int]  # slot of each register that warpgroup products use -> its number among them
+    kept_views: KeptViews | None = None
+
+    def rows_of(self, registers: frozenset[int]) -> NDArray[np.int64]:
+        """Return the numbers of registers that warpgroup products use."""
+        return np.array([self.unit_registers[slot] for slot in registers])
 
     @property
     def cluster(self) -> int:
@@ -215,6 +231,11 @@ class Assembler:
         suspends = frozenset(number for number, instruction in enumerate(code) if wait_of(instruction) is not None)
         flow = flow_of(self.kernel, suspends)
         codes = [self._piece(flow, number, suspends) for number in range(len(flow.pieces))]
+        if self.unit_registers:
+            for made, piece in zip(codes, flow.pieces, strict=True):
+                steps = code[piece.start : piece.start + len(made.steps)]
+                made.touches = [touched(i) & self.unit_registers for i in (*steps, code[piece.end - 1])]
+                made.writes = [written(i) & self.unit_registers for i in steps]
         return Program(
             self.kernel,
             self.module.target,
@@ -224,7 +245,7 @@ class Assembler:
             self.local_bytes,
             self.shared_grain,
             self.global_grain,
-            self.unit_registers,
+            {slot: number for number, slot in enumerate(sorted(self.unit_registers))},
         )
 
     def _piece(self, flow: Flow, number: int, suspends: frozenset[int]) -> Code:
@@ -238,7 +259,7 @@ class Assembler:
             ending = Ending(target=number + 1, arrive=self._made(last, make))
             if last.guard is not None:
                 ending.predicate, ending.otherwise = self._guard(last), number + 1
-            return Code([], [last.text], [touched(last)], [frozenset()], ending, piece.join)
+            return Code([], [last.text], ending, piece.join)
         if last.opcode == "brx":
             ending.targets, ending.select = piece.successors, self.read(last.operands[0], np.uint32)
         elif branches(last) and last.guard is not None:
@@ -247,8 +268,7 @@ class Assembler:
             instructions = instructions[:-1] if last.opcode != "trap" else instructions
         assert not any(leaves(i) for i in instructions if i.opcode != "trap")
         steps, texts = [self._step(i) for i in instructions], [i.text for i in instructions]
-        reads = [*(touched(i) for i in instructions), touched(last)]
-        return Code(steps, texts, reads, [written(i) for i in instructions], ending, piece.join)
+        return Code(steps, texts, ending, piece.join)
 
     def _guard(self, instruction: Instruction) -> Reader:
         assert instruction.guard is not None

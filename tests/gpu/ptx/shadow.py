@@ -8,12 +8,14 @@ volatile or acquiring loads, count as barriers, because threads signal by them.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.gpu.ptx.faults import Fault
+from tests.gpu.ptx.native import native
 
 NOBODY, SEVERAL, ASYNC = -1, -2, -3
 Array = NDArray[Any]
@@ -33,6 +35,10 @@ class Shadow:
         self.generic = np.zeros(count, bool)
         self.time = time
         self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
+        self._native = native()
+        history = (self.writer, self.reader, self.write_time, self.read_time, self.arriving, self.leaving, self.generic)
+        addresses = [each.ctypes.data for each in (*history, self.epoch, self.warp_epoch, wave.warp)]
+        self._struct = (ctypes.c_int64 * 11)(*addresses, self.grain_log2)  # `struct shadow` of native.c
 
     # --- barriers and fences -----------------------------------------------------------------------------------------------
 
@@ -90,7 +96,13 @@ class Shadow:
             by = {NOBODY: "", SEVERAL: " of several threads", ASYNC: " of a copy"}.get(who) if who < 0 else f" of {self.wave.name(who)}"
             raise Fault(f"{message.format(by=by)}: shared offset {at}, {self.wave.name(int(threads[row]))}")
 
+    def _accesses(self, threads: Array, offsets: Array, num_bytes: int) -> tuple[Any, ...]:
+        """Return the arguments by which native.c finds the pieces that each access touches."""
+        return self._struct, _address(threads), _address(offsets), len(threads), max(num_bytes >> self.grain_log2, 1)
+
     def read(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        if self._native is not None and self._native.read(*self._accesses(threads, offsets, num_bytes), self.time):
+            return
         pieces = self._pieces(offsets, num_bytes)
         self._refuse(self.arriving[pieces] > 0, threads, pieces, "reads what a copy in flight is going to write")
         others = self.writer[pieces]
@@ -111,14 +123,21 @@ class Shadow:
         self.read_time[pieces] = self.time
 
     def write(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        self._overwrites(threads, offsets, num_bytes)
+        if self._native is not None:
+            self._native.written(*self._accesses(threads, offsets, num_bytes), self.time)
+            return
         pieces = self._pieces(offsets, num_bytes)
-        self._overwrites(threads, pieces)
         self.writer[pieces] = threads[:, None]
         self.write_time[pieces] = self.time
         self.reader[pieces] = NOBODY
         self.generic[pieces] = True
 
-    def _overwrites(self, threads: Array, pieces: Array) -> None:
+    def _overwrites(self, threads: Array, offsets: Array, num_bytes: int) -> None:
+        fast = self._native if self.wave.cluster == 1 else None
+        if fast is not None and fast.overwrite(*self._accesses(threads, offsets, num_bytes)):
+            return
+        pieces = self._pieces(offsets, num_bytes)
         self._refuse(self.arriving[pieces] > 0, threads, pieces, "writes where a copy in flight is going to write")
         self._refuse(self.leaving[pieces] > 0, threads, pieces, "writes what a product or a copy in flight still reads")
         far = self._in_other_block(threads, pieces)
@@ -135,8 +154,8 @@ class Shadow:
 
     def announce(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:
         """Record that a copy in flight will write these bytes. An asynchronous copy writes through the async proxy."""
+        self._overwrites(threads, offsets, num_bytes)
         pieces = self._pieces(offsets, num_bytes)
-        self._overwrites(threads, pieces)
         if asynchronous:
             message = "an asynchronous write over what a write{by} left without fence.proxy.async"
             self._refuse(self.generic[pieces], threads, pieces, message, self.writer[pieces])
@@ -150,14 +169,12 @@ class Shadow:
         self.reader[pieces] = NOBODY
         self.generic[pieces] = not asynchronous
 
-    def begin_reading(self, threads: Array, offsets: Array, num_bytes: int) -> Array:
-        """Record that a copy or product in flight reads these bytes. Return their pieces, which the caller later passes to
-        `end_reading`."""
-        pieces = np.unique(self._pieces(offsets.reshape(-1), num_bytes)) if num_bytes else np.unique(offsets // self.grain)
-        owner = np.zeros(len(self.wave.blocks), np.int64)
-        owner[self.wave.slot[threads]] = threads
-        who = owner[pieces * self.grain // self.wave.shared_stride]
-        columns = pieces[:, None]
+    def begin_reading(self, thread: int, pieces: Array) -> None:
+        """Record that a copy or product in flight, which the thread has started, reads these pieces. No piece is named twice. The caller
+        later passes them to `end_reading`."""
+        if self._native is not None and self._native.begin_reading(self._struct, thread, _address(pieces), len(pieces)):
+            return
+        columns, who = pieces[:, None], np.full(len(pieces), thread)
         self._refuse(self.arriving[columns] > 0, who, columns, "an asynchronous read of what a copy in flight is going to write")
         others = self.writer[columns]
         self._refuse(
@@ -170,9 +187,17 @@ class Shadow:
         message = "an asynchronous read of what a write{by} left without fence.proxy.async"
         self._refuse(self.generic[columns], who, columns, message, others)
         self.leaving[pieces] += 1
-        return pieces
+
+    def pieces_of_range(self, offset: int, num_bytes: int) -> Array:
+        return np.arange(offset >> self.grain_log2, (offset + num_bytes - 1 >> self.grain_log2) + 1)
 
     def end_reading(self, pieces: Array) -> None:
         self.leaving[pieces] -= 1
         self.reader[pieces] = SEVERAL
         self.read_time[pieces] = self.time
+
+
+def _address(numbers: Array) -> int:
+    """Return the address of the first of several int64 numbers, which must be adjacent."""
+    assert numbers.dtype == np.int64 and numbers.flags.c_contiguous
+    return numbers.ctypes.data

@@ -134,6 +134,8 @@ VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(global|const|shared|local)\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+"
     r"([\w$.]+)\s*((?:\[\d*\])*)\s*(?:=\s*(\{[^}]*\}|[^;]+))?\s*$"
 )
+ADDRESS = re.compile(r"\[\s*([%$\w.]+)\s*(?:\+\s*(-?\d+)|(-\d+))?\s*\]")
+BEGIN = re.compile(r"[^\s;]")  # of a statement, label or brace
 LABEL = re.compile(r"([$\w]+)\s*:(?!:)\s*")
 
 
@@ -231,7 +233,8 @@ class _Body:
         self.kernel = kernel
         self._scopes: list[dict[str, Register]] = [{}]
         position = 0
-        while (position := _skip(text, position)) < len(text):
+        while begin := BEGIN.search(text, position):
+            position = begin.start()
             if text[position] in "{}":
                 self._scopes = [*self._scopes, {}] if text[position] == "{" else self._scopes[:-1]
                 position += 1
@@ -273,7 +276,10 @@ class _Body:
         return register
 
     def _find(self, name: str) -> Register | None:
-        return next((scope[name] for scope in reversed(self._scopes) if name in scope), None)
+        for scope in reversed(self._scopes):
+            if (register := scope.get(name)) is not None:
+                return register
+        return None
 
     def _instruction(self, text: str) -> Instruction:
         whole, guard = text, None
@@ -292,12 +298,14 @@ class _Body:
         return Instruction(first, tuple(modifiers), operands, guard, whole)
 
     def _operand(self, word: str) -> Operand:
+        if (register := self._find(word)) is not None:
+            return register
         if word == "_":
             return Sink()
         if word[0] == "{":
             return Vector(tuple(self._operand(w) for w in _commas(word[1:-1])))
         if word[0] == "[":
-            found = re.fullmatch(r"\[\s*([%$\w.]+)\s*(?:\+\s*(-?\d+)|(-\d+))?\s*\]", word)
+            found = ADDRESS.fullmatch(word)
             if found is None:
                 raise UnknownPtx(f"the address {word} is not supported")
             base = self._operand(found[1])
@@ -310,8 +318,6 @@ class _Body:
             return Negated(register)
         if "|" in word:
             return Vector(tuple(self._operand(w.strip()) for w in word.split("|")))
-        if (register := self._find(word)) is not None:
-            return register
         if word[0] == "%":
             return Special(word[1:])
         if re.match(r"-?\d", word):
@@ -321,13 +327,9 @@ class _Body:
         raise UnknownPtx(f"the operand {word!r} is not supported")
 
 
-def _skip(text: str, position: int) -> int:
-    while position < len(text) and (text[position].isspace() or text[position] == ";"):
-        position += 1
-    return position
-
-
 def _commas(text: str) -> list[str]:
+    if "{" not in text and "(" not in text:
+        return [word.strip() for word in text.split(",")] if text else []
     words, depth, word = [], 0, ""
     for character in text:
         depth += (character in "{[(") - (character in "}])")

@@ -19,7 +19,7 @@ from tests.gpu.ptx.faults import Fault
 from tests.gpu.ptx.known import Known
 from tests.gpu.ptx.memory import UNSIGNED, UNWRITTEN, AddressFault, Memory
 from tests.gpu.ptx.order import Order
-from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Index, Program
+from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Array, Index, KeptViews, Program
 from tests.gpu.ptx.races import Races, Signal
 from tests.gpu.ptx.shadow import Shadow
 
@@ -91,8 +91,7 @@ class Wave:
         self.cluster = launch.program.cluster  # number of blocks of a cluster; a wave has whole clusters
         self.rank = self.blocks % self.cluster  # for each block
         self._special: dict[str, Array] = {}
-        registers = _registers([r.bits for r in self.program.kernel.registers], count)
-        self.views = [_view(registers[slot], dtype) for slot, dtype in self.program.views]
+        self.views = _views(self.program, count)
         self.parameters = np.frombuffer(launch.parameters.ljust(-(-len(launch.parameters) // 16) * 16, b"\0"), np.uint8)
         self.parameter_words = {bits: self.parameters.view(dtype) for bits, dtype in UNSIGNED.items()}
         self.shared_bytes = self.program.static_bytes + launch.dynamic_bytes
@@ -102,8 +101,8 @@ class Wave:
         self.local_stride = -(-self.program.local_bytes // 16) * 16
         self.local, self.local_words = _block_of(self.local_stride * count)
         self.held: dict[int, frozenset[int]] = {}  # First thread of a warpgroup -> register slots that its products in flight use.
-        # Register slot -> for each thread, whether the thread has written the register since its last fence.
-        self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}
+        # For each register of the matrix unit and each thread, whether the thread has written the register since its last fence.
+        self.written = np.ones((len(self.program.unit_registers), count), bool)
         self.contexts: list[Context] = []  # contexts that can run
         self.joins: list[Join] = []  # Points at which separated threads wait for each other.
         # Functions that are called in order when no context can run. Each returns True if a context can run now.
@@ -155,7 +154,7 @@ class Wave:
         return np.flatnonzero(mask)
 
     def _advance(self, context: Context) -> None:
-        codes = self.program.codes
+        codes, watches = self.program.codes, bool(self.program.unit_registers)
         until = context.age + min(TURN, self.launch.patience)
         while True:
             while context.join is not None and context.piece == context.join.at:
@@ -170,11 +169,11 @@ class Wave:
             number = -1
             try:
                 for number, step in enumerate(code.steps):
-                    if self.written:
-                        self._check_registers(context, code.reads[number], code.writes[number])
+                    if watches and code.touches[number]:
+                        self._check_registers(context, code.touches[number], code.writes[number])
                     step(self, index)
                 if self.held and code.ending.arrive is None:
-                    self._check_registers(context, code.reads[-1], frozenset())
+                    self._check_registers(context, code.touches[-1], frozenset())
                 ending = code.ending
                 if ending.predicate is not None:
                     if not self._branch(context, ending.predicate(self, index), ending.target, ending.otherwise, code):
@@ -268,8 +267,8 @@ class Wave:
             if touched & registers and ((context.threads >= first) & (context.threads < first + 128)).any():
                 slot = min(touched & registers)
                 raise Fault(f"{self.program.kernel.registers[slot].name} belongs to a wgmma product that the kernel has not waited for")
-        for slot in written & self.program.unit_registers:
-            self.written[slot][context.threads] = True
+        for slot in written:
+            self.written[self.program.unit_registers[slot], context.index] = True
 
     # --- asynchronous work ---------------------------------------------------------------------------------------------------
 
@@ -428,25 +427,32 @@ def _inside(offsets: Array, size: int, limit: int, space: str) -> Array:
     return offsets
 
 
-def _registers(widths: list[int], count: int) -> list[Array]:
-    """Return the registers of a kernel as arrays of `count` values each. Registers of equal width share one array, because allocating
-    arrays is slow."""
-    rows = {bits: iter(_poisoned((number, count), bits)) for bits, number in Counter(widths).items()}
-    return [next(rows[bits]) for bits in widths]
+_memory: dict[int, NDArray[np.uint8]] = {}  # bits of a register -> the memory of all such registers of a wave
 
 
-_memory: dict[int, Array] = {}  # bits of a register -> bytes that the last wave used for such registers
+def _views(program: Program, count: int) -> list[Array]:
+    """Return the arrays that steps read, for registers of `count` threads that are filled with POISON (predicates with zeros). Waves use
+    the same memory one after another, because only one runs at a time in a process, and allocating it takes longer than most kernels
+    run."""
+    widths = Counter(register.bits for register in program.kernel.registers)
+    used: dict[int, NDArray[np.uint8]] = {}
+    for bits, number in widths.items():
+        num_bytes = number * count * max(1, bits // 8)
+        if bits not in _memory or len(_memory[bits]) < num_bytes:
+            _memory[bits] = np.empty(num_bytes, np.uint8)
+        used[bits] = _memory[bits]
+        used[bits][:num_bytes].fill(0 if bits == 1 else POISON)
+    kept = program.kept_views
+    if kept is None or kept.count != count or any(kept.memory[bits] is not memory for bits, memory in used.items()):
+        rows = {bits: iter(_rows(memory, (widths[bits], count), bits)) for bits, memory in used.items()}
+        registers = [next(rows[register.bits]) for register in program.kernel.registers]
+        kept = program.kept_views = KeptViews(count, used, [_view(registers[slot], dtype) for slot, dtype in program.views])
+    return kept.views
 
 
-def _poisoned(shape: tuple[int, int], bits: int) -> Array:
-    """Return registers of `bits` bits filled with POISON, or with zeros if they are predicates. The next wave reuses the memory: only one
-    wave runs at a time in a process, and allocating memory for each wave would take longer than most kernels run."""
-    num_bytes, fill = shape[0] * shape[1] * max(1, bits // 8), 0 if bits == 1 else POISON
-    if bits not in _memory or len(_memory[bits]) < num_bytes:
-        _memory[bits] = np.empty(num_bytes, np.uint8)
-    data = _memory[bits][:num_bytes]
-    data.fill(fill)
-    return data.reshape(shape[0], -1) if bits == 1 else data.reshape(shape[0], -1).view(UNSIGNED[min(bits, 64)])
+def _rows(memory: NDArray[np.uint8], shape: tuple[int, int], bits: int) -> Array:
+    data = memory[: shape[0] * shape[1] * max(1, bits // 8)].reshape(shape[0], -1)
+    return data if bits == 1 else data.view(UNSIGNED[min(bits, 64)])
 
 
 def _view(register: Array, dtype: Any) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -11,13 +12,18 @@ from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.block_product import BlockProduct
 from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
-from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, predicted, square
+from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, square
 from tests.lab.planned import Sizes
-from tests.lab.sass.model import copies_early, predict
+from tests.lab.sass.model import Card, copies_early, predict
 from tests.lab.sass.step import Launched, ProgramCode, StepCode
 from tests.lab.sass.tools import ToolMissing
 
 ONE, MANY, PREFILL = Case(1, 1, 1024), Case(64, 64, 1024), Case(2048, 1, 2048)
+
+
+@cache
+def predicted(code: StepCode, case: Case, card: Card) -> Step:
+    return cuda_model.predicted(code, "bf16", case, card)
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +42,19 @@ def test_a_step_reads_the_weights_of_all_layers(code: StepCode) -> None:
 def test_no_kernel_is_faster_than_the_card(code: StepCode) -> None:
     for case in (ONE, MANY):
         for card in CARDS:
-            assert all(k.share <= 1 for k in predicted(code, "bf16", case, card).kernels)
+            assert all(k.share <= 1 for k in predicted(code, case, card).kernels)
 
 
 def test_a_faster_memory_makes_a_step_faster_but_its_share_smaller(code: StepCode) -> None:
-    slow, fast = (predicted(code, "bf16", ONE, card) for card in CARDS)
+    slow, fast = (predicted(code, ONE, card) for card in CARDS)
     assert fast.seconds < slow.seconds and fast.share < slow.share
 
 
 def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
     """The predicted shares of the limit on an H100 are 0.91 for one sequence and 0.87 for many: a change of a kernel that makes these steps
     slower fails here."""
-    assert predicted(code, "bf16", ONE, CARDS[0]).share > 0.89
-    assert predicted(code, "bf16", MANY, CARDS[0]).share > 0.855
+    assert predicted(code, ONE, CARDS[0]).share > 0.89
+    assert predicted(code, MANY, CARDS[0]).share > 0.855
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +67,8 @@ def mixture() -> StepCode:
 
 def test_a_mixture_decodes_as_fast_as_it_did(mixture: StepCode) -> None:
     """Predicted shares of the limit on an H100 are 0.59 and 0.90."""
-    assert predicted(mixture, "bf16", ONE, CARDS[0]).share > 0.57
-    assert predicted(mixture, "bf16", MANY, CARDS[0]).share > 0.88
+    assert predicted(mixture, ONE, CARDS[0]).share > 0.57
+    assert predicted(mixture, MANY, CARDS[0]).share > 0.88
 
 
 def test_products_of_experts_run_on_tensor_cores(mixture: StepCode) -> None:
@@ -199,7 +205,7 @@ def test_attention_of_a_prefill_meets_its_goal() -> None:
 
 
 def test_json_has_a_line_for_each_kernel(code: StepCode) -> None:
-    step: Step = predicted(code, "bf16", ONE, CARDS[0])
+    step: Step = predicted(code, ONE, CARDS[0])
     kept = json.loads(json.dumps(as_json(step)))
     assert sum(k["times"] * k["seconds"] for k in kept["kernels"]) == pytest.approx(kept["seconds"])
 

@@ -9,6 +9,7 @@ import sysconfig
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tests.lab.sass.listing import Listing, read_listings
@@ -38,11 +39,19 @@ class Usage:
     stack_bytes: int  # of a thread, in local memory: for what is spilled, and for arrays whose indices are not constants
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assembled:
     usage: Mapping[str, Usage]
-    listings: Mapping[str, Listing]
     said: str  # the messages of the assembler
+    cubin: bytes
+
+    @cached_property
+    def listings(self) -> Mapping[str, Listing]:
+        """Disassembling takes as long as assembling, and some tests need only what the assembler says."""
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            return read_listings(_output([found("nvdisasm"), "-hex", "-ndf", file.name]))  # -ndf: not where indirect branches go
 
 
 def found(tool: str) -> str:
@@ -55,13 +64,12 @@ def found(tool: str) -> str:
 
 
 def assemble(ptx: bytes, target: str) -> Assembled:
-    ptxas, nvdisasm = found("ptxas"), found("nvdisasm")
+    ptxas, _ = found("ptxas"), found("nvdisasm")
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder, "k.ptx"), Path(folder, "k.cubin")
         source.write_bytes(ptx)
         said = _output([ptxas, "-v", f"-arch={target}", str(source), "-o", str(cubin)], errors=True)
-        text = _output([nvdisasm, "-hex", str(cubin)])
-    return Assembled(read_usage(said), read_listings(text), said)
+        return Assembled(read_usage(said), said, cubin.read_bytes())
 
 
 def read_usage(said: str) -> dict[str, Usage]:

@@ -10,7 +10,6 @@ import numpy as np
 from tests.gpu.ptx.faults import UnknownPtx
 from tests.gpu.ptx.instructions import mbarriers
 from tests.gpu.ptx.instructions.arithmetic import maximum, minimum
-from tests.gpu.ptx.memory import AddressFault
 from tests.gpu.ptx.program import DTYPES, LOCAL_WINDOW, PACKED, SHARED_WINDOW, Array, Assembler, Index, Instruction, Step, bits_of, rule
 from tests.gpu.ptx.text import Address, Symbol, Vector
 
@@ -32,13 +31,9 @@ def reaching(space: str, address: Any, size: int, access: Access) -> Step:
     if space != "generic":
 
         def step(wave: Any, index: Index) -> None:
-            addresses = address(wave, index)
-            if len(addresses) == 1 and space != "param":
-                addresses = np.broadcast_to(addresses, wave.threads[index].shape)
-            try:
-                words, offsets = wave.locate(space, index, addresses, size)
-            except AddressFault as fault:
-                raise AddressFault(fault.position, f"{fault}") from None
+            words, offsets = wave.locate(space, index, address(wave, index), size)
+            if len(offsets) == 1 and space != "param":
+                offsets = offsets.repeat(len(wave.threads[index]))
             access(wave, index, words, offsets, space)
 
         return step

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -106,8 +106,7 @@ def _wgmma(code: Assembler, instruction: Instruction) -> Arrive:
 
 def _fence(wave: Any, threads: Array) -> None:
     warpgroups(wave, threads)
-    for flags in wave.written.values():
-        flags[threads] = False
+    wave.written[:, wave.index(threads)] = False
 
 
 def _commit(wave: Any, threads: Array) -> None:
@@ -192,24 +191,25 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             ]
             if held and other:
                 raise Fault("the accumulators belong to a product of another shape that the kernel has not waited for")
-        if slots := [slot for slot in registers if wave.written[slot][threads].any()]:
+        rows = wave.program.rows_of(registers)
+        if (found := wave.written[rows][:, wave.index(threads)].any(axis=1)).any():
+            slots = [slot for slot, row in wave.program.unit_registers.items() if row in rows[found]]
             names = ", ".join(wave.program.kernel.registers[slot].name for slot in sorted(slots)[:3])
             raise Fault(f"{names}: written after the last wgmma.fence, which must order it before the product")
         groups = threads.reshape(-1, WARPGROUP)
         one = groups[:, 0]
-        offsets_b = operand(wave, one, read_b(wave, threads).reshape(-1)[_picks(threads, read_b(wave, threads))], n, in_lines=lines)
+        matrix_b = operand(wave, one, read_b(wave, threads).reshape(-1)[_picks(threads, read_b(wave, threads))], n, in_lines=lines)
         adds = np.broadcast_to(read_scale(wave, threads), threads.shape)[::WARPGROUP].copy()
         if in_registers:
             kept = [np.broadcast_to(read(wave, threads), threads.shape).copy() for read in read_a]
-            offsets_a = np.zeros((0, 16), np.int64)
+            matrices = [matrix_b]
         else:
             kept = []
             descriptors = read_a[0](wave, threads)
-            offsets_a = operand(wave, one, descriptors.reshape(-1)[_picks(threads, descriptors)], ROWS)
-        pieces = [
-            [wave.shadow.begin_reading(one[[g]], offsets[g], 0) for offsets in (offsets_a, offsets_b) if offsets.size]
-            for g in range(len(one))
-        ]
+            matrices = [operand(wave, one, descriptors.reshape(-1)[_picks(threads, descriptors)], ROWS), matrix_b]
+        for group, first in enumerate(one):
+            for matrix in matrices:
+                wave.shadow.begin_reading(int(first), matrix[group].pieces)
 
         def do(wave: Any, who: Array) -> None:
             chosen = np.searchsorted(threads[::WARPGROUP], who[::WARPGROUP])
@@ -217,16 +217,16 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             if in_registers:
                 rows_a = _registers_of_a([r.reshape(-1, WARPGROUP)[chosen] for r in kept], element)
             else:
-                rows_a = wave.shared[offsets_a[chosen]].reshape(count, ROWS, 32).view(element)
-            rows_b = wave.shared[offsets_b[chosen]].reshape(count, n, 32).view(element)
+                rows_a = _stored(wave, matrices[0], chosen, element)
+            rows_b = _stored(wave, matrix_b, chosen, element)
             order, reverse = _orders_of_sums(n)
             c = gathered(np.stack([read(wave, who).reshape(count, WARPGROUP) for read in readers], 1), order)
             c = np.where(adds[chosen][:, None, None], c, accumulator(0))
             uneven = wave.launch.uneven is not None and n >= wave.launch.uneven
             d = product(rows_a, rows_b, c, a_type, b_type, OLDER if uneven else wave.launch.arch)
             for group in chosen:
-                for read_pieces in pieces[group]:
-                    wave.shadow.end_reading(read_pieces)
+                for matrix in matrices:
+                    wave.shadow.end_reading(matrix[group].pieces)
             sums = gathered(d, reverse)
             for number, write in enumerate(writers):
                 write(wave, who, sums[:, number].reshape(-1))
@@ -277,18 +277,42 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
     return result
 
 
-def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_lines: bool = False) -> Array:
-    """Return offsets in shared memory, [warpgroups, rows * 32]. For each row of the matrix that a descriptor names, these are the offsets
-    of its 32 bytes along K. `in_lines`: the matrix is stored transposed, so elements of neighbouring rows are adjacent, not those of a
-    row."""
-    d = descriptors.astype(np.int64)
-    start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
-    layouts = np.unique(d >> 62 & 3)
-    if len(layouts) > 1 or (d >> 49 & 7).any():
-        raise Fault("a product whose descriptors have different layouts or a base offset is not supported")
-    width = SWIZZLES[int(layouts[0])]
-    row, byte = np.arange(rows)[None, :, None], np.arange(32)[None, None, :]
-    start, leading, stride = (x[:, None, None] for x in (start, leading, stride))
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrix:
+    """A matrix in shared memory, of which a product reads 32 bytes of each row."""
+
+    offsets: Array  # of each byte, [rows * 32]
+    pieces: Array  # of the access history (shadow.py)
+
+
+def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_lines: bool = False) -> list[Matrix]:
+    """Return the matrix that each descriptor names in the shared memory of its thread's block."""
+    found: list[Matrix] = []
+    for thread, descriptor in zip(threads, descriptors, strict=True):
+        offsets, pieces, low, high = _bytes_of(int(descriptor), rows, wave.shadow.grain, in_lines=in_lines)
+        if low < 0 or high >= wave.shared_bytes:
+            raise Fault(f"an operand of a product lies at shared offsets {low} to {high}, outside {wave.shared_bytes} bytes")
+        start = int(wave.slot[thread]) * wave.shared_stride
+        found.append(Matrix(offsets + start, pieces + start // wave.shadow.grain) if start else Matrix(offsets, pieces))
+    return found
+
+
+def _stored(wave: Any, matrices: list[Matrix], chosen: Array, element: Any) -> Array:
+    """Return the elements of some matrices, [matrices, rows, elements in 32 bytes]."""
+    offsets = matrices[int(chosen[0])].offsets if len(chosen) == 1 else np.stack([matrices[number].offsets for number in chosen])
+    return wave.shared[offsets].reshape(len(chosen), -1, 32).view(element)
+
+
+@lru_cache(maxsize=1024)  # the loops of a kernel use few descriptors again and again
+def _bytes_of(descriptor: int, rows: int, grain: int, *, in_lines: bool) -> tuple[Array, Array, int, int]:
+    """Return the offsets in a block's shared memory of the bytes of a matrix, [rows * 32], their pieces of `grain` bytes, the lowest offset
+    and the highest one. For each row of the matrix, these are 32 bytes along K. `in_lines`: the matrix is stored transposed, so elements of
+    neighbouring rows are adjacent, not those of a row."""
+    start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
+    if descriptor >> 49 & 7:
+        raise Fault("a product whose descriptors have a base offset is not supported")
+    width = SWIZZLES[descriptor >> 62 & 3]
+    row, byte = np.arange(rows)[:, None], np.arange(32)[None, :]
     if in_lines:  # CUTLASS, make_gmma_desc<Major::MN>: a line has `width` bytes; 8 lines of consecutive elements along K are adjacent
         element, of_line = byte // 2, width // 2
         if width == 16:
@@ -300,8 +324,8 @@ def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_line
         address = start + row // 8 * stride + row % 8 * width + byte
     if width > 16:
         address = address ^ ((address >> 7 & (width // 16 - 1)) << 4)
-    flat = address.reshape(len(threads), -1)
-    low, high = int(flat.min()) - SHARED_BASE, int(flat.max()) - SHARED_BASE
-    if low < 0 or high >= wave.shared_bytes:
-        raise Fault(f"an operand of a product lies at shared offsets {low} to {high}, outside {wave.shared_bytes} bytes")
-    return wave.slot[threads][:, None] * wave.shared_stride + flat - SHARED_BASE
+    offsets = address.reshape(-1) - SHARED_BASE
+    pieces = np.unique(offsets // grain)
+    for shared in (offsets, pieces):
+        shared.flags.writeable = False
+    return offsets, pieces, int(offsets.min()), int(offsets.max())

@@ -16,6 +16,8 @@ from tests.lab.sass.programs import MXFP4
 from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, ToolMissing
 
+pytestmark = pytest.mark.xdist_group("machine code")
+
 # Kinds of models with the format of their weights. `make test` has one of each kind of kernel; the other models have similar kernels.
 MODELS = [("8b-shape", FP8), ("gpt-oss-shape", MXFP4), ("0.6b-hybrid", "bf16")]
 OTHERS = [

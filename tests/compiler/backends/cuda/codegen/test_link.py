@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -150,8 +151,18 @@ PROGRAMS = {
 }
 
 
+TWINS = ("sm_80", "sm_89")  # targets with the same PTX
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
-@pytest.mark.parametrize("name", GPUS)
+def test_twins_share_their_ptx(program: str) -> None:
+    """Only the first lines differ, which name the target. So `make test` assembles the kernels for one of both."""
+    first, second = (compile_module(parse(program), Options(get(name))).object_code.decode().partition(f".target {name}") for name in TWINS)
+    assert first[1] and second[1] and first[2] == second[2]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+@pytest.mark.parametrize("name", [n if n != TWINS[1] else pytest.param(n, marks=pytest.mark.slow) for n in GPUS])
 def test_kernels_assemble_without_spills(name: str, program: str) -> None:
     said = assembled(program, name).said
     # For sm_100a, the assembler gives attention in f32 only 64 registers, so that more blocks run at once, and keeps one address on the
@@ -163,7 +174,8 @@ def test_kernels_assemble_without_spills(name: str, program: str) -> None:
     assert not SERIALISED.search(said), "the assembler serialised operations that should overlap"
 
 
-LARGEST = [("sm_90a", "int8"), ("sm_80", "int4-128")]  # the kernels with the most registers on Hopper, and on older GPUs
+# The kernels with the most registers on older GPUs. On Hopper, they are those of int8, which test_speed.py assembles.
+LARGEST = [("sm_80", "int4-128")]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +219,16 @@ def test_products_use_asynchronous_copies_and_tensor_cores(program: str, rows: i
 
 
 def assembled(program: str | IRModule, name: str) -> Assembled:
-    module = parse(program) if isinstance(program, str) else program
     try:
-        return assemble(compile_module(module, Options(get(name))).object_code, name)
+        return _assembled(program, name)
     except ToolMissing as missing:
         pytest.skip(str(missing))
+
+
+@cache
+def _assembled(program: str | IRModule, name: str) -> Assembled:
+    module = parse(program) if isinstance(program, str) else program
+    return assemble(compile_module(module, Options(get(name))).object_code, name)
 
 
 # --- barriers and loop kinds -------------------------------------------------------------------------------------------

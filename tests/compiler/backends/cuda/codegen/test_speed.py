@@ -22,6 +22,8 @@ from tests.lab.sass.model import WARPGROUPS_ATTEND, TileLoops, attend_tile, loop
 from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
+pytestmark = pytest.mark.xdist_group("machine code")  # with test_kinds.py, which reads the same attention
+
 FORMATS = ("bf16", "int4-128", "int8")
 AWAY = 32  # fewest instructions between a load and its first use, in a warp that shares its scheduler with others
 BARRIERS_OF_TURNS = 4  # barriers by which two warpgroups that take turns wait for each other; each passes two of them

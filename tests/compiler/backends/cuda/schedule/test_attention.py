@@ -107,7 +107,7 @@ def test_near_the_meaning_and_the_same_bits_alone(case: Case) -> None:
     everything = slice(None)
     found = run(module, everything)
     np.testing.assert_allclose(found, run(parse(case.program), everything), rtol=1e-5, atol=6e-3 if rounds else 1e-5)
-    for row in range(len(found)):
+    for row in (0, 1, 4):  # a token that sees two pages, one that sees a single key, and one whose second page has a single key
         np.testing.assert_array_equal(run(module, slice(row, row + 1))[0], found[row])
 
 

@@ -41,12 +41,12 @@ def arguments(rows: int, depth: int, columns: int = 11) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize("depth", [32, 192, 384], ids=["one warp", "two warps", "four warps"])
-@pytest.mark.parametrize("rows", [1, FEW, FEW + 1, 2 * TILE + 3])
-def test_a_row_has_the_same_bits_alone(rows: int, depth: int) -> None:
-    """One row, the most rows that tiles of one element compute, one more, and rows that fill the last tile in part."""
-    module, (x, w, b) = scheduled(program(depth)), arguments(rows, depth)
+@pytest.mark.parametrize(("rows", "columns"), [(FEW, 2), (FEW + 1, TILE + 1), pytest.param(2 * TILE + 3, 11, marks=pytest.mark.slow)])
+def test_a_row_has_the_same_bits_alone(rows: int, columns: int, depth: int) -> None:
+    """The most rows that tiles of one element compute, and more rows and columns, which fill the last tiles in part."""
+    module, (x, w, b) = scheduled(program(depth, columns=columns)), arguments(rows, depth, columns)
     found = Interpreter(module).call("main", x, w, b)
-    np.testing.assert_allclose(found, Interpreter(parse(program(depth))).call("main", x, w, b), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, Interpreter(parse(program(depth, columns=columns))).call("main", x, w, b), rtol=1e-4, atol=1e-4)
     for row in (0, rows - 1):
         np.testing.assert_array_equal(Interpreter(module).call("main", x[row : row + 1], w, b)[0], found[row])
 
