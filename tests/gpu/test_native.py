@@ -91,7 +91,7 @@ def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Arra
     random, threads, num_bytes = np.random.default_rng(grain), np.arange(128), 4096
     wave: Any = SimpleNamespace(threads=threads, warp=threads // 32, slot=threads // 64, blocks=np.arange(2), cluster=1, shared_stride=2048)
     wave.name = lambda thread: f"thread {thread}"
-    shadows = both(Shadow, num_bytes, grain, wave)
+    shadows = both(Shadow, num_bytes, grain, wave, 1)
     assert [each._native is None for each in shadows] == [False, True]  # pyright: ignore[reportPrivateUsage]
     counts = {"good": 0, "faulty": 0}
     begun: list[Array] = []
