@@ -81,8 +81,8 @@ def test_products_copy_at_least_one_stage_while_they_multiply_another(shape: str
     for kernel in kernels:
         for loops in loops_of_tiles(kernel):
             multiplies, copies = (facts_of(kernel.listing, loop) for loop in (loops.consumer, loops.producer))
-            assert loops.tile.ahead >= 1 and copies.copies and not copies.barriers, kernel.name
-            assert multiplies.load_use is None or multiplies.load_use >= AWAY, f"{kernel.name}, {loops.tile.rows} rows"
+            assert loops.wgmma.ahead >= 1 and copies.copies and not copies.barriers, kernel.name
+            assert multiplies.load_use is None or multiplies.load_use >= AWAY, f"{kernel.name}, {loops.wgmma.rows} rows"
 
 
 @pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow)])
