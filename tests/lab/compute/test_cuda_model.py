@@ -140,6 +140,12 @@ def test_a_hybrid_launches_the_kernels_of_all_its_layers(hybrid: StepCode) -> No
     assert 1.07e9 < read < 1.13e9, "half a billion weights of 2 bytes, and 21 states of 1 MB"
 
 
+def test_a_hybrid_decodes_as_fast_as_it_did(hybrid: StepCode) -> None:
+    """Predicted shares of the limit on an H100 are 0.34 and 0.44. While scans kept states in shared memory, they were 0.09 and 0.10."""
+    assert predicted(hybrid, "bf16", ONE, CARDS[0]).share > 0.32
+    assert predicted(hybrid, "bf16", MANY, CARDS[0]).share > 0.42
+
+
 def test_no_kernel_of_a_hybrid_is_faster_than_the_card(hybrid: StepCode) -> None:
     for case in (ONE, MANY):
         assert all(0 <= k.share <= 1 for k in predicted(hybrid, "bf16", case, CARDS[0]).kernels)

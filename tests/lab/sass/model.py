@@ -40,7 +40,6 @@ from tests.lab.sass.listing import Listing, Loop
 from tests.lab.sass.step import Kernel, Launched, is_scan, saved_states
 from tests.lab.sass.warp import (
     DRAM,
-    L1,
     L2,
     MULTIPLIES,
     SPECIAL_CYCLES,
@@ -300,29 +299,31 @@ def token_loop(listing: Listing) -> Loop:
 
 
 def _scan(kernel: Kernel, case: Case) -> _Work:
-    """Return the work of a block that scans the tokens of one sequence, for some columns of one head. A thread has a column; if there are
-    more columns than threads, a loop around the loops over the rows computes one group of columns after another. The state comes from
-    memory before the first token, and is written after some tokens. All threads load the same elements of keys and queries, which stay in
-    L1 for the following rows."""
+    """Return the work of a block that scans the tokens of one sequence, for some columns of one head. The state comes from memory before
+    the first token. After some tokens it is written; branches go over these instructions otherwise."""
     listing, loop = kernel.listing, token_loop(kernel.listing)
-    state = next(s.buffer for s in walk_stmts(kernel.prim.body) if isinstance(s, Allocate) and s.buffer.name == "state")
-    groups = state.shape[1].const / kernel.threads
+    saves, share = _saves(listing, loop), saved_states(case) / case.tokens
 
     def trips(inner: Loop) -> float:
-        if inner not in listing.innermost:
-            return groups
-        saves = loop.contains(inner) and any(x.kind == "STG" for x in listing.body(inner))
-        return counted(listing, inner) * (saved_states(case) / case.tokens if saves else 1)
+        return counted(listing, inner)
 
+    often, always = (cycles_of_trip(listing, loop, L2, trips, skipped) for skipped in (saves, range(0)))
     return _Work(
         before=cycles_of(listing, 0, loop.begin, DRAM, trips),
-        trip=cycles_of_trip(listing, loop, L1, trips),
-        issue=_issue(kernel.threads, _instructions(listing, loop, trips)),
+        trip=often + share * (always - often),
+        issue=_issue(kernel.threads, _instructions(listing, loop, trips) - len(saves) * (1 - share)),
         tensor=0,
         trips=case.tokens / case.sequences,
         after=0,
         flight=kernel.threads * facts_of(listing, Loop(0, loop.begin)).bytes_in_flight,
     )
+
+
+def _saves(listing: Listing, loop: Loop) -> range:
+    """Return the instructions of a loop over tokens that write the state: the most that a branch goes over, with several stores."""
+    branches = ((i, listing.labels.get(listing.instructions[i].target or "", 0)) for i in range(loop.begin, loop.end))
+    found = [range(i + 1, end) for i, end in branches if i < end <= loop.end]
+    return max((x for x in found if sum(listing.instructions[i].kind == "STG" for i in x) > 1), key=len, default=range(0))
 
 
 # --- products ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tests.lab.sass.listing import Instruction, Listing, Loop
 
-L1, L2, DRAM = 35, 270, 600  # latency of a load from global memory
+L2, DRAM = 270, 600  # latency of a load from global memory
 LATENCY = {"LDS": 30, "LDSM": 33, "SHFL": 25, "MUFU": 25, "S2R": 25, "S2UR": 25, "ATOMG": 400, "ATOM": 400, "STG": 15, "STS": 15}
 OTHER_LATENCY = 20
 # Instructions that hold up a warp although they set no scoreboard: barriers and fences of the block, and taken branches.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+from compiler.backends.cuda.schedule.columns import schedule_columns
 from compiler.backends.cuda.schedule.lanes import schedule_lanes, serial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
@@ -125,8 +126,8 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 def _in_order(stmt: Stmt) -> Stmt:
     """Schedule a statement that is not an elementwise nest. Each iteration of a parallel loop runs on a block if the body contains loops
     over lanes, and on one thread otherwise. Any other statement runs unchanged on one thread."""
-    if (lanes := schedule_lanes(stmt)) is not None:
-        return lanes
+    if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
+        return found
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
         with elements(k, [(stmt.var.name, stmt.extent)], WARP) as (i,):
