@@ -43,10 +43,13 @@ def planned_bytes(module: IRModule, entry: str, target: Target, sizes: Sizes) ->
         if isinstance(binding.value, CallTir):
             call = written_out(binding.value, nests.prim(binding.value.func))
             name = f"{len(found)} {call.name}"
+            # An output in the memory of an operand holds what the operand held before: a scan reads states from it.
+            held = [out for out, operand in zip(call.outputs, call.inplace, strict=False) if operand is not None]
+            places = [*(place for place, _ in call.operands), *held]
             found[name] = sum(
                 min(count, _count(buffer, sizes)) * buffer.dtype.num_bytes
                 for buffer, count in _touched(call.body, sizes).items()
-                if any(place is buffer for place, _ in call.operands)
+                if any(place is buffer for place in places)
             )
     return found
 

@@ -14,14 +14,25 @@ _FOUR_FLOATS = "{float, float, float, float}"
 _LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
 
 
+def hidden(code: Code, value: str) -> str:
+    """Return a copy of an i64 that LLVM does not know to be one. So it computes nothing from the copy before this place."""
+    return code.op(f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {value})')
+
+
 class BlockCode:
     """Emits the code that every thread of a block runs. `group` and `quad` are the row and the column of the thread's elements in a
     register of `mma.sync`."""
 
-    def __init__(self, code: Code) -> None:
-        self.code = code
-        thread = code.op("call i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
-        self.thread = code.op(f"zext i32 {thread} to i64")
+    def __init__(self, code: Code, *, hides_thread: bool = False) -> None:
+        """`hides_thread`: see `BlockProduct`."""
+        self.code, self._hides_thread = code, hides_thread
+        self.find_thread()
+
+    def find_thread(self) -> None:
+        """Compute the thread's place in its block."""
+        code = self.code
+        thread = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.tid.x()')} to i64")
+        self.thread = hidden(code, thread) if self._hides_thread else thread
         self.lane, self.warp = code.op(f"and i64 {self.thread}, {LANES - 1}"), code.op(f"lshr i64 {self.thread}, 5")
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
 

@@ -56,6 +56,9 @@ class BlockProduct(ProductOp):
     kind: str = Kind.INT  # the kind of numbers of weights with fewer than 16 bits
     wide_scales: bool = False  # whether scales are f32 instead of bf16
     apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
+    # Whether the tile hides the number of the thread. Otherwise LLVM computes what follows from it before the loop over blocks, for all
+    # tiles of a kernel, and keeps it in registers.
+    hides_thread: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -221,7 +224,7 @@ class ProductCode(BlockCode):
     """Emits the code of a product. Every thread of the block runs this code."""
 
     def __init__(self, op: BlockProduct, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        super().__init__(code)
+        super().__init__(code, hides_thread=op.hides_thread)
         self.op = op
         k, self.stride, self.num_rows, self.num_panels, *group = (str(d) for d in dims)
         self.steps = self.divided(k, op.step)

@@ -47,9 +47,9 @@ class Mma(BlockProduct):
 
     @property
     def enough_blocks(self) -> int:
-        """Declare two blocks for weights of 4 bits. Without a declaration, the assembler limits registers so that three blocks fit, and
-        spills to keep the limit."""
-        return 2 if self.bits == 4 else 0
+        """Declare two blocks for weights of 4 bits, and in kernels of many arguments. Without a declaration, the assembler limits registers
+        so that three blocks fit, and spills to keep the limit."""
+        return 2 if self.bits == 4 or self.hides_thread else 0
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         return HEIGHTS

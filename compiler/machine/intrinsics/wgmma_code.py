@@ -73,7 +73,10 @@ class WgmmaCode(Stages):
         else:
             self._multiply_stages()
         self.close_stages()
-        # The number of the warpgroup is computed again, so that no register holds it during the products.
+        if op.hides_thread:  # find the thread's place again, so that no register holds it during the products
+            self.find_thread()
+            self.warp = code.op(f"urem i64 {self.warp}, {WARPS}")
+        # The number of the warpgroup is computed again, too.
         self.warpgroup = code.op(f"udiv i64 {self.thread}, {WARPS * LANES}")
         storing = CONSUMERS if op.sharing in (Sharing.COLUMNS, Sharing.ROWS) else op.adders
         with code.when(code.op(f"icmp ult i64 {self.thread}, {storing}")):

@@ -1,4 +1,4 @@
-"""Predict steps on an H100 and an H200 from the machine code that NVIDIA's assembler makes of them. No GPU is needed.
+"""Predict steps on an H100 and an H200, or on older cards, from the machine code that NVIDIA's assembler makes of them. No GPU is needed.
 
 For each kernel, tests/lab/sass/model.py gives its time, and its share of what the card's bandwidth or its tensor cores would allow. With
 `--day FILE`, the times that a day with such a card measured are shown beside the predicted ones.
@@ -19,7 +19,7 @@ from deploy.bench.synthetic import SHAPES, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
 from tests.lab.sass.measured import Measured, read_measured
-from tests.lab.sass.model import CARDS, Card, Prediction, predict
+from tests.lab.sass.model import CARDS, CARDS_OF, Card, Prediction, predict
 from tests.lab.sass.step import Kernel, SquareCode, StepCode
 from tests.lab.sass.tools import ToolMissing
 
@@ -71,9 +71,9 @@ def square(card: Card) -> Prediction:
     return predict(card, SquareCode(SQUARE, TARGET).launch(), Case(SQUARE, 1, SQUARE))
 
 
-def code_of(shape: str, form: str, cases: Sequence[Case] = CASES) -> StepCode:
+def code_of(shape: str, form: str, cases: Sequence[Case] = CASES, target: str = TARGET) -> StepCode:
     tokens, sequences, contexts = zip(*cases, strict=True)
-    return StepCode(synthetic_config(shape), form, TARGET, StepBounds(max(tokens), max(sequences), max(contexts) + PAGE_SIZE))
+    return StepCode(synthetic_config(shape), form, target, StepBounds(max(tokens), max(sequences), max(contexts) + PAGE_SIZE))
 
 
 def hot_loops(kernel: Kernel) -> list[LoopFacts]:
@@ -145,25 +145,28 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="cuda-model", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b-shape", choices=list(SHAPES), help="the shape of the model")
     parser.add_argument("--format", dest="forms", action="append", help=f"how weights are held; default {' and '.join(FORMS)}")
+    parser.add_argument("--target", default=TARGET, choices=list(CARDS_OF), help=f"what the cards are; default {TARGET}")
     parser.add_argument("--loops", action="store_true", help="also show the facts of each loop that reads memory")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--day", type=Path, help="day.jsonl of a day with a card: show what it measured beside what is predicted")
     options = parser.parse_args(argv)
     measured = None if options.day is None else read_measured(options.day)
     steps: list[Step] = []
+    cards = CARDS_OF[options.target]
     for form in options.forms or FORMS:
         try:
-            code = code_of(options.shape, form)
+            code = code_of(options.shape, form, target=options.target)
         except ToolMissing as missing:
             raise SystemExit(str(missing)) from None
         for case in CASES:
-            steps += [predicted(code, form, case, card) for card in CARDS]
+            steps += [predicted(code, form, case, card) for card in cards]
         if not options.json:
-            for step in steps[-len(CASES) * len(CARDS) :]:
+            for step in steps[-len(CASES) * len(cards) :]:
                 show(step, measured)
             if options.loops:
                 show_loops(code)
     if not options.json:
-        show_goals(steps)
+        if cards is CARDS:
+            show_goals(steps)
     else:
         print(json.dumps([as_json(step) for step in steps], indent=1))

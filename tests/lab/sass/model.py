@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -27,6 +27,8 @@ from compiler.backends.cuda.schedule.float_product import FEW as FEW_ROWS
 from compiler.ir.loops.statements import Allocate, For, Let, Tile, When
 from compiler.ir.loops.visit import statements, walk_stmts
 from compiler.machine.intrinsics.block_code import WARPS
+from compiler.machine.intrinsics.block_product import BlockProduct
+from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.intrinsics.mma_pages import PageScores
 from compiler.machine.intrinsics.wgmma import WARPGROUPS, Wgmma
 from compiler.machine.intrinsics.wgmma_attend import WgmmaAttend
@@ -35,8 +37,18 @@ from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cuda.region import BLOCKS_PER_UNIT
 from tests.lab.sass.facts import facts_of
 from tests.lab.sass.listing import Listing, Loop
-from tests.lab.sass.step import Kernel, Launched
-from tests.lab.sass.warp import DRAM, L2, SPECIAL_CYCLES, cycles_between, cycles_of, cycles_of_trip, product_cycles
+from tests.lab.sass.step import Kernel, Launched, is_scan, saved_states
+from tests.lab.sass.warp import (
+    DRAM,
+    L2,
+    MULTIPLIES,
+    SPECIAL_CYCLES,
+    cycles_between,
+    cycles_of,
+    cycles_of_trip,
+    mma_operations,
+    product_cycles,
+)
 
 WARPGROUPS_ATTEND = "warpgroup attention"  # name of a schedule
 IDLE = 2 * L2  # cycles of a block of attention that loads what tells it that it has no work
@@ -62,6 +74,7 @@ class Card:
     threads: int = 2048
     blocks: int = 32
     tensor_operations: int = 4096  # in a cycle
+    mma_operations: int = 2560  # in a cycle, by `mma.sync`; others measured five eighths of the rate of `wgmma`
 
     @property
     def slowdown(self) -> float:
@@ -70,6 +83,21 @@ class Card:
 
 
 CARDS = (Card("H100", 3.0e12, 790e12), Card("H200", 4.3e12, 790e12))
+# For cards without `wgmma`, bandwidths and rates are estimates: nine tenths of what NVIDIA states.
+CARDS_OF: Mapping[str, Sequence[Card]] = {
+    "sm_80": (Card("A100", 1.8e12, 280e12, 4.5e12, 108, 1.41e9, shared_bytes=164 << 10, tensor_operations=2048, mma_operations=2048),),
+    "sm_89": (
+        Card(
+            *("L40S", 0.78e12, 325e12, 4.5e12, 142, 2.52e9),
+            shared_bytes=100 << 10,
+            threads=1536,
+            blocks=24,
+            tensor_operations=1024,
+            mma_operations=1024,
+        ),
+    ),
+    "sm_90a": CARDS,
+}
 RESERVED_BYTES = 1 << 10  # bytes of shared memory that the card reserves for each block
 
 
@@ -109,7 +137,7 @@ def predict(card: Card, launched: Launched, case: Case) -> Prediction:
     kernel = launched.kernel
     if kernel.schedule == WARPGROUPS_ATTEND and case.is_prefill == ("HMMA" in kernel.kinds):
         return _idle(card, launched)
-    resident, work = occupancy(card, kernel), _work(launched, case)
+    resident, work = occupancy(card, kernel), _work(card, launched, case)
     start = start_of(kernel.listing)
     begins_early = launched.before is not None and finds_room(card, launched, launched.before)
     active = _working_blocks(launched, case)
@@ -207,27 +235,24 @@ def start_of(listing: Listing) -> Start:
 def copies_early(launched: Launched) -> bool:
     """Return whether the tile of a launch copies weights before it waits. Wide tiles only wait, also if narrow tiles of the kernel copy."""
     kernel = launched.kernel
-    return start_of(kernel.listing).copies_early and (not has_loops(kernel) or loops_for(kernel, launched.rows).tile.is_narrow)
+    return start_of(kernel.listing).copies_early and (not has_loops(kernel) or loops_for(kernel, launched.rows).wgmma.is_narrow)
 
 
 def has_loops(kernel: Kernel) -> bool:
     """Return whether a kernel has tiles with loops along k. The compiler unrolls short loops completely."""
-    return bool(kernel.tiles) and bool(kernel.listing.loops_with("HGMMA"))
+    return bool(kernel.tiles) and bool(kernel.listing.loops_with(MULTIPLIES))
 
 
-def _work(launched: Launched, case: Case) -> _Work:
+def _work(card: Card, launched: Launched, case: Case) -> _Work:
     kernel = launched.kernel
-    others = {tile.op.name for tile in kernel.tiles if not isinstance(tile.op, Wgmma)}
-    if others:
-        raise ValueError(
-            f"kernel {kernel.name} has tiles {', '.join(sorted(others))}, expected {Wgmma.name}; the model knows no other products"
-        )
     if has_loops(kernel):
-        return _product(launched)
+        return _mma_product(card, launched) if isinstance(kernel.tiles[0].op, Mma) else _product(launched)
     if "HGMMA" in kernel.kinds and not kernel.tiles:
         return _warpgroup_attention(kernel, case)
     if "attention" in kernel.schedule:
         return _attention(kernel, case)
+    if is_scan(kernel):
+        return _scan(kernel, case)
     # Subroutines follow the last store. They compute square roots and quotients of special values, so they are seldom called.
     listing = kernel.listing
     end = max((i + 1 for i, x in enumerate(listing.instructions) if x.kind == "STG"), default=0)
@@ -260,7 +285,45 @@ def _arms(kernel: Kernel) -> list[range]:
 
 
 def _issue(threads: int, instructions: float) -> float:
-    return instructions * math.ceil(threads / WARP / SCHEDULERS)
+    """Return the cycles in which a scheduler issues these instructions for its share of a block's warps. A block with fewer warps than
+    schedulers uses some of them, and other blocks use the others."""
+    return instructions * math.ceil(threads / WARP) / SCHEDULERS
+
+
+# --- scans -------------------------------------------------------------------------------------------------------------
+
+
+def token_loop(listing: Listing) -> Loop:
+    """Return the loop over the tokens of a scan: the longest loop inside of the loop over blocks."""
+    return max((x for x in listing.loops if listing.loops[0].contains(x)), key=lambda loop: loop.end - loop.begin)
+
+
+def _scan(kernel: Kernel, case: Case) -> _Work:
+    """Return the work of a block that scans the tokens of one sequence, for some columns of one head. The state comes from memory before
+    the first token. After some tokens it is written; branches go over these instructions otherwise."""
+    listing, loop = kernel.listing, token_loop(kernel.listing)
+    saves, share = _saves(listing, loop), saved_states(case) / case.tokens
+
+    def trips(inner: Loop) -> float:
+        return counted(listing, inner)
+
+    often, always = (cycles_of_trip(listing, loop, L2, trips, skipped) for skipped in (saves, range(0)))
+    return _Work(
+        before=cycles_of(listing, 0, loop.begin, DRAM, trips),
+        trip=often + share * (always - often),
+        issue=_issue(kernel.threads, _instructions(listing, loop, trips) - len(saves) * (1 - share)),
+        tensor=0,
+        trips=case.tokens / case.sequences,
+        after=0,
+        flight=kernel.threads * facts_of(listing, Loop(0, loop.begin)).bytes_in_flight,
+    )
+
+
+def _saves(listing: Listing, loop: Loop) -> range:
+    """Return the instructions of a loop over tokens that write the state: the most that a branch goes over, with several stores."""
+    branches = ((i, listing.labels.get(listing.instructions[i].target or "", 0)) for i in range(loop.begin, loop.end))
+    found = [range(i + 1, end) for i, end in branches if i < end <= loop.end]
+    return max((x for x in found if sum(listing.instructions[i].kind == "STG" for i in x) > 1), key=len, default=range(0))
 
 
 # --- products ----------------------------------------------------------------------------------------------------------
@@ -268,11 +331,18 @@ def _issue(threads: int, instructions: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TileLoops:
-    """The loops along k of a tile: that of the warps that multiply, and that of the warp that copies."""
+    """The loops along k of a tile: that of the warps that multiply, and that of the warp that copies. By `mma.sync`, all warps multiply and
+    copy in the same loop."""
 
-    tile: Wgmma
+    tile: BlockProduct
     consumer: Loop
     producer: Loop
+
+    @property
+    def wgmma(self) -> Wgmma:
+        """The tile of a product by `wgmma`."""
+        assert isinstance(self.tile, Wgmma)
+        return self.tile
 
 
 def loops_for(kernel: Kernel, rows: int) -> TileLoops:
@@ -285,8 +355,9 @@ def loops_for(kernel: Kernel, rows: int) -> TileLoops:
 
 def loops_of_tiles(kernel: Kernel) -> list[TileLoops]:
     """Return the loops of all tiles of a product. Tiles follow each other in the code."""
-    tiles = [tile.op for tile in kernel.tiles if isinstance(tile.op, Wgmma)]
-    consumers, producers = sorted(kernel.listing.loops_with("HGMMA"), key=lambda loop: loop.begin), _producers(kernel.listing)
+    tiles = [tile.op for tile in kernel.tiles if isinstance(tile.op, BlockProduct)]
+    consumers = sorted(kernel.listing.loops_with(MULTIPLIES), key=lambda loop: loop.begin)
+    producers = consumers if tiles and isinstance(tiles[0], Mma) else _producers(kernel.listing)
     if not tiles or not len(tiles) == len(consumers) == len(producers):
         counts = f"{len(tiles)} tiles, {len(consumers)} loops that multiply and {len(producers)} that copy"
         raise ValueError(f"kernel {kernel.name} has {counts}; the model knows no other products")
@@ -307,7 +378,7 @@ def _producers(listing: Listing) -> list[Loop]:
 def _product(launched: Launched) -> _Work:
     kernel, listing = launched.kernel, launched.kernel.listing
     loops = loops_for(kernel, launched.rows)
-    tile, loop = loops.tile, loops.consumer
+    tile, loop = loops.wgmma, loops.consumer
     depth, *_ = kernel.tiles[0].dims
     body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.fold * tile.step / _group(kernel))
     often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
@@ -322,6 +393,27 @@ def _product(launched: Launched) -> _Work:
         flight=tile.ahead * tile.weight_bytes,
         stages=tile.ahead,
         copied_bytes=tile.copied_bytes,
+    )
+
+
+def _mma_product(card: Card, launched: Launched) -> _Work:
+    """Return the work of a block whose warps all copy and multiply by `mma.sync`."""
+    kernel, listing = launched.kernel, launched.kernel.listing
+    loops = loops_for(kernel, launched.rows)
+    tile, loop = loops.tile, loops.consumer
+    depth, *_ = kernel.tiles[0].dims
+    body, seldom, share = listing.body(loop), _end_of_group(listing, loop), min(1.0, tile.step / _group(kernel))
+    often, always = (cycles_of_trip(listing, loop, L2, lambda _: 1, skipped) for skipped in (seldom, range(0)))
+    return _Work(
+        before=_prologue(listing, loops_of_tiles(kernel), loops),
+        trip=often + share * (always - often),
+        issue=_issue(tile.threads, len(body) - len(seldom) * (1 - share)),
+        tensor=tile.threads // WARP * sum(map(mma_operations, body)) / card.mma_operations,
+        trips=depth.const / tile.step,
+        after=min(1.0, launched.rows / tile.rows) * _epilogue(launched, loops),
+        flight=(tile.stages - 1) * tile.weight_bytes,
+        stages=tile.stages - 1,
+        copied_bytes=tile.stage_bytes,
     )
 
 
@@ -343,17 +435,18 @@ def _end_of_group(listing: Listing, loop: Loop) -> range:
 
 def _last_store(listing: Listing, loop: Loop) -> int:
     """Return the end of the instructions that write the results of a loop along k: they come before the next such loop."""
-    following = [other.begin for other in listing.loops_with("HGMMA") if other.begin >= loop.end]
+    following = [other.begin for other in listing.loops_with(MULTIPLIES) if other.begin >= loop.end]
     end = min(following, default=len(listing.instructions))
     return max((i + 1 for i in range(loop.end, end) if listing.instructions[i].kind == "STG"), default=loop.end)
 
 
 def _prologue(listing: Listing, tiles: Sequence[TileLoops], loops: TileLoops) -> float:
     """Return the cycles of a block from its begin to the loop along k of its tile. The code of the tiles begins where the first mbarrier is
-    made, and the block branches over the code of the tiles before its own. Only one lane runs the early copies of weights, while the other
-    warps wait for them."""
+    made, or in the loop over blocks if there is none. The block branches over the code of the tiles before its own. Only one lane runs the
+    early copies of weights, while the other warps wait for them."""
     number = tiles.index(loops)
-    entry = next(i for i, x in enumerate(listing.instructions) if x.name.startswith("SYNCS.EXCH"))
+    made = (i for i, x in enumerate(listing.instructions) if x.name.startswith("SYNCS.EXCH"))
+    entry = next(made, listing.loops[0].begin)
     begin, end = _end_of_results(listing, tiles[number - 1].consumer) if number else entry, loops.consumer.begin
     copies = [x for x in listing.innermost if begin <= x.begin < x.end <= end and any(i.kind == "UBLKCP" for i in listing.body(x))]
     skipped = range(min((x.begin for x in copies), default=0), max((x.end for x in copies), default=0))
@@ -417,14 +510,14 @@ def _operations(launched: Launched, case: Case) -> float:
     if not kernel.tiles:
         return 0.0
     tile = kernel.tiles[0]
-    assert isinstance(tile.op, Wgmma)
+    assert isinstance(tile.op, BlockProduct)
     return 2.0 * tile.dims[0].const * tile.op.sums * _num_columns(kernel) * launched.rows * launched.runs
 
 
 def _num_columns(kernel: Kernel) -> int:
     """Return the number of columns of a product, rounded up to whole panels."""
     tile = kernel.tiles[0]
-    assert isinstance(tile.op, Wgmma)
+    assert isinstance(tile.op, BlockProduct)
     return tile.op.panel_columns * tile.operands[2].buffer.shape[-3].const
 
 
@@ -582,9 +675,11 @@ def counted(listing: Listing, loop: Loop) -> int:
 
 
 def _instructions(listing: Listing, loop: Loop, trips: Callable[[Loop], float]) -> float:
-    """Return the number of instructions of a trip of a loop, those of the loops inside counted once for each trip."""
-    inside = [other for other in listing.innermost if loop.contains(other)]
-    return loop.end - loop.begin + sum((trips(other) - 1) * (other.end - other.begin) for other in inside)
+    """Return the number of instructions of a trip of a loop, those of the loops inside counted once for each of their trips."""
+    inside = [x for x in listing.loops if loop.contains(x)]
+    direct = [x for x in inside if not any(other.contains(x) for other in inside)]
+    own = loop.end - loop.begin - sum(x.end - x.begin for x in direct)
+    return own + sum(trips(x) * _instructions(listing, x, trips) for x in direct)
 
 
 def _loads(listing: Listing, loop: Loop) -> int:
@@ -600,7 +695,7 @@ def _working_blocks(launched: Launched, case: Case) -> int:
     """Return the number of blocks that have work; the others end at once. In a prefill on tensor cores, a block computes the attention of a
     run of tokens."""
     kernel = launched.kernel
-    if has_loops(kernel) and (tile := loops_for(kernel, launched.rows).tile).lone:
+    if has_loops(kernel) and isinstance(tile := loops_for(kernel, launched.rows).tile, Wgmma) and tile.lone:
         return -(-_num_columns(kernel) // tile.columns)
     if kernel.tiles:
         return round(launched.blocks * launched.working)

@@ -1,6 +1,6 @@
 """Build the programs of steps whose machine code the tools read: models of all kinds, with the weights of all formats.
 
-A program has two layers. In a hybrid, the first one has a state, and the second one has attention.
+A program has two layers. That of a hybrid has two layers with a state, and then two with attention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MXFP4_FORM = Form(4, 32, DType.BF16, kind=Kind.E2M1)
 
 def step_of(config: ModelConfig, form: str, target: str, bounds: StepBounds) -> IRModule:
     """Return the program of a step. `form` is how weights are held: a format that loads know, `fp8` or `mxfp4`."""
-    config = in_two_layers(config)
+    config = in_few_layers(config)
     held, forms, dtypes = AS_STORED, NO_FORMS, dtypes_of(config)
     if form == FP8:
         tensors = fp8_model(config).tensors
@@ -41,11 +41,11 @@ def step_of(config: ModelConfig, form: str, target: str, bounds: StepBounds) -> 
     return build_step(config, dtypes, bounds, DType.BF16, held, forms=forms, numerics=Numerics.on(get(target)))
 
 
-def in_two_layers(config: ModelConfig) -> ModelConfig:
-    config = replace(config, num_layers=2)
+def in_few_layers(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with two layers of each kind."""
     if config.recurrence is None:
-        return config
-    return replace(config, recurrence=replace(config.recurrence, layers=frozenset([0])))
+        return replace(config, num_layers=2)
+    return replace(config, num_layers=4, recurrence=replace(config.recurrence, layers=frozenset([0, 1])))
 
 
 def _dtypes(tensors: Mapping[str, TensorInfo]) -> dict[str, DType]:

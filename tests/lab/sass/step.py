@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compiler.driver import Options, compile_module, plan
@@ -17,6 +17,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import get
+from compiler.ops.scan import STATE_SCAN
 from deploy.bench.compute.case import Case
 from runtime.cache_groups import PAGE_SIZE
 from runtime.executable import Executable, Phase
@@ -109,16 +110,36 @@ class ProgramCode:
 
 
 class StepCode(ProgramCode):
-    """The step of a model. Its program has two layers, which stand for `num_layers`."""
+    """The step of a model. Its program has two layers of each kind, which stand for all layers of this kind."""
 
     def __init__(self, config: ModelConfig, form: str, target: str, bounds: StepBounds) -> None:
-        self.num_layers = config.num_layers
+        self.num_scans = 0 if config.recurrence is None else len(config.recurrence.layers)
+        self.num_attentions = config.num_layers - self.num_scans
         super().__init__(step_of(config, form, target, bounds), target)
 
     def launches(self, case: Case) -> list[Launched]:
         """Return the launches of a step in order."""
-        variables = {"t": case.tokens, "s": case.sequences, "r": case.sequences, "p": -(-case.context // PAGE_SIZE), "pages": 1 << 20}
-        return _in_layers(self.launched(ENTRY, Sizes(variables, case.sequences, case.context)), self.num_layers)
+        variables = {
+            "t": case.tokens,
+            "s": case.sequences,
+            "r": case.sequences,
+            "p": -(-case.context // PAGE_SIZE),
+            "m": saved_states(case),
+        }
+        sizes = Sizes({**variables, "pages": 1 << 20, "pages1": 1 << 20}, case.sequences, case.context)
+        launches = self.launched(ENTRY, sizes)
+        found = in_layers(launches, lambda x: "attention" in x.kernel.schedule, self.num_attentions)
+        return found if self.num_scans == 0 else in_layers(found, lambda x: is_scan(x.kernel), self.num_scans)
+
+
+def saved_states(case: Case) -> int:
+    """Return how many states a step writes: for each sequence, those after the last token of each page, and after its last token."""
+    return case.sequences * -(-case.tokens // case.sequences // PAGE_SIZE)
+
+
+def is_scan(kernel: Kernel) -> bool:
+    """Return whether a kernel updates the states of recurrent layers, token by token."""
+    return STATE_SCAN.name in kernel.name
 
 
 class SquareCode(ProgramCode):
@@ -161,9 +182,9 @@ def _blocks(body: Stmt, sizes: Sizes) -> int:
     return count
 
 
-def _in_layers(launches: Sequence[Launched], num_layers: int) -> list[Launched]:
-    """Return the launches with the number of times that the whole model launches them. Those after the first attention, up to the second
-    one, make up a layer, which stands for all layers but one."""
-    attentions = [i for i, x in enumerate(launches) if "attention" in x.kernel.schedule]
-    first, second = (i for i in attentions if i - 1 not in attentions)  # attention may have two phases
+def in_layers(launches: Sequence[Launched], marks: Callable[[Launched], bool], num_layers: int) -> list[Launched]:
+    """Return the launches with the number of times that the whole model launches them. `marks` says which launches mark the layers of a
+    kind. The launches after the first mark, up to the second one, make up a layer, which stands for all layers of the kind but one."""
+    marked = [i for i, x in enumerate(launches) if marks(x)]
+    first, second = (i for i in marked if i - 1 not in marked)  # attention may have two phases
     return [replace(x, times=num_layers - 1) if first < i <= second else x for i, x in enumerate(launches)]

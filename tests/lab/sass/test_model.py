@@ -10,8 +10,25 @@ import pytest
 from deploy.bench.compute.case import Case
 from tests.lab.sass.model import CARDS, LAUNCH_S, WAITED_S, WARPGROUPS_ATTEND, Start, finds_room, occupancy, predict, start_of
 from tests.lab.sass.sample import Line, sample
-from tests.lab.sass.step import Kernel, Launched
+from tests.lab.sass.step import Kernel, Launched, in_layers, saved_states
 from tests.lab.sass.tools import Usage
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [(Case(1, 1, 1024), 1), (Case(64, 64, 1024), 64), (Case(2048, 1, 2048), 128), (Case(40, 2, 2048), 4)],
+)
+def test_a_step_saves_states_after_pages_and_last_tokens(case: Case, count: int) -> None:
+    assert saved_states(case) == count
+
+
+def test_a_layer_between_two_marks_stands_for_the_others() -> None:
+    """Attention may have two phases, which mark a layer once."""
+    names = ("embed", "attention", "attention", "linear", "attention", "attention", "head")
+    launches = [Launched(replace(kernel(40, 128, 0), schedule=name), 1, 0, 0, 1) for name in names]
+    found = in_layers(launches, lambda x: x.kernel.schedule == "attention", 24)
+    assert [x.times for x in found] == [1, 1, 23, 23, 23, 1, 1]
+
 
 WAIT: Line = ("ACQBULK", 1, 7, 0)
 COPY: Line = ("UBLKCP.S.G [UR8], [UR10], UR4", 1, 7, 0)

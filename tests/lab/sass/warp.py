@@ -24,6 +24,7 @@ NAMES_ITSELF = "STRONG.SYS"
 FEWEST = 16  # cycles of the smallest wgmma
 SPECIAL_CYCLES = 8  # for which an instruction of a warp keeps the unit for special functions busy
 DRAINS = 30  # cycles from the end of a wgmma until its sums can be read
+MULTIPLIES = "HG?MMA"  # pattern of the names of the tensor cores' instructions: `wgmma` and `mma.sync`
 _SHAPE = re.compile(r"HGMMA\.64x(\d+)x")
 
 Trips = Callable[[Loop], float]
@@ -33,6 +34,11 @@ def product_cycles(instruction: Instruction) -> int:
     """Return for how many cycles a wgmma keeps the tensor cores busy; 0 for other instructions."""
     shape = _SHAPE.match(instruction.name)
     return 0 if shape is None else max(FEWEST, int(shape[1]) // 2)
+
+
+def mma_operations(instruction: Instruction) -> int:
+    """Return the number of operations of a mma.sync of bf16, of 16 columns by 8 rows by 16 elements along k; 0 for other instructions."""
+    return 2 * 16 * 8 * 16 if instruction.kind == "HMMA" else 0
 
 
 @dataclass(slots=True)

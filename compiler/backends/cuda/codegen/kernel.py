@@ -48,7 +48,7 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
-from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES
+from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES, hidden
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import Target
 
@@ -57,6 +57,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
+MOST_KEPT = 96  # maximum number of elements of a thread's local array that fit these registers; threads with more get twice as many
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -223,6 +224,11 @@ def _is_crowded(stmt: Stmt) -> bool:
     return any(isinstance(s, Tile) and isinstance(s.op, Intrinsic) and s.op.crowded for s in walk_stmts(stmt))
 
 
+def _hides_thread(stmt: Stmt) -> bool:
+    """Return whether a statement contains products that hide the number of the thread."""
+    return any(isinstance(s, Tile) and isinstance(s.op, BlockProduct) and s.op.hides_thread for s in walk_stmts(stmt))
+
+
 def _is_around_products(loop: For) -> bool:
     """Return whether a loop is serial and contains products, which need most registers."""
     return loop.kind is LoopKind.SERIAL and any(isinstance(s, Tile) and isinstance(s.op, BlockProduct) for s in walk_stmts(loop.body))
@@ -232,7 +238,9 @@ def _enough_blocks(stmt: Stmt, threads: int) -> int:
     """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
-        return ENOUGH_THREADS // max(threads, WARP)
+        arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
+        kept = max((prod(extent.const for extent in buffer.shape) for buffer in arrays), default=0)
+        return (ENOUGH_THREADS if kept <= MOST_KEPT else ENOUGH_THREADS // 2) // max(threads, WARP)
     return max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
 
 
@@ -289,6 +297,7 @@ class _Statements(Statements):
         self._name, self._num_threads, self._places = name, num_threads, shared
         self.kept: KeptArguments | None = None
         self._block: DimVar | None = None  # the variable of the loop over blocks
+        self._hides_thread = False  # whether each thread loop hides the number of the thread, as the products do
         if shared.arguments is not None:
             self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
@@ -327,8 +336,8 @@ class _Statements(Statements):
             yield
             return
         outer = env[block]
-        hidden = self.code.hoist(self.code.level, f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {outer.value})')
-        env[block] = Index(hidden, self.code.level)
+        number = self.code.hoist(self.code.level, f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {outer.value})')
+        env[block] = Index(number, self.code.level)
         yield
         env[block] = outer
 
@@ -364,6 +373,7 @@ class _Statements(Statements):
             self.indices.env[loop.var] = Index(BLOCK)
             self.iteration(loop)
             return
+        self._hides_thread = _hides_thread(loop)
         end = str(self.indices.value(loop.extent).value)
         has_runs = any(isinstance(s, For) and _is_around_products(s) for s in walk_stmts(loop.body))
         step = self.code.fresh("grid") if has_runs else self._special("nctaid")
@@ -379,8 +389,8 @@ class _Statements(Statements):
         """Emit a loop whose iterations are run by the threads of a block, one by each thread."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
-        thread = self._special("tid") if self.kept is None else self._thread_again()
-        with nullcontext(0) if self.kept is None else self.code.scope() as level:
+        thread = self._thread()
+        with self.code.scope() if self.kept is not None or self._hides_thread else nullcontext(0) as level:
             self.indices.env[loop.var] = Index(thread, level)
             self.in_thread = True
             with self.code.when(self.code.op(f"icmp slt i64 {thread}, {constant_extent(loop)}")):
@@ -390,9 +400,13 @@ class _Statements(Statements):
     def _barrier(self) -> None:
         self.code.do(BARRIER)
 
-    def _thread_again(self) -> str:
-        """Read the number of the thread again, so that nothing that follows from it takes registers elsewhere."""
-        return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
+    def _thread(self) -> str:
+        """Return the number of the thread. In crowded kernels, and where products hide it, nothing that follows from it takes registers
+        elsewhere."""
+        if self.kept is not None:
+            return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
+        thread = self._special("tid")
+        return hidden(self.code, thread) if self._hides_thread else thread
 
     def _special(self, register: str) -> str:
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")

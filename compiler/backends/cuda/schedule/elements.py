@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
+from compiler.backends.cuda.schedule.columns import schedule_columns
 from compiler.backends.cuda.schedule.lanes import schedule_lanes, serial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
@@ -123,11 +124,11 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. If `schedule_lanes` accepts it (a parallel loop around loops over lanes that a
-    block can run), a block runs each iteration. Otherwise a thread runs each iteration of a parallel loop, and one thread runs any other
-    statement; the loops inside become serial."""
-    if (lanes := schedule_lanes(stmt)) is not None:
-        return lanes
+    """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans, whose columns of the state threads keep.
+    `schedule_lanes` takes a parallel loop around loops over lanes that a block can run: a block runs each iteration. Otherwise a thread
+    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
+    if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
+        return found
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
         with elements(k, [(stmt.var.name, stmt.extent)], WARP) as (i,):

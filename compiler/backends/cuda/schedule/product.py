@@ -49,6 +49,8 @@ MANY_COLUMNS = 264 * NARROW  # number of columns of all matrices above which nar
 FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
 # The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles lose more by copying rows twice as often.
 FEW_BF16_COLUMNS = FEW_COLUMNS // 2
+# Maximum number of arguments of a kernel, of two registers each, that leave registers for what all tiles compute from a thread's number.
+MOST_ARGUMENTS = 8
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
@@ -68,7 +70,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
         operands = [_operands(s, product.row_axis, tile) for s in product.sums]
         found = [o for o in operands if o is not None]
         if len(found) == len(operands) and len({o.alike for o in found}) == 1:
-            k, blocks = Kernel(), _Blocks(product, tile, tuple(found), branches)
+            k, blocks = Kernel(), _Blocks(product, tile, tuple(found), branches, len(prim.buffers) + len(prim.dim_vars))
             if not blocks.fit_pairs:
                 return None
             if product.choice is None:
@@ -120,6 +122,7 @@ class _Blocks:
     tile: ProductTile
     operands: tuple[_Operands, ...]
     branches: tuple[Branch, ...]
+    num_arguments: int  # of the kernel
 
     @property
     def apart(self) -> int:
@@ -198,7 +201,10 @@ class _Blocks:
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
         apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
-        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
+        op = replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
+        # In products of experts by `mma.sync`, the loop around the tiles needs registers, too.
+        is_around = self.product.choice is not None and op.one_shape
+        return replace(op, hides_thread=is_around or self.num_arguments > MOST_ARGUMENTS)
 
     def write(self, k: Kernel) -> None:
         """Write the kernel of a product whose rows all have the same matrix."""

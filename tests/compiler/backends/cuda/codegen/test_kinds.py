@@ -25,9 +25,6 @@ OTHERS = [
     *((shape, form) for shape in ("30b-a3b", "8b-shape") for form in ("bf16", "int4-128")),
 ]
 OLDER = ["sm_80", "sm_89", "sm_100a"]
-# Bytes on the stack of the product of queries, keys and values: its threads have 168 registers, so that three blocks of four warps, or one
-# of nine, fit a multiprocessor.
-KNOWN = {("8b-shape", FP8, "sm_90a"): 16, ("4b-gemma-shape", "bf16", "sm_80"): 16}
 
 
 @cache
@@ -47,7 +44,7 @@ def stacks(code: ProgramCode) -> dict[str, int]:
 
 def check_stacks(shape: str, form: str, target: str) -> None:
     code = built(shape, form, target)
-    assert max(stacks(code).values(), default=0) <= KNOWN.get((shape, form, target), 0), stacks(code)
+    assert stacks(code) == {}
     assert not SERIALISED.search(code.assembled.said), "the assembler serialised operations that should overlap"
 
 
@@ -86,8 +83,8 @@ def test_products_copy_at_least_one_stage_while_they_multiply_another(shape: str
     for kernel in kernels:
         for loops in loops_of_tiles(kernel):
             multiplies, copies = (facts_of(kernel.listing, loop) for loop in (loops.consumer, loops.producer))
-            assert loops.tile.ahead >= 1 and copies.copies and not copies.barriers, kernel.name
-            assert multiplies.load_use is None or multiplies.load_use >= AWAY, f"{kernel.name}, {loops.tile.rows} rows"
+            assert loops.wgmma.ahead >= 1 and copies.copies and not copies.barriers, kernel.name
+            assert multiplies.load_use is None or multiplies.load_use >= AWAY, f"{kernel.name}, {loops.wgmma.rows} rows"
 
 
 @pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow)])

@@ -64,7 +64,7 @@ def test_enough_weights_are_in_flight(code: StepCode) -> None:
     """A block of a decode step has enough bytes in flight although there are fewer blocks than multiprocessors, and at least one stage
     is copied while another is multiplied."""
     for kernel, loops in products(code):
-        tile = loops.tile
+        tile = loops.wgmma
         assert tile.ahead >= 1 and facts_of(kernel.listing, loops.producer).copies, kernel.name
         assert tile.rows > 8 or tile.ahead * tile.weight_bytes >= IN_FLIGHT, f"{kernel.name}: {tile}"
 
@@ -73,14 +73,14 @@ def test_no_step_of_a_product_waits_for_memory(code: StepCode) -> None:
     """The loops along k load nothing but scales, and a scale is used only after other weights have been converted."""
     for kernel, loops in products(code):
         facts, copying = (facts_of(kernel.listing, loop) for loop in (loops.consumer, loops.producer))
-        assert facts.load_use is None or facts.load_use >= AWAY, f"{kernel.name}, {loops.tile.rows} rows: a load is awaited too soon"
-        assert facts.barriers <= (BARRIERS_OF_TURNS if loops.tile.turns else 0) and not copying.barriers
+        assert facts.load_use is None or facts.load_use >= AWAY, f"{kernel.name}, {loops.wgmma.rows} rows: a load is awaited too soon"
+        assert facts.barriers <= (BARRIERS_OF_TURNS if loops.wgmma.turns else 0) and not copying.barriers
 
 
 def test_two_sets_of_registers_hold_weights_of_few_bits(code: StepCode) -> None:
     """While products read weights from registers, the next weights are converted in others."""
     for kernel, loops in products(code):
-        tile = loops.tile
+        tile = loops.wgmma
         if tile.has_scales and tile.fold > 1:
             left = re.compile(r"R\d+, (R\d+), gdesc")
             read = {m[1] for x in kernel.listing.body(loops.consumer) if (m := left.match(x.operands))}
