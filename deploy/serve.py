@@ -26,6 +26,7 @@ from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime import generated_code
 from runtime.launch import command
+from runtime.sealed import is_shared
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
 from server.interfaces import LoadError, ProgressCallback
@@ -255,7 +256,8 @@ def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | N
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:
     if not settings.publish:
         return Publications()
-    folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-")) if cache is None else cache.folder / "web"
+    is_private = cache is None or is_shared()  # servers on machines that share a volume may not see each other's locks
+    folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-")) if is_private else cache.folder / "web"
     return Publications(settings.publish, partial(export, hub_token=hub_token), folder)
 
 

@@ -1,5 +1,6 @@
 """Folders that belong to one process. A lock marks each as used; the kernel frees it when the process ends, even if it is killed. So other
-processes can remove what was left behind, even if they are in other containers, where the same number names another process."""
+processes of the machine can remove what was left behind, even if they are in other containers, where the same number names another process.
+Machines that share a volume may not see each other's locks, so folders of other machines are removed only after ABANDONED_S."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
 from typing import Self
+
+from runtime.sealed import ABANDONED_S, machine
 
 
 class OwnFolder:
@@ -20,9 +24,10 @@ class OwnFolder:
         """Create the folder below `parent`, with a name that begins with `prefix`. First remove those that ended processes have left.
         Raise OSError if it cannot be created."""
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = f"{prefix}{machine()}_"
         for left in parent.glob(f"{escape(prefix)}*"):
-            _remove_left(left)
-        self.path, self._lock = _locked(parent, prefix)
+            _remove_left(left, is_own=left.name.startswith(own))
+        self.path, self._lock = _locked(parent, own)
 
     def remove(self) -> None:
         """Remove the folder, unless it was renamed meanwhile, and free its lock."""
@@ -52,13 +57,14 @@ def _locked(parent: Path, prefix: str) -> tuple[Path, int | None]:
             os.close(lock)
 
 
-def _remove_left(folder: Path) -> None:
-    """Remove a folder, unless a running process has locked it."""
+def _remove_left(folder: Path, *, is_own: bool) -> None:
+    """Remove a folder, unless a running process has locked it. `is_own`: a process of this machine has made it."""
     with suppress(OSError):
         lock = _opened(folder)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if is_own or time.time() - os.fstat(lock).st_mtime > ABANDONED_S:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)
 

@@ -128,7 +128,7 @@ def locked_file(path: Path) -> tuple[int, str]:
     """Create an empty file with a temporary name beside `path`, which states the machine. Return its descriptor and its name. The file is
     locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{_machine()}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{machine()}.")
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
         if os.fstat(descriptor).st_nlink:
@@ -143,13 +143,13 @@ def remove_abandoned(path: Path) -> None:
     for left in path.parent.glob(f".{escape(path.name)}.*"):
         with suppress(OSError), left.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises OSError if a process of this machine writes the file
-            is_own = left.name.startswith(f".{path.name}.{_machine()}.")
+            is_own = left.name.startswith(f".{path.name}.{machine()}.")
             if is_own or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
                 left.unlink()
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """Return a name of the kernel that runs this process. Only processes of one kernel surely see each other's locks."""
     try:
         found = Path("/proc/sys/kernel/random/boot_id").read_bytes()

@@ -82,7 +82,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
-        self._by_model: list[tuple[Counter | Histogram, tuple[str, ...]]] = []  # with the names of their labels
+        self._by_model: list[Counter | Histogram] = []
         histogram, counter = self._histogram, self._counter
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", TTFT)
         self.itl = histogram("vllm:inter_token_latency_seconds", "Time between two steps of one choice.", ITL)
@@ -117,7 +117,7 @@ class Metrics:
 
         ProcessCollector(registry=self.collectors)  # measures the front; workers have gauges of their own
         self._of_models: dict[str, ModelSeries] = {}
-        self._loaded: Callable[[], Iterable[ModelReading]] = tuple
+        self._names: Callable[[], Iterable[str]] = tuple
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
         self.http_s = Histogram(
             "http_request_duration_seconds", "Time until the response ended.", ("handler", "method"), registry=self.collectors
@@ -131,22 +131,22 @@ class Metrics:
         return self._of_models[model]
 
     def _forget_ended(self) -> None:
-        """Remove series of models that are not loaded any more, of those that were loaded first: each version of a model may have a name of
-        its own, and every scrape reads all series. Finding them takes long, so MOST_ENDED models gather before that is done."""
-        if len(self._of_models) < 2 * MOST_ENDED:
-            return
-        loaded = {reading.name for reading in self._loaded()}
-        ended = [name for name in self._of_models if name not in loaded][:-MOST_ENDED]
-        for name in ended:
+        """Remove the series of models that are not loaded any more, except of the MOST_ENDED that ended last: each version of a model may
+        have a name of its own, and every scrape reads all series."""
+        loaded = set(self._names())
+        for name in [name for name in self._of_models if name not in loaded][:-MOST_ENDED]:
             del self._of_models[name]
-        for series, labels in self._by_model:
-            found = [sample.labels for metric in series.collect() for sample in metric.samples if sample.labels["model_name"] in ended]
-            for values in {tuple(sample[label] for label in labels) for sample in found}:
-                series.remove(*values)
+            for series in self._by_model:
+                series.remove_by_labels({MODEL[0]: name})
 
-    def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
-        """Call `read` at every scrape to get the gauges."""
-        self._loaded = read
+    def end(self, model: str) -> None:
+        """Note that a model was unloaded: of those that have ended, its series are the last to be removed."""
+        if model in self._of_models:
+            self._of_models[model] = self._of_models.pop(model)
+
+    def watch(self, read: Callable[[], Iterable[ModelReading]], names: Callable[[], Iterable[str]] = tuple) -> None:
+        """Call `read` at every scrape to get the gauges. `names` returns the names of the models that are loaded or loading."""
+        self._names = names
         gauges = _Gauges(read)
         self.collectors.register(gauges)
         self._watched += (gauges,)
@@ -164,13 +164,13 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
         """Return a new histogram, with a series for each model."""
         made = Histogram(name, text, (*MODEL, *labels), buckets=buckets, registry=self.collectors)
-        self._by_model.append((made, (*MODEL, *labels)))
+        self._by_model.append(made)
         return made
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         """Return a new counter, with a series for each model."""
         made = Counter(name, text, (*MODEL, *labels), registry=self.collectors)
-        self._by_model.append((made, (*MODEL, *labels)))
+        self._by_model.append(made)
         return made
 
 

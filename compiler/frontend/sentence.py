@@ -40,7 +40,7 @@ POOLING_NAMES = {
 }
 
 
-MOST_TOKENS = 1 << 30
+MOST_TOKENS = 8192  # of texts, if only the tokenizer's file states their number
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
 
@@ -92,9 +92,9 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
 
 def _length_of_tokenizer(directory: Path) -> int | None:
     """Return the length of the longest text that the tokenizer's file states, or None. Newer versions of sentence-transformers store it
-    there. Files of tokenizers without a limit state a huge number."""
+    there. Files of tokenizers without a limit state a huge number, and those that come from a decoder its context."""
     found = _load(directory / "tokenizer_config.json").raw("model_max_length")
-    return found if type(found) is int and 0 < found < MOST_TOKENS else None
+    return found if type(found) is int and 0 < found <= MOST_TOKENS else None
 
 
 def _load(path: Path) -> Fields:

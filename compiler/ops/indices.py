@@ -69,8 +69,9 @@ Shapes = Mapping[str, Sequence[Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An operand whose elements are indices in 0 .. `bound` - 1. For `OWNERS`, `bound` is the extent of the list of starts. For `CAPPED`,
-    it is a bound per column. With `ahead`, a safe copy is made before the operator runs."""
+    """An operand whose elements are indices in 0 .. `bound` - 1, with these exceptions: for `STARTS`, they are in 0 .. `bound`. For
+    `OWNERS`, `bound` is the extent of the list of starts, one more than the number of parts. For `CAPPED`, `bound` has a bound per column.
+    With `ahead`, a safe copy is made before the operator runs."""
 
     treatment: Treatment
     bound: Bound | Mapping[int, Bound]

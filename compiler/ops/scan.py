@@ -10,7 +10,8 @@ in `saved` to a page; see `compiler/ops/states.py` for the pages. Every token is
 the results of a sequence do not depend, to the bit, on how its prompt is split into chunks.
 
 A page stores the matrices [heads, key_size, size] of all heads in blocks of adjacent columns: [heads, blocks, key_size, width]. One thread
-computes one block of one sequence, and the block stays in the first-level cache of its core.
+of a CPU computes one block of one sequence, and the block stays in the first-level cache of its core. A thread of a GPU computes one column
+(decision 0181).
 """
 
 from __future__ import annotations

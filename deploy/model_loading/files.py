@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.ct2 import FILE as CT2_FILE
@@ -24,7 +25,7 @@ from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, method_named, methods_beside
 from compiler.frontend.registry import config_of, read_config, weights_of
 from compiler.frontend.unknown import remedy
-from compiler.frontend.weights import BesideFolders, WeightSource, open_safetensors
+from compiler.frontend.weights import BesideFolders, Tensor, WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from deploy.model_loading.known import Asked, carried, refusals
 from deploy.model_loading.locate import locate
@@ -101,8 +102,8 @@ def open_source(known: Located) -> Opened:
 
 @refusals()
 def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights, but no weights. Raise LoadError if they cannot be read or are not
-    supported."""
+    """Read the configuration and the headers of the weights. Of the weights themselves, read only the table of embeddings and a head
+    beside it, if the embeddings are tied. Raise LoadError if they cannot be read or are not supported."""
     return _open_gguf(path) if path.is_file() else _open_folder(path)
 
 
@@ -173,8 +174,14 @@ def _has_own_head(config: ModelConfig, weights: WeightSource, held: WeightSource
     if held is not None and (table in held.tensors) is not (head in held.tensors):
         return True  # only one of them is quantised
     first, second = weights.read(table), weights.read(head)
-    equal = (np.array_equal(first[at : at + ROWS].astype(np.float32), second[at : at + ROWS]) for at in range(0, len(first), ROWS))
-    found = not all(equal)
+    has_one_type = first.dtype == second.dtype
+
+    def rows(array: Tensor, at: int) -> NDArray[Any]:
+        """Return some rows to compare: their bytes, which takes a fraction of the time, if both tables have the same type."""
+        part = array[at : at + ROWS]
+        return part.view(np.uint8) if has_one_type else part.astype(np.float32)
+
+    found = any(not np.array_equal(rows(first, at), rows(second, at)) for at in range(0, len(first), ROWS))
     weights.release(table)
     weights.release(head)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,13 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
     completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names a file, but no or several GGUF
     models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
-    offered = _offered(source, token)
-    fresh = [file for file in offered if file.will_download]
-    unverified = _Unverified(offered[0]) if offered else None
-    if unverified is not None:
-        unverified.add(file.filename for file in fresh)
+    fresh = [file for file in _offered(source, token) if file.will_download]
+    if fresh:
+        _note(Path(fresh[0].local_path.removesuffix(fresh[0].filename)), {file.filename for file in fresh})
     arrived = _Arrived(sum(file.file_size or 0 for file in fresh), report)
     bar = _bar(arrived.add)
     folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=bar, token=token))
-    if unverified is not None:
-        unverified.verify(folder)
+    _verify(folder)
     if patterns is PATTERNS:
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
@@ -136,29 +133,33 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
         return []
 
 
-class _Unverified:
-    """The names of files that were not verified since their download, kept in a file of the repository's folder. If the process is killed,
-    the next download verifies them."""
+def _note(snapshot: Path, names: set[str]) -> None:
+    """Keep the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies them."""
+    kept = _unverified(snapshot)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text("\n".join(sorted(names | _names(kept))))
 
-    def __init__(self, offered: DryRunFileInfo) -> None:
-        """`offered`: any file of the repository."""
-        snapshot = Path(offered.local_path.removesuffix(offered.filename))
-        self._kept = snapshot.parent.parent / ".unverified"
-        self._names = set(self._kept.read_text().splitlines()) if self._kept.is_file() else set[str]()
 
-    def add(self, names: Iterable[str]) -> None:
-        """Keep the names of files that are about to be downloaded."""
-        if more := set(names) - self._names:
-            self._names |= more
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            self._kept.write_text("\n".join(sorted(self._names)))
+def _verify(snapshot: Path) -> None:
+    """Verify the files of a snapshot that were not verified since their download."""
+    kept = _unverified(snapshot)
+    here = {name for name in _names(kept) if (snapshot / name).exists()}
+    for name in sorted(here):
+        _require_digest(snapshot / name)
+    if here:  # otherwise the cache may be read-only
+        if others := _names(kept) - here:  # another process downloads these
+            kept.write_text("\n".join(sorted(others)))
+        else:
+            kept.unlink(missing_ok=True)
 
-    def verify(self, folder: Path) -> None:
-        """Verify the files of a snapshot."""
-        for name in sorted(self._names):
-            if (folder / name).exists():
-                _require_digest(folder / name)
-        self._kept.unlink(missing_ok=True)
+
+def _unverified(snapshot: Path) -> Path:
+    """Return the path of the file with the names of a repository's files that were not verified since their download."""
+    return snapshot.parent.parent / ".unverified"
+
+
+def _names(kept: Path) -> set[str]:
+    return set(kept.read_text().splitlines()) if kept.is_file() else set()
 
 
 def _require_digest(path: Path) -> None:
@@ -170,8 +171,8 @@ def _require_digest(path: Path) -> None:
     with stored.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != stored.name:
-        stored.unlink()
-        path.unlink(missing_ok=True)
+        for damaged in (stored.resolve(), stored, path):
+            damaged.unlink(missing_ok=True)
         raise OSError(f"{path.name} arrived damaged: its SHA-256 is {found}; expected {stored.name}; try again")
 
 

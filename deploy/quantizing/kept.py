@@ -31,7 +31,7 @@ from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-VERSION = 3  # raised when the same model and text give other numbers
+VERSION = 4  # raised when the same model and text give other numbers
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 
 Array = NDArray[Any]

@@ -104,8 +104,9 @@ class Passage(Response):
     lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
     num_busy: int = 0
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
-    # since when no replica has had this request, moved on by the time after which one has refused it
-    alone_s: float = field(default_factory=time.monotonic)
+    # The time from which `patience_s` counts. An attempt that gets an answer moves it forward by its duration, so the time until a refusal
+    # does not count. If a replica breaks off, it becomes the present time.
+    waiting_since_s: float = field(default_factory=time.monotonic)
     num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
 
@@ -144,7 +145,7 @@ class Passage(Response):
     @property
     def _left_s(self) -> float:
         """The time for which this request may still wait for a replica."""
-        return self.alone_s + self.patience_s - time.monotonic()
+        return self.waiting_since_s + self.patience_s - time.monotonic()
 
     async def _send_error(self, error: ApiError, send: Send) -> None:
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
@@ -171,7 +172,7 @@ class Passage(Response):
                 skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
             ) as answer:
                 is_served = await self._pass(answer, lease, send)
-                self.alone_s += time.monotonic() - began_s
+                self.waiting_since_s += time.monotonic() - began_s
                 return is_served
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
             self._lose(lease.replica)  # it has not got the request
@@ -179,7 +180,7 @@ class Passage(Response):
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             self._lose(lease.replica)
             log.warning("replica %s broke off %s %s: %s", lease.replica, self.method, self.target, type(error).__name__)
-            self.alone_s = time.monotonic()  # until now the replica had the request
+            self.waiting_since_s = time.monotonic()  # until now the replica had the request
             self.num_lost += 1
             self.failed &= self.lost  # replicas that were busy before may have room now
             self.refusal = None

@@ -154,14 +154,16 @@ export async function browserFiles(folder, page) {
       /** Remember which shards the page needs, and remove those that no page needs: weights of earlier exports would fill the storage. */
       async keepOnly(files) {
         try {
-          const pages = { ...JSON.parse(new TextDecoder().decode(await this.read(LIST) ?? NOTHING) || '{}'), [page]: files };
-          const needed = new Set(Object.values(pages).flat()), old = [];
-          for await (const file of place.keys()) if (file.startsWith('weights-') && !needed.has(file)) old.push(file);
+          const listed = await this.read(LIST);
+          let known = {};   // null: the list is damaged, so that nobody knows what other pages need
+          if (listed !== null) try { known = JSON.parse(new TextDecoder().decode(listed)); } catch { known = null; }
+          const pages = { ...known, [page]: files }, needed = new Set(Object.values(pages).flat()), old = [];
+          if (known !== null) for await (const file of place.keys()) if (file.startsWith('weights-') && !needed.has(file)) old.push(file);
           for (const file of old) await place.removeEntry(file).catch(() => {});   // another page writes it
           const bytes = new TextEncoder().encode(JSON.stringify(pages)), sink = await this.open(LIST);
           sink?.write(bytes, 0);
           sink?.close(bytes.length);
-        } catch { /* the list is damaged, or the storage is full */ }
+        } catch { /* the storage is full */ }
       },
     };
   } catch { return null; }

@@ -43,7 +43,8 @@ function read(message, where, marker) {
 
 function called(call, where) {
   if (typeof call?.function?.name !== 'string') throw new RequestError(where, `${where} has to be {id, type: "function", function: {name, arguments}}`);
-  return { ...call, type: 'function', function: { ...call.function, arguments: unpacked(call.function.arguments) } };
+  const { id, index, function: { name, arguments: text, ...more }, ...rest } = call;
+  return { ...rest, type: 'function', function: { ...more, name, arguments: unpacked(text) }, ...((id ?? null) === null ? {} : { id }) };
 }
 
 function textOf(content, where, marker) {

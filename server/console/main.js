@@ -134,12 +134,20 @@ class App {
     this.store.put(conversation).catch(error => toast(`The conversation could not be saved: ${error.message}`));
   }
 
+  /* Return whether the conversation is deleted. */
   async remove(conversation) {
     this.views.chat.stop(conversation.id);
     this.conversations.delete(conversation.id);
-    await this.store.remove(conversation.id).catch(error => toast(`The conversation could not be deleted: ${error.message}`));
+    try {
+      await this.store.remove(conversation.id);
+    } catch (error) {
+      this.conversations.set(conversation.id, conversation);
+      toast(`The conversation could not be deleted: ${error.message}`);
+      return false;
+    }
     if (this.shown === conversation.id) this.go("#/chat");
     this.sidebar.show();
+    return true;
   }
 
   // --- options: each conversation has its own; a new one starts with those set last ---

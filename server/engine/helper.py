@@ -49,6 +49,8 @@ def _serve(calls: Calls[T], results: Results[T]) -> None:
             result: T | BaseException = call()
         except BaseException as error:
             result = error
-        del call  # it may hold the last reference to the owner, whose end would end this thread
+        # A call may hold the last reference to the owner. If this thread kept the call while it waits for the next one, the owner would
+        # never be freed, and the thread would never end.
+        del call
         results.put(result)
         del result

@@ -36,7 +36,6 @@ class Publication:
     spec: ModelSpec
     files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # empty until the export is complete
     error: str = ""
-    settled: asyncio.Event = field(default_factory=asyncio.Event)  # set once the export is complete or has failed
 
 
 class Publications:
@@ -110,7 +109,6 @@ class Publications:
                 await export(made.spec, folder)
                 made.files = await asyncio.to_thread(_files_of, folder)
                 log.info("%s is published at /web/%s/", name, name)
-                made.settled.set()
                 await asyncio.Event().wait()
         except LoadError as error:
             made.error = error.message
@@ -121,8 +119,6 @@ class Publications:
         except Exception as error:
             made.error = f"{type(error).__name__}: {error}"
             log.exception("%s is not published", name)
-        finally:
-            made.settled.set()
 
 
 @asynccontextmanager

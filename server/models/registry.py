@@ -110,7 +110,7 @@ class Registry:
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
-        self.metrics.watch(lambda: [model.reading for model in self._models.values()])
+        self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
     def downloads(self) -> Container[str]:
@@ -430,6 +430,7 @@ class Registry:
             self._save()
         await self._saved.written()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
+        self.metrics.end(model.spec.name)
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 

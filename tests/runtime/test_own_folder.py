@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runtime import own_folder
 from runtime.own_folder import OwnFolder
 
 KILLED = """
@@ -61,6 +63,19 @@ def test_a_folder_that_others_remove_before_it_is_locked_is_made_again(tmp_path:
     monkeypatch.setattr(fcntl, "flock", late)
     with OwnFolder(tmp_path) as folder:
         assert calls == [fcntl.LOCK_SH] * 2 and [*tmp_path.iterdir()] == [folder.path]
+
+
+def test_folders_of_other_machines_count_as_left_only_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their locks may not be seen here."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(own_folder, "machine", lambda: "another")
+        other = OwnFolder(tmp_path, "a-")
+    os.close(other._lock or 0)  # pyright: ignore[reportPrivateUsage]
+    with OwnFolder(tmp_path, "a-"):
+        assert other.path.exists()
+    os.utime(other.path, (0, 0))
+    with OwnFolder(tmp_path, "a-"):
+        assert not other.path.exists()
 
 
 def test_without_locks_nothing_of_others_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,13 +239,16 @@ def test_choices_that_end_with_a_call_are_counted(serve, answering):
 
 def test_models_that_were_unloaded_long_ago_lose_their_series():
     """Each version of a model may have a name of its own."""
-    metrics, loaded = Metrics(), ["m0"]
-    metrics.watch(lambda: [ModelReading(name, "ready") for name in loaded])
+    metrics, loaded = Metrics(), ["m0", "m1"]
+    metrics.watch(lambda: [ModelReading(name, "ready") for name in loaded], lambda: loaded)
     for number in range(5 * MOST_ENDED):
         metrics.of(f"m{number}")
         metrics.stage_s.labels(f"m{number}", ENGINE, "compile").observe(1)
+    loaded.remove("m1")
+    metrics.end("m1")
+    metrics.of("another")
     families = [*text_string_to_metric_families(metrics.exposition().decode())]
     names = {sample.labels["model_name"] for family in families for sample in family.samples if "model_name" in sample.labels}
-    assert len(names) <= 2 * MOST_ENDED and {"m0", f"m{5 * MOST_ENDED - 1}"} <= names
-    metrics.of("m1").ttft.observe(1)
-    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m1"} 1.0' in metrics.exposition().decode()
+    assert len(names) == MOST_ENDED + 2 and {"m0", "m1", f"m{5 * MOST_ENDED - 1}", "another"} <= names
+    metrics.of("m2").ttft.observe(1)
+    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m2"} 1.0' in metrics.exposition().decode()

@@ -131,8 +131,10 @@ def read_auto_round(fields: Fields) -> tuple[Method, ...]:
 
 def _former_packing(fields: Fields) -> str:
     """Return the packing of files that state none. Older files state the kernel that multiplies the matrices: `auto_round:exllamav2` for
-    AutoRound's own packing, or `auto_round:gptq:exllamav2`."""
+    AutoRound's own packing, or `auto_round:gptq:exllamav2`, or `auto_round:awq`."""
     kernel = fields.text("backend", "auto").replace("autoround", "auto_round")
+    if "awq" in kernel:
+        return "auto_awq"
     return "auto_round" if kernel.startswith("auto_round") and "gptq" not in kernel else "auto_gptq"
 
 

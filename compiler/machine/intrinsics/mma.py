@@ -47,8 +47,8 @@ class Mma(BlockProduct):
 
     @property
     def enough_blocks(self) -> int:
-        """Declare two blocks for weights of 4 bits, and in kernels of many arguments. Without a declaration, the assembler limits registers
-        so that three blocks fit, and spills to keep the limit."""
+        """Declare two blocks for weights of 4 bits, and in tiles that hide the number of the thread. Without a declaration, the assembler
+        limits registers so that three blocks fit, and spills to keep the limit."""
         return 2 if self.bits == 4 or self.hides_thread else 0
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:

@@ -18,6 +18,11 @@ def available_cores(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> t
     return tuple(_AFFINITY if quota is None else _AFFINITY[: max(1, int(quota))])
 
 
+def num_cores_of_affinity() -> int:
+    """Return the number of cores of the process's affinity. A quota may grant the time of fewer, on any of them."""
+    return len(_AFFINITY)
+
+
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
     """Return the number of cores whose time the control groups grant: the least quota of all enclosing groups. Return None if no group has
     a limit."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, Placed, Repeat, TimeTo, Words
 from runtime.device.cpu.code import ObjectCode
-from runtime.device.cpu.cores import available_cores
+from runtime.device.cpu.cores import available_cores, num_cores_of_affinity
 from runtime.device.cpu.host import check_target
 from runtime.device.cpu.layouts import Plan
 from runtime.device.cpu.memory import address_of, host_buffer, sparse_buffer, use_huge_pages
@@ -140,11 +140,15 @@ class CpuDevice:
         """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        self._placement = Placement.of(cores[: self.num_threads]) if self.num_threads <= len(cores) else Placement()
+        # On which cores a smaller team that is not pinned should be is unknown: other servers may have teams of the same size.
+        has_all = self.num_threads == len(cores) == num_cores_of_affinity()
+        is_placed = self.num_threads <= len(cores) if pinned else has_all
+        self._placement = Placement.of(cores[: self.num_threads]) if is_placed else Placement()
         limits, nodes = self._placement.limits(pinned=pinned), self._placement.nodes
         self._team = Team(self.num_threads, num_cores=len(cores), limits=limits, nodes=nodes, stack_bytes=stack_bytes)
         self._sparse: list[weakref.ref[Array]] = []
-        self.use_thread = self._team.limit_caller
+        # Without `pinned`, the caller starts threads and processes, which would inherit its limit.
+        self.use_thread = self._team.limit_caller if pinned else lambda: None
         self.close = self._team.close
 
     @property

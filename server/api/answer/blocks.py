@@ -50,8 +50,8 @@ class Block:
 
 
 class BlockAnswer(ABC):
-    """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text. A subclass
-    may return empty events, and then must drop them from `chunks`."""
+    """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text; empty
+    ones are not sent."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
         """`plan` says how the text is parsed, `generation` generates it."""

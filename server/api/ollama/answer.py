@@ -103,12 +103,11 @@ class OllamaAnswer(BlockAnswer):
         self._head = encode({"model": model, "created_at": now()})[:-1]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of the answer. A tool call becomes one line when it is complete; the empty events of its parts are dropped."""
+        """Yield the lines of the answer. A tool call becomes one line when it is complete."""
         try:
             async with aclosing(super().chunks()) as lines:
                 async for line in lines:
-                    if line:
-                        yield line
+                    yield line
         finally:
             self._end()
 

@@ -192,7 +192,7 @@ async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[
         yield _line("success")
         return
     try:
-        if registry.library is not None and _is_downloaded(spec.source, registry):
+        if registry.library is not None and _is_downloadable(spec.source, registry):
             async with aclosing(registry.library.pull(spec.source)) as parts:
                 async for part in parts:
                     if part.total_bytes:
@@ -218,7 +218,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
     """Unload the model if it is loaded, and return its source. Raise ApiError if the server did not download it."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
-    if not _is_downloaded(source, registry):
+    if not _is_downloadable(source, registry):
         message = f"model {name!r} was not downloaded by relaxserve, so its files are kept; unload it by DELETE /admin/models/{name}"
         raise ApiError(INVALID_SOURCE, message, param="model")
     if model is not None:
@@ -231,6 +231,7 @@ def _is_served(name: str, registry: Registry) -> bool:
     return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 
-def _is_downloaded(source: str, registry: Registry) -> bool:
-    """Return whether a source is downloaded by the server's library. Any other source is an absolute path."""
+def _is_downloadable(source: str, registry: Registry) -> bool:
+    """Return whether the server's library can download a source: a name of its list, or an id of the hub. Any other source is an absolute
+    path."""
     return source in registry.downloads or is_hub_id(source)

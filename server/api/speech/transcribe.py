@@ -222,15 +222,16 @@ def _job(request: Request, prompt: Sequence[int], params: SamplingParams, audio:
 
 
 async def _drawn(generation: Generation) -> tuple[list[int], list[TokenLogprob], tuple[TokenLogprob | None, ...]]:
-    """Return the tokens of an answer, their log-probabilities, and those of the prompt."""
+    """Return the tokens of an answer without the stop token, the log-probabilities of these tokens, and those of the tokens of the prompt,
+    which are empty if the job does not ask for them."""
     token_ids: list[int] = []
     logprobs: list[TokenLogprob] = []
-    asked: tuple[TokenLogprob | None, ...] = ()
+    of_prompt: tuple[TokenLogprob | None, ...] = ()
     async with aclosing(generation.steps()) as steps:
         async for step in steps:
             token_ids += step.token_ids
             logprobs += [entry.logprob for entry in step.entries]
-            asked = asked or step.prompt_logprobs
+            of_prompt = of_prompt or step.prompt_logprobs
             if step.stop_reason is not None:
-                token_ids.pop()
-    return token_ids, logprobs, asked
+                token_ids.pop()  # the stop token, which has no entry
+    return token_ids, logprobs, of_prompt

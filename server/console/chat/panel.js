@@ -20,7 +20,7 @@ export class OptionsPanel {
     this.fields = {};
     for (const button of document.querySelectorAll("[data-action=options]")) button.addEventListener("click", () => this.toggle());
     document.addEventListener("keydown", event => {
-      if (event.key === "Escape" && !this.root.hidden && this.root.contains(document.activeElement)) {
+      if (event.key === "Escape" && !event.isComposing && !this.root.hidden && this.root.contains(document.activeElement)) {
         event.stopPropagation();
         this.toggle(false);
       }

@@ -70,7 +70,7 @@ export class Sidebar {
   }
 
   async #remove(one) {
-    await this.app.remove(one);
+    if (!await this.app.remove(one)) return;
     toast("The conversation is deleted.", {label: "Undo", run: () => this.app.adopt(one)});
   }
 }

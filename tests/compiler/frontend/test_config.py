@@ -226,7 +226,14 @@ def test_pooling_beside_the_model() -> None:
 
 @pytest.mark.parametrize(
     ("sentence", "tokenizer", "expected"),
-    [({"max_seq_length": 48}, 20, 48), ({}, 20, 20), ({"max_seq_length": None}, 20, 20), ({}, int(1e30), None), ({}, None, None)],
+    [
+        ({"max_seq_length": 48}, 20, 48),
+        ({}, 20, 20),
+        ({"max_seq_length": None}, 20, 20),
+        ({}, 131_072, None),
+        ({}, int(1e30), None),
+        ({}, None, None),
+    ],
 )
 def test_the_longest_text_may_be_that_of_the_tokenizer(
     tmp_path: Path, sentence: dict[str, Any], tokenizer: int | None, expected: int | None

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
+from compiler.frontend.quantized.awq import Awq
 from compiler.frontend.quantized.fp8 import Scaled
 from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, methods_beside, methods_of
@@ -415,6 +416,11 @@ def test_auto_round_stores_zero_points_as_they_are_in_its_own_packing(tmp_path: 
     expected = scales.astype(np.float32)[groups] * (numbers - zeros[groups])
     np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
     np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+
+
+def test_older_files_of_auto_round_may_be_packed_as_awq_does() -> None:
+    found = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "backend": "auto_round:awq"}
+    assert methods_of({"quantization_config": found}) == (Awq(),)
 
 
 def test_configurations_that_transformers_5_writes_are_read() -> None:

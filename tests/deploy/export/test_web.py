@@ -401,6 +401,9 @@ await visit('/web/a/', 'weights-1', 'weights-2');
 await visit('/web/b/', 'weights-2', 'weights-3');
 await visit('/web/a/', 'weights-4');
 await visit('/web/b/', 'weights-4');
+files.set('pages.json', new TextEncoder().encode('{"/web/a/":["weights-4"]}]}'));   // closing the page ended the writing of a shorter list
+await visit('/web/b/', 'weights-5');
+await visit('/web/a/', 'weights-5');
 console.log(JSON.stringify(left));
 """
 )
@@ -410,7 +413,7 @@ def test_weights_of_earlier_exports_are_removed() -> None:
     """Otherwise they would fill the storage of visitors. Pages of one origin share a folder, and maybe weights."""
     found = json.loads(run_node(EARLIER, RUNTIME, "100000"))
     numbers = [[int(file.removeprefix("weights-")) for file in files] for files in found]
-    assert numbers == [[1, 2], [1, 2, 3], [2, 3, 4], [4]]
+    assert numbers == [[1, 2], [1, 2, 3], [2, 3, 4], [4], [4, 5], [5]], "a damaged list says nothing about other pages"
 
 
 ENDED = """
@@ -443,6 +446,12 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "assistant", "content": None, "function_call": {"name": "now", "arguments": "{}"}},
         {"role": "function", "content": "12", "name": "now"},
     ],
+    [
+        {
+            "role": "assistant",
+            "tool_calls": [{"index": 0, "id": None, "function": {"arguments": "{}", "name": "now", "more": 1}, "further": 2}],
+        }
+    ],
     [{"role": "assistant", "content": None, "refusal": "I may not."}, {"role": "user", "content": "Why?", "name": None}],
     [{"role": "assistant", "content": "4", "reasoning": "2 + 2"}],
     [{"role": "assistant", "content": "4", "reasoning_content": "2 + 2", "reasoning": "other"}],
@@ -458,7 +467,13 @@ def test_templates_get_the_messages_that_the_server_gives_them() -> None:
     console.log(JSON.stringify(JSON.parse(given).map((messages) => forTemplate(messages))));
     """
     found = json.loads(run_node(script, RUNTIME / "messages.mjs", json.dumps(CONVERSATIONS)))
-    assert found == [for_template([Message.model_validate(one) for one in conversation]) for conversation in CONVERSATIONS]
+    expected = [for_template([Message.model_validate(one) for one in conversation]) for conversation in CONVERSATIONS]
+    assert found == expected
+    written = (
+        [[message.get("tool_calls") for message in messages] for messages in found],
+        [[message.get("tool_calls") for message in messages] for messages in expected],
+    )
+    assert json.dumps(written[0]) == json.dumps(written[1]), "templates write calls in the order of their fields"
 
 
 LATE = """

@@ -137,7 +137,8 @@ def test_a_server_has_stopped_when_its_last_lines_are_passed_on(
 def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In containers that share the folder, another owner may have the same process id."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / f"{FOLDER}{os.getpid()}-x").mkdir()
+    (left := tmp_path / f"{FOLDER}{os.getpid()}-x").mkdir()
+    os.utime(left, (0, 0))
     with OwnFolder(tmp_path, FOLDER) as kept:
         with pytest.raises(SettingsError):
             ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")

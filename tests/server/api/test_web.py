@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from runtime import own_folder
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -31,8 +32,8 @@ def published(serve, export=export, **options):
 
 
 async def _settled(publications):
-    for one in publications._current.values():
-        await one.settled.wait()
+    while not all(one.files or one.error for one in publications._current.values()):
+        await asyncio.sleep(0.01)
 
 
 async def _removed(publications):
@@ -156,23 +157,21 @@ def test_exports_of_killed_servers_are_removed_and_those_of_others_stay(serve, t
     abandoned = tmp_path / "web" / "abandoned"
     abandoned.mkdir()
     (abandoned / "weights-1.bin").write_bytes(b"0")
+    os.utime(abandoned, (0, 0))
     published(serve)
     assert not abandoned.exists() and ours.exists() and len(list((tmp_path / "web").iterdir())) == 2
     assert server.http().get("/web/null/weights-0.bin").content == WEIGHTS
 
 
-def test_another_server_that_cleans_the_folder_delays_nothing(serve, tmp_path):
-    """A server locks the parent of all exports while it removes what killed servers left. Another one waits for the lock in a thread."""
-    (tmp_path / "web").mkdir(mode=0o700)
-    folder = os.open(tmp_path / "web", os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        server = serve(export=export, publish=("null",))
-        client = server.http()
-        assert "not exported yet" in client.get("/web/null/program.json").json()["error"]["message"]
-        client.delete("/admin/models/null").raise_for_status()
-        assert "not loaded yet" in client.get("/web/null/program.json").json()["error"]["message"]
-    finally:
-        os.close(folder)
+def test_removing_what_killed_servers_left_delays_nothing(serve, tmp_path, monkeypatch):
+    (tmp_path / "web" / "abandoned").mkdir(mode=0o700, parents=True)
+    removing = threading.Event()
+    monkeypatch.setattr(own_folder, "_remove_left", lambda _folder, is_own: removing.wait(60))
+    server = serve(export=export, publish=("null",))
+    client = server.http()
+    assert "not exported yet" in client.get("/web/null/program.json").json()["error"]["message"]
+    client.delete("/admin/models/null").raise_for_status()
+    assert "not loaded yet" in client.get("/web/null/program.json").json()["error"]["message"]
+    removing.set()
     asyncio.run_coroutine_threadsafe(_removed(server.registry.publications), server.loop).result(60)
-    assert list((tmp_path / "web").iterdir()) == []
+    assert [path.name for path in (tmp_path / "web").iterdir()] == ["abandoned"]

@@ -463,6 +463,25 @@ def test_a_conversation_that_the_browser_does_not_store_is_told(page, site):
     idle(page)
 
 
+def test_a_conversation_that_cannot_be_deleted_stays(page, site):
+    page.open(f"{site('writer').url}/")
+    page.see("writer", ".empty h2")
+    ask(page, "hello")
+    idle(page)
+    page.js("""(() => {
+      const remove = IDBObjectStore.prototype.delete;
+      IDBObjectStore.prototype.delete = function (...given) {
+        const request = remove.apply(this, given);
+        request.addEventListener("success", () => this.transaction.abort());
+        return request;
+      };
+    })()""")
+    page.click(".talk-link button", "Delete")
+    page.see("The conversation could not be deleted", ".toast")
+    assert page.js("[...document.querySelectorAll('.toast')].every(one => !one.textContent.includes('is deleted'))")
+    page.see("hello", "#conversations")
+
+
 def test_a_count_that_arrives_late_is_not_shown(page, site):
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")

@@ -57,7 +57,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
-MOST_KEPT = 96  # maximum number of elements of a thread's local array that fit these registers; threads with more get twice as many
+MOST_IN_HALF = 96  # maximum number of elements of a thread's local array that fit these registers; threads with more get twice as many
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -240,7 +240,9 @@ def _enough_blocks(stmt: Stmt, threads: int) -> int:
     if not tiles:
         arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
         kept = max((prod(extent.const for extent in buffer.shape) for buffer in arrays), default=0)
-        return (ENOUGH_THREADS if kept <= MOST_KEPT else ENOUGH_THREADS // 2) // max(threads, WARP)
+        if kept > MOST_IN_HALF:
+            return max(1, ENOUGH_THREADS // 2 // max(threads, WARP))
+        return ENOUGH_THREADS // max(threads, WARP)
     return max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
 
 

@@ -7,13 +7,13 @@
     }                                         }
 
 All threads of a block run what is outside of the loops over lanes; it writes nothing but local arrays, so all threads get the same values.
-Loops that choose rows of local arrays are unrolled, so that a thread keeps its column in registers. No thread reads what another one
-writes, so there are no barriers. The order of operations on a column stays, and with it the bits.
+Loops that choose rows of local arrays are unrolled, so that a thread keeps its column in registers. No thread reads or writes what
+another one writes, so there are no barriers. The order of operations on a column stays, and with it the bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -29,29 +29,34 @@ MOST_KEPT = 160  # maximum number of elements of local arrays that a thread keep
 ZERO = Dim.of(0)
 
 
-def schedule_columns(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement."""
+def schedule_columns(stmt: Stmt, shared: Mapping[Buffer, Buffer]) -> Stmt | None:
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement. `shared` maps an input to the output
+    that shares its memory."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
     groups = [group for vector in vectors if (group := _group(vector)) is not None]
     if len(groups) < len(vectors) or not _writes_columns(stmt.body, frozenset(groups)):
         return None
+    if any(sum(loop in groups for loop in vector.around) > 1 for vector in vectors):
+        return None  # a thread would run the inner group once, not once for each outer group
     sizes = {(group.extent.const, vector.loop.extent.const) for group, vector in zip(groups, vectors, strict=True)}
     if len(sizes) != 1:
         return None
     ((count, lanes),) = sizes
     width = count * lanes
+    if not 0 < width <= MOST_LANES:
+        return None
     column, block = DimVar("c", 0, Dim.of(width - 1)), DimVar("b", 0, stmt.extent - 1)
     number = column.dim // lanes  # of the group
     lane = column.dim - number * lanes
     dims = {stmt.var: block.dim, **{group.var: number for group in groups}, **{vector.loop.var: lane for vector in vectors}}
     body = map_stmt(stmt.body, lambda s: s.body if isinstance(s, For) and s.var in dims else s)
     body = rewrite_dims(body, dims)
-    if width > MOST_LANES or not _are_apart(body, column.dim, width):
+    if not _are_apart(body, column.dim, width, shared):
         return None
     private = {s.buffer for vector in vectors for s in walk_stmts(vector.loop) if isinstance(s, Store) and s.buffer.scope is Scope.LOCAL}
-    if any(indices[-1] != column.dim for buffer, indices in _accesses(body) if buffer in private):
+    if any(indices[-1:] != (column.dim,) for buffer, indices in _accesses(body) if buffer in private):
         return None
     body = _unrolled(_without_columns(body, private))
     arrays = {buffer for buffer, _ in _accesses(body) if buffer.scope is Scope.LOCAL}
@@ -81,7 +86,7 @@ def _group(vector: _Vector) -> For | None:
     """Return the loop, of constant extent, that chooses the group of columns of a loop over lanes, by the last indices of local arrays.
     Return None if there is no such loop."""
     loop = vector.loop
-    last = [indices[-1] for buffer, indices in _accesses(loop) if buffer.scope is Scope.LOCAL and loop.var in indices[-1].vars()]
+    last = [at[-1] for buffer, at in _accesses(loop) if buffer.scope is Scope.LOCAL and at and loop.var in at[-1].vars()]
     around = [outer for outer in vector.around if outer.extent.is_const] if last else []
     return next((outer for outer in around if all(d == outer.var.dim * loop.extent + loop.var.dim for d in last)), None)
 
@@ -110,14 +115,15 @@ def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = Fal
             return all(_writes_columns(inner, groups, is_inside=is_inside) for inner in substatements(stmt))
 
 
-def _are_apart(body: Stmt, column: Dim, width: int) -> bool:
-    """Return whether no thread reads an element of other memory than local arrays that another thread writes. Either a buffer that is
-    written is not read, or each thread accesses only elements of its column."""
+def _are_apart(body: Stmt, column: Dim, width: int, shared: Mapping[Buffer, Buffer]) -> bool:
+    """Return whether no thread reads or writes an element of other memory than local arrays that another thread writes: each access to a
+    buffer that is written is in the thread's own column, and no input is read whose memory is written as an output."""
     stores = [s for s in walk_stmts(body) if isinstance(s, Store) and s.buffer.scope is not Scope.LOCAL]
-    hints = {load for s in walk_stmts(body) if isinstance(s, Tile) for load in s.operands}  # nothing waits for a prefetch
-    reads = [load for load in loads(body) if load not in hints]
-    both = {s.buffer for s in stores} & {load.buffer for load in reads}
-    return all(prove_divisible(x.indices[-1] - column, width) for x in (*stores, *reads) if x.buffer in both)
+    reads, written = list(loads(body)), {s.buffer for s in stores}
+    if any(shared.get(load.buffer) in written for load in reads):
+        return False
+    own = (x.indices for x in (*stores, *reads) if x.buffer in written)
+    return all(at and prove_divisible(at[-1] - column, width) for at in own)
 
 
 def _without_columns(stmt: Stmt, private: set[Buffer]) -> Stmt:

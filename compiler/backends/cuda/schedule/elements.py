@@ -36,7 +36,7 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
     done: list[Stmt] = []
     for group in _independent_groups(prim, stages(body)):
         nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
-        done.append(_in_one_launch(nests) if nests else _in_order(group[0]))
+        done.append(_in_one_launch(nests) if nests else _in_order(group[0], _shared(prim)))
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
 
 
@@ -52,8 +52,7 @@ def is_one_launch(prim: PrimFunc) -> bool:
 
 def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
     """Group adjacent stages that are independent: they write different elements, and do not read what other stages of the group write."""
-    buffers = prim.buffers
-    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # maps an input to the output that shares its memory
+    shared = _shared(prim)
     groups: list[list[Stmt]] = []
     for stmt in stmts:
         if groups and all(_are_independent(stmt, other, shared) for other in groups[-1]):
@@ -61,6 +60,12 @@ def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt
         else:
             groups.append([stmt])
     return groups
+
+
+def _shared(prim: PrimFunc) -> dict[Buffer, Buffer]:
+    """Return a map from each input to the output that shares its memory, if there is one."""
+    buffers = prim.buffers
+    return {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}
 
 
 def _are_independent(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
@@ -123,11 +128,12 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
         write_element(k, nest.store, read_integers(k, nest, point))
 
 
-def _in_order(stmt: Stmt) -> Stmt:
+def _in_order(stmt: Stmt, shared: Mapping[Buffer, Buffer]) -> Stmt:
     """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans, whose columns of the state threads keep.
     `schedule_lanes` takes a parallel loop around loops over lanes that a block can run: a block runs each iteration. Otherwise a thread
-    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
-    if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
+    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial. `shared` maps an input
+    to the output that shares its memory."""
+    if (found := schedule_columns(stmt, shared) or schedule_lanes(stmt)) is not None:
         return found
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:

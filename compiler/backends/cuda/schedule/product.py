@@ -202,8 +202,8 @@ class _Blocks:
         wide = scale is not None and scale.buffer.dtype is DType.F32
         apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
         op = replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
-        # In products of experts by `mma.sync`, the loop around the tiles needs registers, too.
-        is_around = self.product.choice is not None and op.one_shape
+        # In products of experts by `mma.sync` with weights of 16 bits, the loop around the tiles needs registers, too.
+        is_around = self.product.choice is not None and op.one_shape and op.bits == 16
         return replace(op, hides_thread=is_around or self.num_arguments > MOST_ARGUMENTS)
 
     def write(self, k: Kernel) -> None:

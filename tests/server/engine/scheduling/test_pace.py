@@ -32,7 +32,7 @@ MACHINES: dict[str, Mapping[int, float]] = {
     "int4 and a matrix unit": {1: 0.0133, 4: 0.0155, 16: 0.0185, 32: 0.0245, 64: 0.0361, 128: 0.058, 256: 0.103, 384: 0.145, 512: 0.198},
     "a matrix unit": {1: 0.048, 8: 0.050, 16: 0.052, 32: 0.058, 64: 0.070, 128: 0.10, 256: 0.18, 512: 0.34},
 }
-FEW = ("int4", "a matrix unit")  # the machines of quick tests; on the others, steps cost as much in other proportions
+FEW = ("int4", "a matrix unit")  # two machines, for quick tests; on the others, steps cost as much in other proportions
 machines = pytest.mark.parametrize(
     "machine", [pytest.param(steps, id=name, marks=() if name in FEW else pytest.mark.slow) for name, steps in MACHINES.items()]
 )

@@ -7,8 +7,10 @@ import pytest
 
 import compiler.ops
 from compiler.backends.cuda.pipeline import pipeline
+from compiler.backends.cuda.schedule.columns import schedule_columns
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops.buffers import Scope
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import Allocate, For, LoopKind
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.module import IRModule
@@ -68,3 +70,37 @@ def test_a_column_that_exceeds_the_registers_stays_in_shared_memory() -> None:
     (scan,) = (prim for name, prim in prims.items() if "scan" in name)
     (state,) = (s.buffer for s in walk_stmts(scan.body) if isinstance(s, Allocate) and s.buffer.name == "state")
     assert state.scope is Scope.SHARED
+
+
+OWN = "for unroll v in 2 { for vector k in 16 { a[16*v + k] = x[i, 16*v + k] } }"
+REFUSED = {
+    "a group inside another": OWN
+    + """ for unroll u in 2 { for vector l in 16 { y[i, 16*u + l] = a[16*u + l] }
+        for unroll w in 2 { for vector m in 16 { a[16*w + m] = a[16*w + m] * 2.0 } } }""",
+    "groups that write the same": OWN + " for unroll u in 2 { for vector l in 16 { y[i, l] = a[16*u + l] } }",
+    "another column": OWN + " for unroll u in 2 { for vector l in 16 { y[i, 16*u + l] = a[16*u + l] + a[31 - 16*u - l] } }",
+    "a sum over columns": OWN
+    + """ alloc local b: f32[1] { b[0] = sum(r in 32) a[r]
+        for unroll u in 2 { for vector l in 16 { y[i, 16*u + l] = a[16*u + l] + b[0] } } }""",
+    "output read elsewhere": OWN + " for unroll u in 2 { for vector l in 16 { y[i, 16*u + l] = a[16*u + l] + y[i, 31 - 16*u - l] } }",
+    "no lanes": OWN + " for unroll u in 2 { for vector l in 0 { y[i, 16*u + l] = a[16*u + l] } }",
+}
+
+
+def columns_of(nest: str) -> PrimFunc:
+    text = f"prim f(x: f32[n, 32], out y: f32[n, 32]) {{ for parallel i in n {{ alloc local a: f32[32] {{ {nest} }} }} }}"
+    return parse(text).prim("f")
+
+
+@pytest.mark.parametrize("nest", REFUSED.values(), ids=list(REFUSED))
+def test_columns_that_depend_on_each_other_have_another_schedule(nest: str) -> None:
+    assert schedule_columns(columns_of(nest).body, {}) is None
+
+
+def test_a_column_of_an_input_that_is_overwritten_is_not_read_by_another() -> None:
+    prim = columns_of(
+        """for unroll u in 2 { for vector l in 16 { a[16*u + l] = x[i, 31 - 16*u - l] } }
+        for unroll v in 2 { for vector m in 16 { y[i, 16*v + m] = a[16*v + m] } }"""
+    )
+    x, y = prim.buffers
+    assert schedule_columns(prim.body, {}) is not None and schedule_columns(prim.body, {x: y}) is None

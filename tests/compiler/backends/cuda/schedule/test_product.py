@@ -180,7 +180,7 @@ def test_rows_that_choose_a_matrix_run_on_tensor_cores(format: str) -> None:
     )
     assert tiles(text) == [(8, 64), (16, 64), (32, 64), (64, 64)]
     rng = np.random.default_rng(0)
-    experts = np.repeat([4, 0, 3, 0], [66, 3, 9, 1]).astype(np.int32)
+    experts = np.repeat([4, 0, 3, 0], [84, 3, 9, 1]).astype(np.int32)
     x = rng.standard_normal((len(experts), 64)).astype(BF16)
     weights = {
         "bf16": [rng.standard_normal((5, 72, 64)).astype(BF16)],
