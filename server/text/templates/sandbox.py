@@ -4,7 +4,8 @@ A template comes from the network with a model, and processes the messages of cl
 
 1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
    that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes,
-   cannot be called and cannot become text. There is no `Markup`, nor any other object with methods written in Python.
+   cannot be called and cannot become text. There is no `Markup`. The only objects with methods written in Python are Jinja's own, such as
+   `loop` and `cycler`, of which the lists name the methods that may be called.
 2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each iteration of a loop,
    each macro, each comparison and each output takes a step; calls, filters and arithmetic go through the environment. A signal or a
    watchdog could not interrupt a string operation inside the interpreter.
