@@ -154,7 +154,8 @@ def measure_peer(config: ModelConfig, folder: Path, peer: str, modules: Path) ->
 
 def peer_figure(kind: str, times: Mapping[str, list[float]], peer: str, goal: float) -> Figure:
     ours, theirs = (1 / min(times[name]) for name in ("relaxserve", peer))
-    return Figure(f"{kind} over {peer}", ours / theirs, "x", goal, True, f"relaxserve {ours:.1f}, {peer} {theirs:.1f} tokens per second, one thread")
+    rates = f"relaxserve {ours:.1f}, {peer} {theirs:.1f} tokens per second, one thread"
+    return Figure(f"{kind} over {peer}", ours / theirs, "x", goal, True, rates)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -164,7 +164,8 @@ def _title(record: Record) -> str:
 def _of_model(found: Any) -> Iterator[Table]:
     """Yield the table of `model`, and with --beside the table of the quotients of both models' shares."""
     peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
-    longer = [f"a token after the longest context takes {ratio:.2f} times as long as one after the shortest" for ratio in (found.get("lengthening"),) if ratio]
+    ratio = found.get("lengthening")
+    longer = [f"a token after the longest context takes {ratio:.2f} times as long as one after the shortest"] if ratio else []
     grown = [
         f"a sequence of one to four windows holds {', '.join(map(str, group['pages']))} pages of the layers "
         + ("without a window" if group["window"] is None else f"with a window of {group['window']} tokens")
