@@ -1,4 +1,4 @@
-"""The unfinished requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
+"""The unfinished requests of an engine: they arrive, wait for their constraints or for pages of other servers, receive tokens, and end.
 
 `Engine` runs the steps. When a request ends for any reason, its pages are freed at once. This module also gives the outbox each request's
 tokens, vectors or failure.

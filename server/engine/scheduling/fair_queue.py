@@ -105,5 +105,6 @@ class FairQueue(Generic[T]):
 
 
 def is_live(priority: int | None) -> bool:
-    """Return whether something waits with this priority (None: nothing waits) that belongs to no batch job."""
+    """Return whether `priority`, the best priority of a queue, is that of a request outside batch jobs. None stands for an empty queue, for
+    which the result is False."""
     return priority is not None and priority < IDLE

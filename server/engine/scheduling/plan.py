@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def encodes_idle(self) -> bool:
-        """Whether what is encoded before the step is for idle sequences: it is for either them or others."""
+        """Whether the encodings before the step are for idle sequences. They are either all for idle sequences or all for others."""
         return any(encoding.is_idle for encoding in self.encodings)
 
     @property
