@@ -82,7 +82,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
-        self._by_model: list[tuple[Counter | Histogram, tuple[str, ...]]] = []  # with the names of their labels
+        self._by_model: list[tuple[Counter | Histogram, tuple[str, ...]]] = []  # each metric and its labels
         histogram, counter = self._histogram, self._counter
         self.ttft = histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", TTFT)
         self.itl = histogram("vllm:inter_token_latency_seconds", "Time between two steps of one choice.", ITL)
@@ -131,8 +131,9 @@ class Metrics:
         return self._of_models[model]
 
     def _forget_ended(self) -> None:
-        """Remove series of models that are not loaded any more, of those that were loaded first: each version of a model may have a name of
-        its own, and every scrape reads all series. Finding them takes long, so MOST_ENDED models gather before that is done."""
+        """Remove the series of models that are not loaded any more, except for the MOST_ENDED models that were loaded last. Each version of
+        a model may have a name of its own, and every scrape reads all series. Finding the series takes long, so nothing is done until
+        2 * MOST_ENDED models have series."""
         if len(self._of_models) < 2 * MOST_ENDED:
             return
         loaded = {reading.name for reading in self._loaded()}

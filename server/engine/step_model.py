@@ -201,7 +201,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
-    excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
+    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images and of clips of conversations; empty: the model reads neither
 
     @property
     def three_axes(self) -> bool:

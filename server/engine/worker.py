@@ -66,7 +66,8 @@ class LoadedModel:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
     eos_ids: tuple[int, ...] = ()
-    # returns the content of tokenizer.json, once a constraint needs it; None: without a tokenizer, constraints are refused
+    # returns the content of tokenizer.json, once a constraint needs it; None: there is no tokenizer, so constraints on whole answers are
+    # refused, and those on tool calls are ignored
     read_tokenizer: Callable[[], bytes] | None = None
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving

@@ -43,7 +43,7 @@ class Session:
         self._transport: Transport | None = None
         self._is_legacy: bool | None = None  # None: not known yet
         self._announces_changes = False
-        self._is_silent = False  # the server has not answered the first request: it ignores it, or starts slowly
+        self._is_silent = False  # the server has not answered the first request: it ignores this request, or starts slowly
         self._tools: dict[str, McpTool] | None = None
         self._fresh_until_s = 0.0
         self._progress: Callable[[Mapping[str, Any]], None] | None = None

@@ -42,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request of one server (the taker) to another (the giver) for the pages of a prompt that the taker does not hold."""
 
-    fingerprint: str  # that of the taker's model; the giver's must be equal
+    fingerprint: str  # fingerprint of the taker's model; the giver's model must have the same one
     page_bytes: tuple[Count, ...]  # size of a page of each cache group
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     digests: bytes  # the digests of the prompt's blocks of PAGE_SIZE tokens, one after the other

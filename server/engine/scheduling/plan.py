@@ -38,7 +38,7 @@ class Encoding:
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together
     cost: int  # prompt tokens that take about as long
-    priority: int = field(init=False)  # at first that of the sequence
+    priority: int = field(init=False)  # at first the priority of the sequence; a better one once this was dropped for a better priority
     has_begun: bool = False  # a part has run since it was chosen or dropped
     is_done: bool = False  # all parts have run
     longest_s: float = 0.0  # about the longest of its recent parts; 0: none has run
