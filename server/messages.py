@@ -376,7 +376,7 @@ class Listening(msgspec.Struct, frozen=True):
     num_hops: int  # hops of a window, as much as the encoder takes at once
     frames_each: int  # frames of a token; a frame is two hops
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
-    most_windows: int  # most windows of a recording that are heard; 0: any number
+    most_windows: int  # maximum number of windows of a recording that are heard; 0: no maximum
     piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
     reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
 

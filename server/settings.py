@@ -89,7 +89,7 @@ class ServerSettings:
     image_fetch_s: float = 10.0  # longest time for fetching an image
     audio_fetch_s: float = 10.0  # longest time for fetching audio
 
-    header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
+    header_timeout_s: float = 10.0  # longest time from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
     write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0

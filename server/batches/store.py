@@ -84,8 +84,8 @@ class Store:
         self.files[record.id] = record
 
     def delete_file(self, file_id: str, num_reserved: int | None = None) -> None:
-        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: if the file
-        is not finished, the bytes that were reserved for it, of which the disk may have fewer; None: count the bytes on the disk."""
+        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: if the
+        file is not finished, the bytes that were reserved for it, of which the disk may have fewer; None: count those on the disk."""
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         self.files.pop(file_id, None)

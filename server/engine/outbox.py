@@ -28,6 +28,7 @@ class Timing:
     last_kernel_s: float = 0.0
 
     def add(self, num_tokens: int, num_prefill: int, step_s: float, kernel_s: float) -> None:
+        """Count a step."""
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.num_prefill += num_prefill

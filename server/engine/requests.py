@@ -163,7 +163,9 @@ class Requests:
         if (reason := seq.ending) is not None:
             self._end(seq, reason)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
-            seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
+            # The earlier worker has sent tokens of this selection of a tool. Tokens are held back during a selection, so that worker had
+            # given the selection up, and this one does the same.
+            seq.choosing.let_go()
         self._schedule(seq.request)
 
     # --- tokens ----------------------------------------------------------------------------------------------------------

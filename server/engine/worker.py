@@ -126,8 +126,8 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 
 def _end_without(name: str, lost: StageLost) -> None:
-    """End this process because a stage is lost, in the way in which the stage ended: by SIGKILL if something outside killed the stage, so
-    that the front blames no request for it, or else with an error, for which the front may blame running requests."""
+    """End this process because a stage is lost. If something outside killed the stage, end by SIGKILL, so that the front hardly blames
+    the running requests. Otherwise end with an error, for which the front may blame them."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
     if lost.from_outside:

@@ -16,8 +16,8 @@ from server.fleet.cache_events import MOST_KEPT
 
 log = logging.getLogger(__name__)
 
-# Most batches that wait for a slow subscriber or for the receiver of a replay. Further ones are dropped, and the receiver sees by the
-# numbers that it has missed some.
+# Maximum number of batches that wait for a slow subscriber or for the receiver of a replay. Further ones are dropped, and the receiver sees
+# by the numbers that it has missed some.
 MOST_UNSENT = 2 * MOST_KEPT
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)

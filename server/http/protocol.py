@@ -179,6 +179,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
+        """Wait for the client to read, and close the connection if it does not within `write_timeout_s`."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 

@@ -49,7 +49,8 @@ class Session:
         self._progress: Callable[[Mapping[str, Any]], None] | None = None
 
     def tools(self, attempt: Attempt) -> list[McpTool]:
-        """Return the server's tools. They are listed again if the server says that they have changed, or that they may have."""
+        """Return the server's tools. Ask for the list again if the server has said that the tools have changed, or if the time is over for
+        which it allows a list to be kept."""
         with self._lock:
             return list(self._listed(attempt).values())
 

@@ -83,6 +83,7 @@ class Plan:
             self.num_context += item.num_context
 
     def remove(self, item: Item) -> None:
+        """Remove an item, and subtract it from the counts."""
         del self.items[item.seq]
         self.num_changes += 1
         self.num_tokens -= item.count
@@ -109,6 +110,6 @@ class Plan:
     @property
     def in_order(self) -> list[Item]:
         """The items in their order in the batch: the longest first, so that the first prompt begins where a tile of attention begins, and
-        prompts whose lengths are multiples of a tile share no tile. The tokens of a tile that two sequences share are computed one by
-        one."""
+        prompts whose lengths are multiples of a tile share no tile. The CPU's kernel of attention computes the tokens of a tile one by one
+        if they belong to several sequences."""
         return sorted(self.items.values(), key=lambda item: item.count, reverse=True)
