@@ -3,8 +3,8 @@ requests of the dead one to that.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
-The first load may fail; `start` then raises the reason. A model that was ready once is restarted until it is ready again: its files were
-usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
+`stop` leads to STOPPED from every state, and so does a first load that fails: `start` then raises the reason. A model that was ready once
+is restarted until it is ready again: its files were usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
 """
 
 from __future__ import annotations
