@@ -1,4 +1,5 @@
-"""Tell addresses on the internet from those of this machine and of private networks, to which no URL of a client may lead."""
+"""Tell addresses on the internet from those of this machine and of private networks. A URL of a client may lead to the latter only if the
+operator allows its host as private."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class FetchFault(ValueError):
 class FileKind:
     """A kind of file that is fetched, and the settings that limit it."""
 
-    names: str  # in the plural
-    accept: str  # media types
+    names: str  # what messages call such files, in the plural
+    accept: str  # media types that the header `accept` names
     example: str  # how a `data:` URL begins
     hosts: str  # name of the setting with the allowed hosts
     most_bytes: str  # name of the setting with the size of the largest file
@@ -85,7 +85,7 @@ class Fetcher:
         self._most_bytes = most_bytes
         self._patience_s = patience_s
         self._turns = asyncio.Semaphore(AT_ONCE)
-        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by host, while it is fetched from
+        self._turns_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by host, while files are fetched from it
         # A slow name server holds up these threads, and not those of other work.
         self._resolvers = ThreadPoolExecutor(AT_ONCE, "resolve") if hosts else None
         self._context: ssl.SSLContext | None = None  # made once, because reading the certificates takes 20 ms
@@ -183,7 +183,9 @@ class Fetcher:
         while True:
             match connection.next_event():
                 case h11.NEED_DATA:
-                    await asyncio.sleep(0)  # reading what has arrived waits for nothing, so other requests would wait for all of it
+                    # Reading bytes that have arrived already lets no other task run. Without this call, other requests would wait until
+                    # all such bytes are parsed.
+                    await asyncio.sleep(0)
                     connection.receive_data(await reader.read(PIECE_BYTES))
                 case h11.Response() as response:
                     found = dict(response.headers)

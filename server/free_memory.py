@@ -1,4 +1,4 @@
-"""Give memory back to the system that this process needed only for a moment."""
+"""Give back to the system the memory that this process needed only for a moment."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class Outage:
-    """The time from a worker's death until another one is ready. Times are of the monotonic clock."""
+    """The time from a worker's death, or from the wake-up of a sleeping model, until another worker is ready. Times are of the monotonic
+    clock."""
 
     began_s: float
     patience_s: float  # seconds for which new requests wait for the end of the outage; after that they are refused until a worker is ready
@@ -74,8 +75,8 @@ class WorkerHandle(Protocol):
 
     stats: Stats | None
     card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
-    restarts: int
-    resubmitted: int
+    restarts: int  # number of workers that were started in place of one that died
+    resubmitted: int  # number of requests that ran in a worker when it died
     ready: Ready | None  # the `Ready` message of the worker that serves now
     ready_s: float  # monotonic time at which it became ready
     outage: Outage | None
@@ -83,7 +84,7 @@ class WorkerHandle(Protocol):
 
     @property
     def state(self) -> StrEnum:
-        """Whether the worker loads, serves, sleeps, restarts or has stopped."""
+        """Whether the worker loads, serves, restarts, sleeps, drains or has stopped."""
         ...
 
     @property
@@ -121,7 +122,8 @@ class WorkerHandle(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, and wait until the running ones have ended. Raise TimeoutError after `timeout_s`."""
+        """Take no new requests, and give the running ones `timeout_s` seconds to end. After that, either fail the rest and end the worker,
+        as the supervisor does, or raise TimeoutError."""
         ...
 
     async def stop(self) -> None:

@@ -14,10 +14,10 @@ class LoadSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     source: str
-    quantize: str = "auto"
+    quantize: str = "auto"  # number format of the weights in memory, such as 4bit; auto: chosen by the model and its files
     max_context: int | None = None  # None: the model's own, or as much of it as the memory allows
-    max_batch: int = 64
-    max_gap_ms: int = MAX_GAP_MS
+    max_batch: int = 64  # largest number of sequences in a step
+    max_gap_ms: int = MAX_GAP_MS  # longest time of a step with decoding sequences: prompts get smaller chunks to stay below it
     kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
     memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
     kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16

@@ -17,6 +17,7 @@ def notice_loss(connection: socket.socket, within_s: float) -> None:
         (socket.TCP_KEEPIDLE, pause_s),
         (socket.TCP_KEEPINTVL, pause_s),
         (socket.TCP_KEEPCNT, NUM_PROBES),
-        (socket.TCP_USER_TIMEOUT, round(within_s * 1000)),  # of data that is not acknowledged, or that the other end does not take
+        # how long data may stay unacknowledged, or wait because the other end takes none
+        (socket.TCP_USER_TIMEOUT, round(within_s * 1000)),
     ):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

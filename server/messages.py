@@ -76,7 +76,8 @@ class Trigger(msgspec.Struct, frozen=True):
     open_id: int | None = None  # token that opens a think block; such a block comes first or not at all
     close_id: int | None = None
     is_open: bool = False  # the prompt ends inside a think block
-    plain: tuple[tuple[int, ...], ...] = ()  # sequences that begin a call in plain JSON; the constraint's `plain` describes it with them
+    # token sequences that begin a call in plain JSON; the constraint's `plain` is the grammar of the whole call, these tokens included
+    plain: tuple[tuple[int, ...], ...] = ()
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -225,13 +226,13 @@ class Load(LoadSettings, Message, frozen=True, tag=True):
     peers: Peering | None = None  # None: no pages are given to other servers, or taken from them
     cuts: tuple[int, ...] = ()  # the first layer of each stage but the first; empty: layers are divided by the memory of the stages
     layers: tuple[int, int] | None = None  # the first layer that a stage computes, and the one after its last; None: all
-    is_early: bool = False  # another stage has what follows the layers
+    is_early: bool = False  # a later stage computes what follows the layers of this one
     log_level: str = "info"
     log_format: str = "text"
 
 
 LOCAL = "local"  # the place of a stage that is a process of this machine
-HEAD = "head"  # the place of the last stage, if it is a process of this machine without layers: it has only what follows them
+HEAD = "head"  # the place of the last stage, if it is a process of this machine without layers: it computes only what follows all layers
 
 IDLE = 1 << 31  # the priority of requests of batches, beyond those that clients can ask for
 
@@ -251,7 +252,7 @@ class Submit(Message, frozen=True, tag=True):
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which includes the tenant
     deadline: float | None = None
     audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
-    excerpts: tuple[Excerpt, ...] = ()  # those of all images and recordings, in the order of their tokens in the prompt
+    excerpts: tuple[Excerpt, ...] = ()  # the excerpts of all images and recordings, in the order of their tokens in the prompt
     giver: Giver | None = None  # the server that may have pages of the prompt; taken only if the load has `peers`
 
 
@@ -275,7 +276,8 @@ class Embed(Message, frozen=True, tag=True):
     cache_salt: str = ""
     priority: int = 0
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
-    audio: Audio | None = None  # for speech models, whose vector of a token is its attention to the frames of the audio, in several heads
+    # for speech models: their vector of a token is the attention of this token to the frames of the audio, in several heads
+    audio: Audio | None = None
     crop: Crop | None = None  # an image to embed in place of a text
 
 
@@ -290,7 +292,7 @@ class GivePages(Message, frozen=True, tag=True):
     """Read the pages that another server asks for. The first PagesGiven has the offer."""
 
     request_id: str
-    digests: bytes  # as in an Ask
+    digests: bytes  # see `server.peers.wire.Ask`
     num_held: int  # tokens whose pages the other server has
     num_frames: int  # messages with pages that may be on the way; each MorePages allows another one
 
@@ -360,7 +362,7 @@ class Vision(msgspec.Struct, frozen=True):
     image_token: int  # negative if the model embeds images
     fit: Fit  # how an image becomes crops
     filter: int  # number of the filter in Pillow by which images are scaled
-    marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
+    marker: str = ""  # text that the chat template writes for an image; empty: the text of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # text of the token between two rows of tokens of an image; empty: there is none
     num_places: int = 0  # vectors of a crop in the encoder, which count as the tokens of an image that is embedded
@@ -374,7 +376,7 @@ class Listening(msgspec.Struct, frozen=True):
     num_hops: int  # hops of a window, as much as the encoder takes at once
     frames_each: int  # frames of a token; a frame is two hops
     ends: bool  # whether the last clip has only the tokens of its sound; otherwise silence fills up the window
-    most_windows: int  # windows of a recording, whose rest is not heard; 0: any number
+    most_windows: int  # maximum number of windows of a recording that are heard; 0: no maximum
     piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
     reflects: bool = False  # whether a recording is reflected at its own end, where a hop has to be whole; otherwise silence follows it
 
@@ -476,7 +478,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """The next tokens of one choice, more than one if a grammar forces them."""
+    """The next tokens of one choice: more than one if a grammar forces tokens, or if tokens were held back; none if the choice only
+    ends."""
 
     request_id: str
     choice: int
@@ -537,7 +540,7 @@ class Stats(Message, frozen=True, tag=True):
     prefix_hits: int
     num_steps: int
     step_s: float  # duration of the last step
-    kernel_s: float  # part of step_s in which the device worked
+    kernel_s: float  # part of step_s that the call of the model took
     num_step_tokens: int = 0  # tokens of all steps since the worker started
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
     num_prefill_tokens: int = 0  # prompt tokens of all steps, which num_step_tokens includes
@@ -596,7 +599,7 @@ class PagesGiven(Message, frozen=True, tag=True):
     """A part of the answer to a GivePages."""
 
     request_id: str
-    offer: Offer | None = None  # in the first answer
+    offer: Offer | None = None  # only in the first PagesGiven of an answer
     data: bytes = b""  # the next pages in the order of the offer; empty after the last one, or if the next page is gone
 
 

@@ -31,7 +31,7 @@ class OpenValues:
     nonce: bytes  # the values of the request follow from it
     created_s: float
     choice: int = 0  # the choice whose values are drawn: choices take turns in an order that may differ
-    drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])  # by choice and name
+    drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])  # how many values were drawn, by choice and name
 
     def draw(self, name: str, num_bytes: int) -> bytes:
         """Return the next value of this name. The order in which values of different names are drawn does not matter."""
@@ -44,7 +44,7 @@ OPEN: ContextVar[OpenValues | None] = ContextVar("open_values", default=None)  #
 
 
 def given(header: str, key: str | None) -> OpenValues | None:
-    """Return the values that an ingress gives, or None if the header has not the ingress's key."""
+    """Return the values that an ingress gives, or None if the header is malformed or does not have the ingress's key."""
     found = FORM.fullmatch(header)
     if key is None or found is None or not hmac.compare_digest(found[1].encode(), key.encode()):
         return None

@@ -1,4 +1,4 @@
-"""The settings of the front process. The command line builds them; the server itself never reads environment variables."""
+"""The settings of the front process. The command line builds them; the server itself reads no setting from the environment."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServerSettings:
     max_schema_bytes: int = 64 << 10
     max_stop_strings: int = 16
     max_stop_chars: int = 256
-    max_queued_requests: int = 256  # limit on waiting requests per model, in addition to the size of its batch
+    max_queued_requests: int = 256  # limit on sequences (choices of requests) that wait, per model, besides those that fill its batch
     max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
     max_key_constraints: int = 64  # different constraints of one key's running and waiting requests, per model
     response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
@@ -89,7 +89,7 @@ class ServerSettings:
     image_fetch_s: float = 10.0  # longest time for fetching an image
     audio_fetch_s: float = 10.0  # longest time for fetching audio
 
-    header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
+    header_timeout_s: float = 10.0  # longest time from the first byte of a request to the end of its headers
     body_timeout_s: float = 30.0  # time for the whole body
     write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0

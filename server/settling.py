@@ -18,7 +18,7 @@ class Settling:
     def __init__(self, settle: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._settle = settle
         self._clock = clock
-        self._due_s: float | None = None  # None: no step has ended since the last time
+        self._due_s: float | None = None  # time to settle even if the process is never idle; None: no step has ended since it last settled
         self._thread: threading.Thread | None = None
 
     @property

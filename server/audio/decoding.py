@@ -37,7 +37,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     samples: memoryview = memoryview(b"")  # little-endian f32
     loudest: float = 0.0
-    clips: tuple[Clip, ...] = ()  # in place of the samples, of a recording in a conversation
+    clips: tuple[Clip, ...] = ()  # clips of a recording in a conversation, which is not returned in `samples`
     fault: str = ""
 
 

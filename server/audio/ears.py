@@ -15,7 +15,7 @@ from server.text.media import Markers
 class Ears:
     """How a model hears recordings, and how they are written into its prompt."""
 
-    reads: ClassVar = HeardRecording
+    reads: ClassVar = HeardRecording  # class of a decoded recording
     listening: Listening
     decoder: ClipDecoder
     markers: Markers

@@ -28,7 +28,7 @@ class Head(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
-    background: Any = None  # checked by the only endpoint that knows it
+    background: Any = None  # a field of /v1/responses, which checks its type
 
 
 class Response(msgspec.Struct):

@@ -34,7 +34,7 @@ AT_ONCE = 16  # requests at a time for a model that is not loaded
 LONGEST_WAIT_S = 30.0  # longest time between two tries of a line
 AGAIN_S = 60.0  # time after which a batch that an error has stopped goes on
 READ_AT_ONCE = 64  # lines read from the disk at a time
-AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)  # statuses after which a line is tried again
 T = TypeVar("T")
 
 

@@ -28,7 +28,7 @@ OF_OPENAI, OF_ANTHROPIC = "batch_", "msgbatch_"  # how ids of batches begin
 
 
 class Batches:
-    """The store and the runner of a server. Without a folder, every call raises BATCHES_OFF."""
+    """The store and the runner of a server. If the server has no store, each use of `store` raises BATCHES_OFF."""
 
     def __init__(self, settings: ServerSettings, registry: Registry) -> None:
         self._settings = settings

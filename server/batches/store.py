@@ -37,7 +37,7 @@ class Store:
         """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards the sum below and the records, because several threads write files
+        self._lock = threading.Lock()  # guards `num_bytes` and the writing of records, because several threads write files
         self._appending = threading.Lock()  # held while a line is written to a file, which may take long
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -58,11 +58,11 @@ class Store:
         return record
 
     def all_files(self) -> list[FileRecord]:
-        """Return a copy, because threads add and remove files meanwhile."""
+        """Return the records of all files in a new list, because threads add and remove files meanwhile."""
         return list(self.files.values())
 
     def all_batches(self) -> list[BatchRecord]:
-        """Return a copy, like `all_files`."""
+        """Return the records of all batches in a new list, for the same reason as `all_files`."""
         return list(self.batches.values())
 
     def data(self, file_id: str) -> Path:
@@ -84,8 +84,8 @@ class Store:
         self.files[record.id] = record
 
     def delete_file(self, file_id: str, num_reserved: int | None = None) -> None:
-        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: the bytes
-        that were reserved for a file that is not finished, of which the disk may have fewer."""
+        """Remove a file. Its record is removed first: the next start of the server removes data without a record. `num_reserved`: if the
+        file is not finished, the bytes that were reserved for it, of which the disk may have fewer; None: count those on the disk."""
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         self.files.pop(file_id, None)

@@ -1,6 +1,7 @@
 """The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
 of length. The excerpts of a request are sent before it, one message each, so that no message keeps the front's event loop busy for long. A
-message that is too large is not sent: its request fails, and others continue.
+message that is too large is not sent. If it belongs to one request, only that request fails; otherwise the channel counts as lost, and the
+worker ends.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
 not read, the outbox fills; the engine then runs no steps, but still accepts aborts.

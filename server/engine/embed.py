@@ -101,8 +101,9 @@ class Embedder:
         self._paused = paused
 
     def step(self) -> bool:
-        """Embed a batch of texts, and run parts of encoding images for at most ALONE_S, but at least one part. Texts of batch jobs wait for
-        images of other requests, and images of batch jobs for texts of other requests. Return False if there was nothing to do."""
+        """Embed a batch of texts, and encode parts of images until ALONE_S have passed, at least one part. Texts of batch jobs wait while
+        other requests have images, and images of batch jobs wait while other requests have texts. Return False if there was nothing to
+        do."""
         if self._paused:
             return False
         are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or is_live(self._images.first_priority)

@@ -49,8 +49,8 @@ def _serve(calls: Calls[T], results: Results[T]) -> None:
             result: T | BaseException = call()
         except BaseException as error:
             result = error
-        # A call may hold the last reference to the owner. If this thread kept the call while it waits for the next one, the owner would
-        # never be freed, and the thread would never end.
+        # A call and its result may refer to the owner of the Helper. If this thread kept them while it waits for the next call, the owner
+        # and its Helper would never be freed, so the thread would never end.
         del call
         results.put(result)
         del result

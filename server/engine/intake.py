@@ -134,8 +134,8 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
     """Return the excerpts of a request, each with the positions of its tokens in the prompt. Raise RequestError if the model cannot read
-    one of them, if the tokens of one do not stand together (with one break token after each row, if the model has break tokens), or if the
-    prompt has other tokens of such a kind."""
+    one of them, if the tokens of one do not stand together (with one other token between two rows, if `has_breaks` is set), or if the
+    prompt has more or fewer tokens of such a kind than its excerpts take."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"

@@ -1,8 +1,8 @@
 """The engine: admit -> schedule -> encode -> run -> sample -> publish.
 
-`Engine.step` runs these stages one after the other. In the stage `encode`, a part of the images or audio is encoded for which sequences
-wait, for a limited time. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules the next step while
-the device computes. `requests.Requests` holds the unfinished requests.
+`Engine.step` runs these stages one after the other. The stage `encode` runs parts of the encoding of those images or recordings for which
+sequences wait, for a limited time. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules the next
+step while the device computes. `requests.Requests` holds the unfinished requests.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ class Engine:
         return masks
 
     def _move_pages(self, plan: Plan) -> bool:
-        """Make the copies of a plan, then exchange pages with other servers: a page that is written might be the source of a copy. Return
-        whether there were pages to exchange."""
+        """Make the copies of a plan, then exchange pages with other servers. The exchange comes second, because it may write into a page
+        that is the source of a copy. Return whether there were pages to exchange."""
         for copy in plan.copies:
             self._model.copy_page(*copy)
         return self.exchange is not None and self.exchange.work()

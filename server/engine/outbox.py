@@ -15,19 +15,20 @@ STATS_INTERVAL_S = 0.1
 
 @dataclass(slots=True)
 class Timing:
-    """Counts and times of steps since the engine started. `step_s` is the time from launch to the last draw, `kernel_s` the part of it in
-    which the device worked."""
+    """Counts and times of steps since the engine started. `step_s` is the time from the launch of a step until its tokens are taken,
+    `kernel_s` the part of it that the call of the model (`StepModel.run`) took."""
 
     num_steps: int = 0
     num_tokens: int = 0
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
-    by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
+    by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))  # steps per bucket of STEP_SIZES; the last: larger ones
     step_s: float = 0.0
     kernel_s: float = 0.0
     last_step_s: float = 0.0
     last_kernel_s: float = 0.0
 
     def add(self, num_tokens: int, num_prefill: int, step_s: float, kernel_s: float) -> None:
+        """Count a step."""
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.num_prefill += num_prefill

@@ -13,9 +13,9 @@ from server.engine.scheduling.plan import Plan
 
 
 class OverlappedEngine(Engine):
-    """An engine whose helper thread works while this thread runs the model: it publishes the last tokens, prepares the draws of this step,
-    plans the next step and builds its arrays. So the thread that calls the model never has to be woken, and the helper is usually done long
-    before the model returns."""
+    """An engine whose helper thread works while the engine's own thread runs the model. The helper publishes the last tokens, prepares the
+    draws of this step, plans the next step and builds its arrays. It is usually done long before the model returns. The engine's thread
+    makes all calls of the model, because waking another thread for them would delay each step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +46,8 @@ class OverlappedEngine(Engine):
 
     def _next_plan(self) -> Plan:
         """Return the plan made while the last step ran, extended by requests that have arrived since. If none of its sequences can run any
-        more, return another plan, which also makes the page copies of the first: a sequence that waits for its image has these pages."""
+        more, return another plan. That plan also makes the page copies of the first one, because a sequence that was taken out to wait for
+        its image still holds the target pages."""
         copies: list[Copy] = []
         if self._is_planned:
             self._is_planned = False

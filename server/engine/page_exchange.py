@@ -339,4 +339,4 @@ class PageExchange:
             taking.transfer.cancel()
 
 
-assert DIGEST_BYTES == 16  # as in `Chain`
+assert DIGEST_BYTES == 16  # the size of the digests that `Chain` computes

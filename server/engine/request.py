@@ -1,4 +1,4 @@
-"""Hold the engine's state of a request and of each of its choices."""
+"""The engine's records of a request and of each of its choices."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
 from server.messages import IDLE, Embed, Excerpt, FinishReason, Submit, TokenLogprob
 
-TURN = 32  # tokens that a sequence may generate before other sequences of its key go first
+TURN = 32  # least number of tokens that a sequence generates before other sequences of its key go first: see `Sequence.had_turn`
 
 
 class Stage(Enum):
     """The stage of a sequence. Only the scheduler changes it. The choices that an earlier worker finished are FINISHED from the start."""
 
-    WAITING = "waiting"  # waits for its constraint to be compiled, or for a slot
+    WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
     RUNNING = "running"  # has a slot of the batch
     FINISHED = "finished"

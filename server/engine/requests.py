@@ -1,4 +1,4 @@
-"""The unfinished requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
+"""The unfinished requests of an engine: they arrive, wait for their constraints or for pages of other servers, receive tokens, and end.
 
 `Engine` runs the steps. When a request ends for any reason, its pages are freed at once. This module also gives the outbox each request's
 tokens, vectors or failure.
@@ -163,7 +163,9 @@ class Requests:
         if (reason := seq.ending) is not None:
             self._end(seq, reason)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
-            seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
+            # The earlier worker has sent tokens of this selection of a tool. Tokens are held back during a selection, so that worker had
+            # given the selection up, and this one does the same.
+            seq.choosing.let_go()
         self._schedule(seq.request)
 
     # --- tokens ----------------------------------------------------------------------------------------------------------

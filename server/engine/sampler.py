@@ -53,7 +53,7 @@ class PenalisedTokens:
         self._num = len(prompt_ids)
         self._ids: Ids = prompt_ids  # copied before it is written
         self._counts: Ids = np.zeros(self._num, np.int32)
-        self._places: dict[int, int] = {}  # of the tokens that are not in the prompt
+        self._places: dict[int, int] = {}  # index in `ids` of each token that is not in the prompt
 
     def add(self, token_id: int) -> None:
         """Count a token of the answer."""
@@ -67,7 +67,8 @@ class PenalisedTokens:
         self._counts[place] += 1
 
     def _place(self, token_id: int) -> int:
-        """Return the index of a token among the distinct ones; the number of these if it is new."""
+        """Return the index of a token among the distinct tokens. A new token gets the next index, which is the number of distinct tokens
+        so far."""
         place = int(self._prompt_ids.searchsorted(np.int32(token_id)))  # with an int, NumPy would convert the whole array to int64
         if place < len(self._prompt_ids) and self._prompt_ids[place] == token_id:
             return place
@@ -89,7 +90,7 @@ class RowState:
     params: SamplingParams
     choice: int
     prompt_ids: Sequence[int]
-    distinct_ids: Ids | None = None  # distinct tokens of the prompt to which the penalties apply; None: they are found now
+    distinct_ids: Ids | None = None  # distinct tokens of the prompt to which the penalties apply; None: `__post_init__` finds them
     position: int = field(init=False)  # position in the sequence of the next token to draw
     is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)

@@ -107,8 +107,8 @@ class SeeingLimits:
     square_bytes: int  # bytes of a square's pixels
     edge_tokens: int  # a square has this many rows and this many columns of tokens in the prompt
     token: int  # id of the token whose places in the prompt read the encoder's rows
-    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
-    most_squares: int = 1  # of a crop
+    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate, used until that encoding is measured
+    most_squares: int = 1  # largest number of squares of a crop
     three_axes: bool = False  # tokens of images have three coordinates, by which the model rotates queries and keys
     both_ways: bool = False  # the tokens of a crop attend to each other in both directions, so all of them are in one step
     has_breaks: bool = False  # another token stands between two rows of tokens of a crop
@@ -150,10 +150,10 @@ class ListeningLimits:
     three_axes: ClassVar[bool] = False
     both_ways: ClassVar[bool] = False
     has_breaks: ClassVar[bool] = False
-    num_hops: int  # hops of a window, 10 ms each
-    frames_each: int  # frames of a token, each of two hops
+    num_hops: int  # hops, 10 ms each, of a window: as much audio as the encoder reads at once
+    frames_each: int  # number of frames that one token stands for; a frame is two hops
     token: int  # id of the token whose places in the prompt read the encoder's rows
-    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate for the time before that is measured
+    cost: int  # prompt tokens that take about as long as encoding `example`: an estimate, used until that encoding is measured
     ends: bool  # a clip may have fewer hops than a window
     piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
 
@@ -201,7 +201,7 @@ class StepLimits:
     generates: bool = True  # False: the model gives no logits
     num_hops: int = 0  # most hops, 10 ms each, of the audio that a sequence transcribes; 0: the model does not transcribe
     hearing_cost: int = 0  # an estimate: prompt tokens that take about as long as hearing a window of audio
-    excerpts: tuple[ExcerptLimits, ...] = ()  # of images, and of audio in conversations; empty: the model only reads text
+    excerpts: tuple[ExcerptLimits, ...] = ()  # limits of crops of images and of clips of conversations; empty: the model reads neither
 
     @property
     def three_axes(self) -> bool:
@@ -241,8 +241,9 @@ class StepModel(Protocol):
         ...
 
     def encode(self, work: Excerpts | Heard) -> bool:
-        """Run the next part of encoding those of some excerpts that are not encoded, or of hearing audio. Other work that has begun is
-        dropped, except excerpts that are encoded already. Return whether this was the last part. Steps may run between two parts."""
+        """Run the next part of `work`: encode a part of those excerpts that are not encoded yet, or hear a part of the audio. If other work
+        has begun, drop it, except for the excerpts that are encoded already. Return whether this was the last part. Steps may run between
+        two parts."""
         ...
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:

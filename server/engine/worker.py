@@ -66,7 +66,8 @@ class LoadedModel:
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
     eos_ids: tuple[int, ...] = ()
-    # returns the content of tokenizer.json, once a constraint needs it; None: without a tokenizer, constraints are refused
+    # returns the content of tokenizer.json, once a constraint needs it; None: there is no tokenizer, so constraints on whole answers are
+    # refused, and those on tool calls are ignored
     read_tokenizer: Callable[[], bytes] | None = None
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
@@ -125,8 +126,8 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 
 def _end_without(name: str, lost: StageLost) -> None:
-    """End this process because a stage is lost, in the way in which the stage ended: by SIGKILL if something outside killed the stage, so
-    that the front blames no request for it, or else with an error, for which the front may blame running requests."""
+    """End this process because a stage is lost. If something outside killed the stage, end by SIGKILL, so that the front hardly blames
+    the running requests. Otherwise end with an error, for which the front may blame them."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
     if lost.from_outside:

@@ -16,7 +16,8 @@ from server.fleet.cache_events import MOST_KEPT
 
 log = logging.getLogger(__name__)
 
-# batches that wait for a slow subscriber or for the receiver of a replay; it then misses some, and sees that by their numbers
+# Maximum number of batches that wait for a slow subscriber or for the receiver of a replay. Further ones are dropped, and the receiver sees
+# by the numbers that it has missed some.
 MOST_UNSENT = 2 * MOST_KEPT
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
@@ -25,7 +26,8 @@ Replay = Callable[[int, bytes | None], Iterable[tuple[int, bytes]]]
 
 
 class EventSockets:
-    """Sending never waits: ZMQ's own thread writes to the subscribers, and drops what a slow one does not take."""
+    """The two sockets. `send` never waits: ZMQ's own thread writes to the subscribers, and batches that a slow subscriber does not take are
+    dropped."""
 
     def __init__(self, address: str, replay_address: str | None, replay: Replay) -> None:
         """Bind the sockets. Raise zmq.ZMQError if an address cannot be bound."""

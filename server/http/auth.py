@@ -52,8 +52,9 @@ ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 INWARD = "relaxserve.inward"  # key of the scope of a request that a batch of this server makes; the value is its `Passed`
 SOCKET_KEY = "openai-insecure-api-key."  # precedes a key among the protocols of a WebSocket
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
-# Types of bodies for Ollama's administration, since its clients send JSON without saying so. An HTML form cannot send JSON as either type,
-# and browsers name the origin of a script's request.
+# Content types that Ollama's administration also accepts, because Ollama's clients send JSON under these types. This is safe: an HTML form
+# of another origin cannot send JSON under them, and a browser names the origin of a script's request, which `Guard` checks if there are no
+# keys.
 UNTYPED = ("", FORM)
 
 

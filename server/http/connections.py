@@ -37,7 +37,8 @@ class Connections:
         self._surplus: set[Connection] = set()
 
     def opened(self, connection: Connection) -> None:
-        """Count a new connection. If there are too many, close the one that has been idle longest."""
+        """Count a new connection. If there are too many, close the one that has been idle longest. If all others are busy, keep the new one
+        for probes, as long as at most RESERVE connections are beyond the limit; otherwise close it."""
         self._open.add(connection)
         self._idle[connection] = None
         if len(self._open) <= self.most:

@@ -94,7 +94,7 @@ class Gateway:
         OPEN.set(values)
         GIVER.set(named(headers.get(GIVER_HEADER, ""), self._settings.ingress_key))
         exchange = Exchange() if self._kept is not None and self._kept.of else None
-        use: KeyUse | None = None  # what the key has used of its rates, if it has any
+        use: KeyUse | None = None  # what the key has used of its rates; None: the key has no rates
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
@@ -217,7 +217,7 @@ class Gateway:
                     num_received += len(message.get("body", b""))
                     is_last = not message.get("more_body", False)
                     if is_last and not num_received:
-                        return b""  # nothing is compressed
+                        return b""  # there is no body, so there is nothing to decompress
                     for num_taken, piece in enumerate(decode(message.get("body", b""), is_last)):
                         if num_taken:
                             await asyncio.sleep(0)

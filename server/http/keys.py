@@ -67,8 +67,8 @@ class KeyRing:
         self._takes_limits = takes_limits
         self._given = [self._known(key, setting) for key in keys]
         self._file = file
-        self._stamp: tuple[int, int] | None = None
-        self._refused: tuple[int, int] | None = None  # of the file while a line of it is malformed
+        self._stamp: tuple[int, int] | None = None  # time of the last change and size of the file when its keys were read
+        self._refused: tuple[int, int] | None = None  # the same of the file while one of its lines is malformed
         self._read: list[Known] = []
         self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None

@@ -30,10 +30,10 @@ MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond t
 HEAD_END = b"\r\n\r\n"
 HALF_CLOSED = "relaxserve.half_closed"  # key of a request's scope; the value is an event, set once the client has stopped sending
 ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSocket
-PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
+PROBE_S = 0.1  # seconds between two writes by which `_probe` finds out whether a client has left
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
-LATE_S = 1.0  # seconds in which a connection that was accepted while the server began to stop sends a request
+LATE_S = 1.0  # seconds in which a connection must send a request if it was accepted while the server began to stop
 LINGER_BODIES = 2  # bodies of the largest allowed size that are still read
 
 
@@ -140,8 +140,9 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing()
 
     def _probe(self) -> None:
-        """Write to a client whose end cannot be seen: it has stopped sending, or it has sent so much that reading is paused. If it has
-        stopped reading too, it resets the connection. An answer that has begun writes itself: a silent stream writes heartbeats."""
+        """Find out whether a client that waits for its answer has left. Reading does not show this if the client has closed its sending
+        half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the connection. Write
+        nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats."""
         self._probe_timer = None
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
@@ -153,7 +154,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
 
     def _give_up(self) -> None:
-        """Close the connection of a client of HTTP/1.0 whose end still cannot be seen, unless its answer has begun."""
+        """Close the connection of a client of HTTP/1.0 if reading still does not show whether the client has left, unless its answer has
+        begun."""
         self._probe_timer = None
         if self._waits_for_answer and not self.cycle.response_started and (self._eof.is_set() or not self._is_reading):
             self.transport.abort()
@@ -177,6 +179,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
+        """Wait for the client to read, and close the connection if it does not within `write_timeout_s`."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
@@ -313,7 +316,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
         if self.held.is_stopping:
-            self.cycle.keep_alive = False  # uvicorn has told all connections that it had when it began to stop
+            self.cycle.keep_alive = False  # uvicorn has told this only to the connections that it had when it began to stop
         if body.is_complete:
             super().on_message_complete()
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 
 MOST_HOPS = 32  # addresses of X-Forwarded-For that are read
-PREFIX = "relaxserve.prefix"  # key of a scope; the value is the prefix of the request's path, without which the path in the scope is
+PREFIX = "relaxserve.prefix"  # key of a scope; the value is the prefix that was removed from the path in the scope, or an empty text
 
 
 class Proxies:

@@ -103,7 +103,7 @@ def close_frame(code: CloseCode, reason: str = "") -> bytes:
 
 
 class Reader:
-    """Parses what a client sends. A message may have `most_bytes`."""
+    """Parses the bytes that a client sends into messages. A message may have at most `most_bytes` bytes."""
 
     def __init__(self, most_bytes: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._most_bytes, self._now_s = most_bytes, now_s

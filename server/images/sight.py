@@ -30,7 +30,7 @@ THUMBNAIL = "<|img_thumbnail|>"  # precedes the whole image in prompts for LFM2-
 class Sight:
     """How a model sees images, and how they are written into its prompt."""
 
-    reads: ClassVar = Picture
+    reads: ClassVar = Picture  # class of a decoded image
     vision: Vision
     image_text: str  # text of the image token
     decoder: ImageDecoder

@@ -27,8 +27,8 @@ CLOSE_S = 5.0
 CONNECT_S = 10.0
 MAX_CONTINUATIONS = 100  # requests that continue one interrupted stream
 SESSION = "mcp-session-id"
-SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)
-PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")
+SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)  # the form of a header's value in Base64
+PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")  # values that a header can carry as they are
 OWN_HEADERS = ("host", "content-length", "content-type", "accept", "connection", "transfer-encoding", "mcp-protocol-version", SESSION)
 
 
@@ -52,7 +52,7 @@ class HttpTransport:
         self.hear = hear
         self._name = name
         self._place = place
-        self._session: str | None = None  # id of the session of an earlier version's server
+        self._session: str | None = None  # id of the session with a server of an earlier version; None: there is no session
         parts = urlsplit(place.url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
@@ -68,8 +68,8 @@ class HttpTransport:
         return self.version == MODERN
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none. An interrupted stream is continued with servers of earlier
-        versions."""
+        """Send a request and return its result. Raise McpError if there is none. If the server is of an earlier version, an interrupted
+        stream is continued with further requests."""
         headers = {**request.headers, **(self._names(request) if self.is_modern else {})}
         try:
             with self._sent("POST", request.encode(), headers, attempt) as response:

@@ -43,13 +43,14 @@ class Session:
         self._transport: Transport | None = None
         self._is_legacy: bool | None = None  # None: not known yet
         self._announces_changes = False
-        self._is_silent = False  # the server has not answered the first request: it ignores it, or starts slowly
+        self._is_silent = False  # the server has not answered the first request: it ignores this request, or starts slowly
         self._tools: dict[str, McpTool] | None = None
         self._fresh_until_s = 0.0
         self._progress: Callable[[Mapping[str, Any]], None] | None = None
 
     def tools(self, attempt: Attempt) -> list[McpTool]:
-        """Return the server's tools. They are listed again if the server says that they have changed, or that they may have."""
+        """Return the server's tools. Ask for the list again if the server has said that the tools have changed, or if the time is over for
+        which it allows a list to be kept."""
         with self._lock:
             return list(self._listed(attempt).values())
 

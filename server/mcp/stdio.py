@@ -85,7 +85,7 @@ class StdioTransport:
         self._write(message, attempt)
 
     def close(self) -> None:
-        """End the process, if it must be by signals."""
+        """End the process: close its input, and send it signals if it does not end by itself. Kill all that it has started."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with suppress(OSError):

@@ -30,11 +30,12 @@ class Admission:
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.max_constraints = max_constraints  # most different constraints that the requests of one key may have
-        self.num_requests = 0  # admitted and not ended; without those of batches, like the next two
+        # Requests that are admitted and have not ended. This number and the next two leave out requests of batches.
+        self.num_requests = 0
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self.held: Counter[str] = Counter()  # sequences of each key
-        self.constraints: dict[str, Counter[Constraint]] = {}  # by key: its running and waiting requests with each constraint
+        self.constraints: dict[str, Counter[Constraint]] = {}  # by key: number of running and waiting requests with each constraint
         self._idle: Admission | None = None  # counts requests of batches, which take no places of other requests
         self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
         self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
@@ -44,8 +45,8 @@ class Admission:
     ) -> Lease:
         """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
         time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
-        A request is always admitted if no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on
-        a server that has keys. Requests of batches (`is_idle`) are counted separately."""
+        If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. `key`
+        identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint)
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
@@ -89,7 +90,8 @@ class Admission:
 
     def _check_share(self, key: str, num_sequences: int) -> None:
         """Raise KEY_QUOTA if a key would hold more than KEY_SHARE times the places that are free then. So a key alone may hold most places,
-        several keys share them, and some stay free for keys that have none. The rule holds only while requests wait."""
+        several keys share them, and some stay free for keys that have none. This is checked only if more sequences than can run at once
+        would be admitted. A key that holds no place always passes."""
         held, num_free = self.held[key], self.max_sequences - self.num_sequences - num_sequences
         if held and held + num_sequences > KEY_SHARE * max(0, num_free):
             raise self._over_quota(

@@ -1,4 +1,5 @@
-"""Keep further names of models. An alias may have defaults of its own (a preset): a variant of its model then answers by this name."""
+"""Keep further names of models. An alias may have defaults of its own (a preset). A variant, which is the same loaded model with these
+defaults, then answers by this name."""
 
 from __future__ import annotations
 

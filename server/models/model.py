@@ -113,7 +113,9 @@ def sampling_of(defaults: GenerationDefaults) -> dict[str, float]:
 
 
 class Use:
-    """Exists as long as a `Loaded` or one of its variants, which share it: their requests refer to them."""
+    """An object that a `Loaded` shares with its variants. Each request refers to the `Loaded` or variant that answers it. So after a model
+    was replaced, its `Use` is freed when its last request has ended. `Replacements.retire` waits for this moment before it stops the
+    worker."""
 
 
 @dataclass(slots=True)
@@ -163,7 +165,7 @@ class Loaded:
 
     @property
     def chats(self) -> bool:
-        """True if the model answers conversations. Others that generate only continue texts."""
+        """True if the model answers conversations. A model that generates and has no chat template only continues texts."""
         return self.ready.generates and self.renderer is not None
 
 

@@ -41,7 +41,7 @@ async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raise PROBE_FAILED unless the model's text is as expected."""
+    """Raise PROBE_FAILED unless the model's answer ends in time and contains the expected text."""
     params = SamplingParams(max_tokens=probe.max_tokens, temperature=0.0)
     prompt_ids = tuple(loaded.tokenizer.encode(probe.prompt, True))
     deadline = time.monotonic() + probe.timeout_s

@@ -18,7 +18,7 @@ from server.models.state import ModelSpec
 log = logging.getLogger(__name__)
 
 Export = Callable[[ModelSpec, Path], Awaitable[None]]  # writes the files of an export into an empty folder; raises LoadError
-RETRY_S = 5  # seconds after which a browser retries if it comes before the export is complete
+RETRY_S = 5  # seconds after which a browser is told to retry if it asks for a file before the export is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,8 @@ class Publications:
 
 @asynccontextmanager
 async def _own_folder(parent: Path) -> AsyncGenerator[Path]:
-    """Create a folder for an export, and remove it at the end. Threads wait for the disk, and while other servers remove folders."""
+    """Create a folder for an export, and remove it at the end. Threads do both, because creating the folder also removes folders that ended
+    servers have left behind, and large files take long to remove."""
     making = asyncio.create_task(asyncio.to_thread(OwnFolder, parent))
     try:
         yield (await asyncio.shield(making)).path

@@ -86,7 +86,7 @@ class Registry:
         targets: Sequence[str] = ("host",),
         publications: Publications | None = None,
     ) -> None:
-        """`initial`: the models of the command line. What the callables do is said beside their types in `server/models/model.py`."""
+        """`initial`: the models of the command line. `server/models/model.py` says beside the types of the callables what each one does."""
         self.settings = settings
         self.targets = targets  # targets that a load may name
         self.metrics = Metrics() if metrics is None else metrics
@@ -162,8 +162,9 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """True if a load balancer should send requests here. A server without models is ready only if it was started without any, because
-        an administrator may then load one."""
+        """True if a load balancer should send requests here. While models of the server's start still load, it is not ready. A server that
+        has no models then is ready unless one of these loads has failed or was cancelled: if there were none, or their models were
+        unloaded, an administrator may load others."""
         if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
@@ -362,7 +363,7 @@ class Registry:
         self._save()
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
-        try:  # who sees that the load has ended may rely on the state file
+        try:  # the operation ends after the state file is written, so that a client may rely on the file once it sees the end
             await self._saved.written()
         finally:  # the model is loaded, even if the operation is cancelled now
             operation.end(OperationState.SUCCEEDED)
@@ -371,7 +372,7 @@ class Registry:
 
     async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
         """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced
-        may get other defaults while the variants are made."""
+        may get other defaults while the variants are made. If they do, make the variants again."""
         presets, variants = dict[str, Defaults](), dict[str, Loaded]()
         while presets != (wanted := model.spec.presets if replaces is None else self._aliases.presets_of(model.spec.name)):
             presets = wanted

@@ -1,4 +1,5 @@
-"""Start the parts that serve a model: a worker, the tokenizer, the dialect and admission."""
+"""Start the parts that serve a model: a worker, the tokenizer, the dialect (how the model writes its answers), the decoders of images and
+recordings, and admission."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
     reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks, or if the format has no such blocks
-    defaults: Defaults = Defaults()  # for requests; they win over those of the file beside the model
+    defaults: Defaults = Defaults()  # defaults for requests; they win over those of the file beside the model
     presets: dict[str, Defaults] = msgspec.field(
         default_factory=dict
     )  # the defaults of aliases that have their own, which win over those of the model

@@ -45,5 +45,5 @@ def named(header: str, key: str | None) -> Giver | None:
 
 
 def header_of(key: str, url: str, *, computes: bool) -> str:
-    """Return the header by which an ingress names a server."""
+    """Return the value of the header by which an ingress names a server."""
     return f"{key} {url}{' compute' if computes else ''}"

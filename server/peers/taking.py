@@ -32,7 +32,8 @@ class _Connection(http.client.HTTPConnection):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """The pages that one request waits for. A thread puts the offer and the pages into a queue; `fault` says why it ended early."""
+    """The transfer of the pages that one request waits for. A thread puts the offer and the pages into a queue. `fault` says why the
+    transfer ended early; it is empty while there is no fault."""
 
     giver: Giver
     ask: Ask

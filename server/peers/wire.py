@@ -31,7 +31,7 @@ DIGEST_BYTES = 16
 PROOF_BYTES = 32
 NONCE_BYTES = 16
 HEAD = struct.Struct(f"<I{PROOF_BYTES}s")
-FRAME_BYTES = 256 << 10  # maximum size of a frame with several pages; a larger page has a frame of its own
+FRAME_BYTES = 256 << 10  # a giver adds pages to a frame until the frame has at least so many bytes
 MOST_GIVINGS = 8  # maximum number of requests of other servers to which a server gives pages at a time
 SKEW_S = 30.0  # by how much the clocks of two servers may differ
 FORM = re.compile(rf"([0-9a-f]{{{2 * PROOF_BYTES}}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})", re.ASCII)
@@ -42,7 +42,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request of one server (the taker) to another (the giver) for the pages of a prompt that the taker does not hold."""
 
-    fingerprint: str  # that of the taker's model; the giver's must be equal
+    fingerprint: str  # fingerprint of the taker's model; the giver's model must have the same one
     page_bytes: tuple[Count, ...]  # size of a page of each cache group
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     digests: bytes  # the digests of the prompt's blocks of PAGE_SIZE tokens, one after the other

@@ -39,7 +39,7 @@ class SpeechTokens:
 
     @property
     def first_stamp(self) -> int:
-        """The stamp 0.00. Stamps end the vocabulary."""
+        """The token of the time stamp 0.00. The tokens of time stamps are the last ones of the vocabulary."""
         return self.no_stamps + 1
 
     @staticmethod

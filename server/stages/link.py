@@ -30,7 +30,7 @@ DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
 
 class StageLost(Exception):
-    """A stage has ended, or its connection has, or has brought something else than messages."""
+    """A stage or the connection to it has ended, or the connection has brought something that is no message of a stage."""
 
     def __init__(self, message: str, *, from_outside: bool = True) -> None:
         super().__init__(message)
@@ -152,7 +152,7 @@ def _bytes_of(forms: Sequence[tuple[str, tuple[int, ...]]]) -> int:
 
 
 def _arrays_of(data: bytearray, forms: Sequence[tuple[str, tuple[int, ...]]]) -> list[NDArray[Any]]:
-    """Yield the arrays in `data`, which have these types and shapes."""
+    """Return the arrays in `data`, which have these types and shapes."""
     found: list[NDArray[Any]] = []
     at = 0
     for kind, shape in forms:

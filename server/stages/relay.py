@@ -21,7 +21,7 @@ from server.engine.step_model import Places, StepBatch
 from server.stages.link import Link, StageLost
 from server.stages.messages import CopyPage, Run, Stream, Working
 
-WorkingFn = Callable[[float], None]  # called with the CPU seconds that all stages have used
+WorkingFn = Callable[[float], None]  # called with the CPU seconds that the stages before the last one have used
 
 MOST_PARTS = 8
 NOTICES_S = 0.5  # seconds within which a running step notices that a stage is lost

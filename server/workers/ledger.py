@@ -36,7 +36,7 @@ class Job:
 
     @property
     def stays(self) -> bool:
-        """Whether the worker that runs the job is to end it."""
+        """Whether a worker runs the job and is to run it to its end."""
         return self.in_worker
 
     def lost(self) -> None:
@@ -71,7 +71,7 @@ class Generation(Job):
     dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
     # Unbounded, because a client that reads slowly must not hold up others. A request leaves the worker once it `is_unread`.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
-    num_cached: int | None = None
+    num_cached: int | None = None  # prompt tokens in the prefix cache, as the first worker has reported them
 
     def __post_init__(self) -> None:
         submit = self.submit
@@ -95,7 +95,7 @@ class Generation(Job):
 
     @property
     def may_return(self) -> bool:
-        """True if the request is shelved, and the client reads again."""
+        """True if the request is shelved, and its client has only a few events left to read."""
         return self.is_shelved and self.news.qsize() <= self._few_unread
 
     @property

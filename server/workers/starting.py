@@ -37,8 +37,8 @@ def start(command: Sequence[str], environment: Mapping[str, str] | None = None) 
     near, far = socket.socketpair()
     try:
         with far:
-            # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. With its own
-            # session, Linux (autogroup) would give it half of a busy machine, and let the front wait up to 0.3 s for the other half.
+            # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front. It gets no session
+            # of its own: Linux (autogroup) shares a busy machine equally between sessions, so the front could wait up to 0.3 s for a turn.
             words = [*command, str(far.fileno())]
             process = subprocess.Popen(words, env=environment, pass_fds=(far.fileno(),), process_group=0)
     except BaseException:

@@ -3,8 +3,8 @@ requests of the dead one to that.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
-The first load may fail; `start` then raises the reason. A model that was ready once is restarted until it is ready again: its files were
-usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
+`stop` leads to STOPPED from every state, and so does a first load that fails: `start` then raises the reason. A model that was ready once
+is restarted until it is ready again: its files were usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Supervisor:
         self.stats: Stats | None = None
         self.card: CardUsage | None = None
         self.ready: Ready | None = None
-        self.outage: Outage | None = None  # None: no worker that was ready is down
+        self.outage: Outage | None = None  # set from the death of a worker, or from `wake`, until the next worker is ready
         self.restarts = 0
         self.resubmitted = 0
         self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the sleeping model may not wake
@@ -103,8 +103,8 @@ class Supervisor:
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
-        # The worker may have hundreds of processes for constraints, so a thread measures their CPU time. This thread does nothing else,
-        # because all threads of the loop's executor may be waiting for a disk.
+        # The worker may have hundreds of processes for constraints, so a thread measures their CPU time. It is no thread of the loop's
+        # executor, because all of those may be waiting for a disk.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="watch")
         self._stages_cpu_s = 0.0  # CPU time of the other stages of the model, as the worker last reported
         self._early_deaths = EarlyDeaths(self._care)

@@ -76,8 +76,8 @@ class CachePool:
         return found
 
     def touch(self, chain: Chain, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Return how many of the first tokens, at most `max_tokens`, published pages cover. Those pages now count as used last. If `chain`
-        has all digests, `token_ids` may be empty."""
+        """Return how many of the first tokens, at most `max_tokens`, published pages cover. These pages now count as the most recently
+        used ones, so they are evicted last. If `chain` has all digests, `token_ids` may be empty."""
         held = Held(chain, tuple(PageList(page_size=pool.page_size) for pool in self.pools))
         found = self.reuse(held, token_ids, max_tokens)
         self.release(held)

@@ -1,8 +1,9 @@
 """The queue of sequences whose next chunk reads excerpts of images or recordings that are not encoded yet, or whose audio is not heard yet.
 
 The engine encodes in parts, between its steps, so that streams do not wait for a whole excerpt. A sequence keeps its slot and its pages
-while it waits here, and other sequences run. What has begun goes on, unless a sequence of a better priority waits. Otherwise API keys take
-turns. What is dropped for a better priority has that priority from then on, so it is dropped once for each priority at most.
+while it waits here, and other sequences run. An encoding that has begun goes on until it is done, unless a sequence of a better priority
+waits: the model then drops the parts that have run, and they run again later. An encoding that was dropped gets the better priority, so it
+is dropped at most once for each priority. Among encodings that have not begun and have the same priority, API keys take turns.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EncodingQueue:
 
     @property
     def first_priority(self) -> int | None:
-        """The best priority of what waits; None: nothing waits."""
+        """The best priority among the encodings that wait; None: none waits."""
         found = [encoding.priority for encoding in self._chosen[:1]]
         if (queued := self._queue.first_priority) is not None:
             found.append(queued)
@@ -54,7 +55,8 @@ class EncodingQueue:
 
     def affordable(self, seq: Sequence, count: int, budget: int) -> int:
         """Return how many of the next `count` tokens of a prompt to plan, so that encoding their excerpts together takes at most as long as
-        `budget` tokens. A chunk may always have its first excerpt. So the rows of an expensive one are read before the next is encoded."""
+        `budget` tokens. The first excerpt of a chunk is planned whatever it costs. An expensive excerpt thus has a chunk of its own, which
+        reads its rows before the next excerpt is encoded."""
         cost = 0
         first = num_before(seq.request.excerpts, seq.num_computed)
         for placed in self.missing(seq, seq.num_computed, seq.num_computed + count):
@@ -72,7 +74,8 @@ class EncodingQueue:
         return seq.request.submit.audio is not None and seq.num_computed == 0 and not seq.has_heard
 
     def push(self, seq: Sequence, count: int) -> None:
-        """Let a sequence wait for what its next `count` tokens read. If it hears, it has a page of the group for audio."""
+        """Let a sequence wait for the excerpts that its next `count` tokens read, or for its audio to be heard. In the second case, the
+        sequence already holds a page of the last cache group, which stores the keys and values of audio."""
         audio = seq.request.submit.audio
         if audio is not None and self.hears(seq):
             heard = Heard(np.frombuffer(audio.samples, "<f4"), audio.loudest, seq.held.lists[-1].pages[0])
@@ -140,9 +143,9 @@ class EncodingQueue:
             self._pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
 
     def choose(self, plan: Plan, *, allows_idle: bool) -> list[Encoding]:
-        """Return what to encode before the step of a plan, in order: besides the first, which may be nearly done, as much as the pace
-        allows. API keys are charged for what is chosen. Without `allows_idle`, idle sequences get nothing; with it, they get what others
-        leave."""
+        """Return the encodings to run before the step of a plan, in order. The first one may be nearly done, so it is not counted: the
+        others together take about as long as the pace allows. API keys are charged for the encodings that are chosen. Encodings of idle
+        sequences are returned only if `allows_idle` is set and no other encodings are chosen."""
         limit_s, chosen = self._pace.encoding_s(plan.num_tokens, plan.num_decode), self._chosen
         while (head := self._queue.head()) is not None and not self._is_enough(limit_s, head.rank[0]):
             encoding = self._waiting[head]
@@ -151,21 +154,22 @@ class EncodingQueue:
             self._queue.remove(head)
             insort(chosen, encoding, key=_priority)
         for encoding in chosen[1:]:
-            if encoding.has_begun:  # the first one drops it
+            if encoding.has_begun:  # when the first encoding begins, the model drops the parts of this one that have run
                 encoding.priority, encoding.has_begun = chosen[0].priority, False
         chosen.sort(key=_priority)
         live = [encoding for encoding in chosen if not encoding.is_idle]
         return live if live or not allows_idle else [*chosen]
 
     def _is_enough(self, limit_s: float, priority: int) -> bool:
-        """Return whether enough is chosen that need not wait for a sequence of this priority. Before costs are measured, two are enough."""
+        """Return whether the chosen encodings whose priority is equal or better take at least `limit_s`, without the first of them. Before
+        costs are measured, two such encodings are enough."""
         ahead = [encoding for encoding in self._chosen if encoding.priority <= priority]
         further = sum(encoding.cost for encoding in ahead[1:])
         further_s = self._pace.prompt_s(further) if further else 0.0
         return bool(ahead) and (further_s >= limit_s or (further > 0 and not further_s))
 
     def _leave_out_encoded(self, encoding: Encoding) -> None:
-        """Reduce an encoding by what others have encoded since it was queued."""
+        """Remove from an encoding the excerpts that were encoded for other sequences since it was queued."""
         if not isinstance(encoding.work, Heard):
             encoding.work = {key: excerpt for key, excerpt in encoding.work.items() if not self._is_encoded(key)}
             encoding.cost = self._cost(encoding.work.values())

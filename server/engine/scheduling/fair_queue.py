@@ -66,12 +66,14 @@ class FairQueue(Generic[T]):
         return min(self._levels, default=None)
 
     def push(self, item: T) -> None:
+        """Queue an item in the line of its priority and key."""
         ring = self._levels.setdefault(item.rank[0], OrderedDict())
         line = ring.setdefault(item.fairness_key, Line())
         insort(line.others if item.had_turn else line.fresh, item, key=lambda queued: queued.rank)
         self._items[item] = None
 
     def remove(self, item: T) -> None:
+        """Remove a queued item."""
         level, key = item.rank[0], item.fairness_key
         ring = self._levels[level]
         line = ring[key]
@@ -105,5 +107,6 @@ class FairQueue(Generic[T]):
 
 
 def is_live(priority: int | None) -> bool:
-    """Return whether something waits with this priority (None: nothing waits) that belongs to no batch job."""
+    """Return whether `priority`, the best priority of a queue, is that of a request outside batch jobs. None stands for an empty queue, for
+    which the result is False."""
     return priority is not None and priority < IDLE

@@ -25,7 +25,7 @@ UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 IDLE_SHARE = 0.01  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone
 IDLE_STEP_SHARE = 0.1  # share of the time since the last step of other sequences that a step of idle sequences alone may take
-ALONE_S = 0.05  # longest encoding of excerpts between two looks at new requests, if nothing decodes
+ALONE_S = 0.05  # if nothing decodes, excerpts may be encoded for at least so long between two looks at new requests
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -178,9 +178,11 @@ class Pace:
         return self._costs.most_tokens(1, most, min(max(IDLE_STEP_SHARE * self._alone_s, shortest_s), longest_s))
 
     def encoding_s(self, num_tokens: int, num_decode: int) -> float:
-        """Return for how long excerpts may be encoded before a step of `num_tokens` tokens, so that its `num_decode` decoding sequences
-        wait for both at most `max_gap_s`, and no longer than is efficient: the step is a small share of both. If nothing decodes, return
-        the time of the step, so that prompts and excerpts share the machine, or the longest time after which new requests are looked at."""
+        """Return for how long excerpts may be encoded before a step of `num_tokens` tokens. If `num_decode` of these are tokens of decoding
+        sequences, the encoding and the step together take at most `max_gap_s`, and the encoding takes at most 1 / (EFFICIENT - 1) times as
+        long as the step: a longer encoding would hardly be more efficient, because the step is already a small share of the time. If
+        nothing decodes, the encoding may take as long as the step, so that prompts and excerpts share the machine, but at least
+        ALONE_S."""
         step_s = self._costs(num_tokens) if num_tokens else 0.0
         if num_decode == 0:
             return max(ALONE_S, step_s)

@@ -84,7 +84,7 @@ class PagePool:
         self.keeps_states = limits.keeps_states
         self.page_size = limits.page_size
         self._digests_each = limits.page_size // PAGE_SIZE  # digests per page; a page is published under its last digest
-        self._most_each = limits.most_pages(max_tokens)
+        self._most_each = limits.most_pages(max_tokens)  # largest number of pages of a sequence; None: it grows with the sequence
         self._group = group
         self._log = log
         self._free = list(range(self.num_pages - 1, 0, -1))

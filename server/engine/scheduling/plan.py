@@ -38,7 +38,7 @@ class Encoding:
     seq: Sequence
     work: Excerpts | Heard  # excerpts are encoded together
     cost: int  # prompt tokens that take about as long
-    priority: int = field(init=False)  # at first that of the sequence
+    priority: int = field(init=False)  # at first the priority of the sequence; a better one once this was dropped for a better priority
     has_begun: bool = False  # a part has run since it was chosen or dropped
     is_done: bool = False  # all parts have run
     longest_s: float = 0.0  # about the longest of its recent parts; 0: none has run
@@ -83,6 +83,7 @@ class Plan:
             self.num_context += item.num_context
 
     def remove(self, item: Item) -> None:
+        """Remove an item, and subtract it from the counts."""
         del self.items[item.seq]
         self.num_changes += 1
         self.num_tokens -= item.count
@@ -103,12 +104,12 @@ class Plan:
 
     @property
     def encodes_idle(self) -> bool:
-        """Whether what is encoded before the step is for idle sequences: it is for either them or others."""
+        """Whether the encodings before the step are for idle sequences. They are either all for idle sequences or all for others."""
         return any(encoding.is_idle for encoding in self.encodings)
 
     @property
     def in_order(self) -> list[Item]:
         """The items in their order in the batch: the longest first, so that the first prompt begins where a tile of attention begins, and
-        prompts whose lengths are multiples of a tile share no tile. The tokens of a tile that two sequences share are computed one by
-        one."""
+        prompts whose lengths are multiples of a tile share no tile. The CPU's kernel of attention computes the tokens of a tile one by one
+        if they belong to several sequences."""
         return sorted(self.items.values(), key=lambda item: item.count, reverse=True)

@@ -177,8 +177,9 @@ class Scheduler:
                 self.queue.push(item.seq)
 
     def settle(self, plan: Plan) -> Plan:
-        """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed, and let sequences
-        wait whose excerpts are not kept any more. So the step encodes nothing."""
+        """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed. Take out sequences
+        whose encoded excerpts the model has dropped meanwhile, and let them wait, so that the step itself need not encode. Choose what to
+        encode before the step."""
         assert plan is self._open
         if self.limits.excerpts:
             self._let_wait(plan)
@@ -339,7 +340,7 @@ class Scheduler:
         if seq.num_awaited or seq in self._preempted:
             return False  # its rows may still be in flight: wait until they arrive
         if seq is self._refused:
-            return False  # the pages of a long prompt take milliseconds to look up
+            return False  # do not look up its pages again: that takes milliseconds for a long prompt
         while not self._slots:
             if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
