@@ -122,8 +122,7 @@ class WorkerHandle(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, and give the running ones `timeout_s` seconds to end. After that, either fail the rest and end the worker,
-        as the supervisor does, or raise TimeoutError."""
+        """Take no new requests, give the running ones `timeout_s` seconds to end, fail the rest, and end the worker."""
         ...
 
     async def stop(self) -> None:

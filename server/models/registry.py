@@ -422,8 +422,6 @@ class Registry:
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
             await model.loaded.worker.drain(drain_s)
-        except TimeoutError:
-            log.warning("model %s still had running requests after %.1f s", model.spec.name, drain_s)
         finally:
             await model.loaded.worker.stop()
             self._forget(model)

@@ -222,7 +222,9 @@ class Supervisor:
             self.state = WorkerState.DRAINING
             self._hand_over()
             if self._worker is not None or not self._is_over:
-                await asyncio.wait(self._tasks[:1], timeout=timeout_s)
+                _, running = await asyncio.wait(self._tasks[:1], timeout=timeout_s)
+                if running:
+                    log.warning("model %s still had running requests after %.1f s; they fail", self._load.name, timeout_s)
         await self.stop()
 
     async def stop(self) -> None:

@@ -8,6 +8,7 @@ import json
 import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
@@ -348,9 +349,11 @@ class NullWorker:
             self.ready_s = time.monotonic()
 
     async def drain(self, timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s):
-            while self.running:
-                await asyncio.sleep(0.005)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.running:
+                    await asyncio.sleep(0.005)
+        await self.stop()
 
     async def stop(self) -> None:
         self.state = NullState.STOPPED

@@ -375,7 +375,7 @@ def test_a_drain_finishes_a_request_that_is_leaving_the_worker(reads_on: bool) -
     run(scenario)
 
 
-def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
+def test_a_drain_that_takes_too_long_ends_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with worker() as supervisor:
             stream = asyncio.create_task(collect(supervisor, submits(1, max_tokens=300)[0]))
@@ -386,6 +386,7 @@ def test_a_drain_that_takes_too_long_ends_the_rest() -> None:
             assert caught.value.code == "shutting_down"
 
     run(scenario)
+    assert "still had running requests after 0.1 s" in caplog.text
 
 
 def test_a_load_that_does_not_fit_is_refused_with_figures() -> None:
