@@ -79,8 +79,8 @@ class Client:
         called: Callable[[list[dict[str, Any]]], None] = lambda _calls: None,
         **options: object,
     ) -> Iterator[str]:
-        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. At the end,
-        call `called` with the calls of tools."""
+        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. If the answer
+        ends with calls of tools, call `called` with them."""
         calls: dict[int, dict[str, Any]] = {}
         usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}

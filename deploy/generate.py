@@ -28,7 +28,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Answer:
-    num_prompt: int
+    num_prompt: int  # tokens of the prompt
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str = ""
@@ -37,7 +37,7 @@ class Answer:
 
 
 def require_generator(load: Load, progress: Progress) -> Servable:
-    """Return a model that generates text. Raise LoadError, before anything is compiled, if the model only computes embeddings."""
+    """Return a model that generates text. Raise LoadError, before anything is compiled, if the model generates none."""
     model = advance(begin(load, progress), Servable)
     if not model.mode.generates:
         raise LoadError(

@@ -59,7 +59,7 @@ class Inspection:
     compile_s: float
     available_bytes: int
     numeric_class: str
-    schemes: dict[str, int]  # number of matrix products by the numbers that they multiply, in words
+    schemes: dict[str, int]  # number of matrix products, by a text that describes the numbers that they multiply
 
     @property
     def required_bytes(self) -> int:

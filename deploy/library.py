@@ -1,6 +1,6 @@
-"""Run each download in a process separate from the server, so that a slow download delays no stream.
+"""Download, remove and list models in processes separate from the server, so that this work delays no stream.
 
-python -m deploy.library    reads a command from standard input and writes one line of JSON per percent of a download
+python -m deploy.library    reads an `Order` from standard input, and writes a `Line` for each report: both are JSON
 """
 
 from __future__ import annotations

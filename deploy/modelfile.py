@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-NO_WEIGHTS = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
+UNSUPPORTED = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
 KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")
 QUOTED = '"""'
 
@@ -33,7 +33,7 @@ def read(text: str, name: str) -> Modelfile:
     found = Modelfile()
     for number, instruction, value in _instructions(text, name):
         where = f"{name}, line {number}"
-        if instruction in NO_WEIGHTS:
+        if instruction in UNSUPPORTED:
             raise ModelfileError(f"{where}: {instruction} is not supported; expected {', '.join(KNOWN)}: remove the line")
         if instruction not in KNOWN:
             raise ModelfileError(f"{where}: {instruction[:40]!r} is no instruction; expected {', '.join(KNOWN)}")

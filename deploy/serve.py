@@ -243,8 +243,8 @@ async def _serve(
 
 
 def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
-    """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
-    to start."""
+    """Build the application and the HTTP server around it. Their packages are imported only here, while the workers start, because the
+    import takes about as long as the start of a worker."""
     from server.app import create_app
     from server.http.server import Server
 

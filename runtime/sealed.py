@@ -56,8 +56,8 @@ def store(path: Path, content: bytes, name: str = "") -> None:
 
 
 def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
-    """Return the content of a file that `store` wrote, copied into memory and aligned to pages. A mapped file could change after its seal
-    is verified."""
+    """Return the content of a file that `store` wrote, aligned to pages. It is a copy in memory, because a mapped file could change after
+    its seal is verified."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < SEAL_BYTES:
@@ -104,8 +104,8 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 
 @contextmanager
 def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
-    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. If it is `synced`, that holds after
-    a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
+    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. With `synced`, this holds after a
+    power failure, too, but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a start."""
     make_private(path.parent)
     descriptor, fresh = locked_file(path)
     try:

@@ -149,7 +149,7 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
     dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
     text is kept."""
     said: list[str] = []
-    first_s, num_before = 0.0, 0  # time of the first text, and the tokens until then: those of thoughts and calls are not shown
+    first_s, num_before = 0.0, 0  # time of the first text, and the tokens generated before it, such as thoughts, which are not shown
     with _writer() as put:
         try:
             for piece in pieces:

@@ -38,7 +38,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 
 EXACT = "f32"
-WINDOW = 512  # tokens of the text that are read with a common context
+WINDOW = 512  # the text is cut into windows of this number of tokens; each window is read without the text before it
 CHUNK = 64  # tokens of a step, and rows of its logits
 LEAST_CONTEXT = 3  # tokens: a prompt, and two that are generated, between which time passes when the speed is measured
 MOST = 1024  # most probable next tokens whose probabilities are stored
@@ -93,7 +93,7 @@ def measurable(load: Load, progress: Progress) -> Compiled:
 
 @contextmanager
 def _served(known: Compiled) -> Generator[CompiledModel]:
-    """Load the model until the end of the `with`."""
+    """Load the model, and unload it at the end of the `with`."""
     served = advance(known, Served)
     try:
         assert isinstance(served.step_model, CompiledModel)
@@ -168,7 +168,7 @@ def _computed(known: Compiled) -> Exact:
 
 @contextmanager
 def _without_storing(known: Compiled) -> Generator[CompiledModel]:
-    """Bind weights until the end of the `with`, without storing them in the cache."""
+    """Load the model without storing its packed weights in the cache, and unload it at the end of the `with`."""
     planned = advance(known, Planned)
     try:
         bind_weights(planned.session, planned.program.executable, planned.mode.entry, planned.mode.weights)

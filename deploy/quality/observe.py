@@ -71,7 +71,7 @@ class Observer:
 
     @contextmanager
     def bound(self, weights: WeightSource) -> Iterates[Bound]:
-        """Bind weights until the end of the `with`."""
+        """Load the program with these weights, and unload it at the end of the `with`."""
         account = MemoryAccount()
         session = Session(self._executable, memory=account)
         try:

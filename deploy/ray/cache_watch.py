@@ -1,4 +1,4 @@
-"""Follows the events of a server's prefix cache, to find the time since which no page that the server has used is evicted.
+"""Follow the events of a server's prefix cache, to find since when the server has evicted no page that it used.
 
 A replica sends its routers this one number instead of a list of its pages. Pages are evicted in the order of their last use, so pages used
 after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an age in

@@ -22,7 +22,7 @@ def prefill_name(pool: str) -> str:
 
 
 class Pool(BaseModel):
-    """Replicas that serve the same models. With two bounds that differ, their number follows the load."""
+    """Replicas that serve the same models. If `min_replicas` and `max_replicas` differ, the number of replicas follows the load."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,8 +1,8 @@
 """Name the kernel that began last. After a fault, this is the kernel that failed.
 
-With RELAXSERVE_DEBUG=1 or more, each kernel writes the address of its record to one word when it begins. This is a word of the host, which
-can be read after a fault; no kernel begins before the one before it has ended. Without debugging, kernels write nothing: a kernel ends
-only when its writes have ended, and a write to the host takes about a microsecond.
+With RELAXSERVE_DEBUG=1 or more, each kernel writes the address of its record to one word when it begins. The word is in memory of the host,
+which can be read after a fault. Kernels then do not overlap, so the kernel that began last is the one that failed. Without debugging,
+kernels write nothing: a kernel ends only when its writes have ended, and a write to the host takes about a microsecond.
 """
 
 from __future__ import annotations
