@@ -44,6 +44,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
+    """A coding agent, and the function that returns its settings for a served model."""
+
     name: str
     program: str
     package: str  # the command that installs the agent

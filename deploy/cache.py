@@ -30,7 +30,7 @@
 The commands of the cache do not remove files of `web`, `models`, `cards` and `batches`.
 
 A file is written under a temporary name and renamed when it is complete. If a load is killed, the temporary file remains as a leftover; the
-next load that writes the same large file removes it. A file may be removed while servers have it mapped: they keep what they have read, and
+next load that writes the same large file removes it. A file may be removed while servers have it mapped: the mapping stays whole, and
 the next start builds the file again.
 """
 
@@ -81,6 +81,8 @@ class CannotRemove(RuntimeFault):
 
 
 class Part(StrEnum):
+    """The kinds of files that the commands of the cache list and remove."""
+
     PROGRAM = "compiled programs"
     WEIGHTS = "packed weights"
     ASSEMBLED = "code assembled for GPUs"
@@ -311,6 +313,8 @@ class Kept:
                     yield Item(Part.EXPORT, (path,), path.name, _num_bytes(path), path.stat().st_mtime)
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
+        """Yield the files that interrupted loads have left: those with names of ours that belong to no item, and have not changed for
+        ABANDONED_S seconds."""
         now = time.time()
         for path in (
             *self.executables.folder.glob("*"),
@@ -358,6 +362,7 @@ def kept() -> Kept | None:
 
 
 def _verify_export(folder: Path) -> None:
+    """Raise RuntimeFault if the digest of a file with weights is not the one that program.json states."""
     try:
         levels = json.loads((folder / "program.json").read_bytes())["levels"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

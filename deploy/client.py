@@ -20,12 +20,16 @@ from server.settings import is_loopback
 
 
 class ServerFault(Exception):
+    """Raised if the server is unreachable, is not relaxserve, or answers with an error. `code` is the error's code, or ""."""
+
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
 
 
 class Client:
+    """Sends requests to one server, with its API key."""
+
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
@@ -114,6 +118,7 @@ class Client:
 
     @contextmanager
     def _told(self) -> Generator[None]:
+        """Turn an error of the server or of the connection inside the `with` into a ServerFault that says what to do."""
         try:
             yield
         except urllib.error.HTTPError as error:

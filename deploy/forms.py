@@ -90,6 +90,7 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
 
 
 def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
+    """Return what serving the inspected model in a format would take."""
     plan = found.plan
     # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
@@ -133,7 +134,8 @@ def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
 
 
 def _bytes_in(form: Form, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs, and split numbers have scales twice."""
+    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs. Kinds in SPLIT store each number as two
+    integers, each with a scale of its own."""
     infos = form.unpacked_infos(shape)
     codes = infos[form.numbers[0]].num_bytes
     saved = codes - codes * TABLE_PANELS[form.kind].bits // 4 if form.kind in TABLE_PANELS else 0
@@ -146,6 +148,7 @@ def _is_copied(files: ModelFiles, name: str) -> bool:
 
 
 def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
+    """Estimate the bytes in memory of a tensor of the checkpoint if the model is served in this format."""
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count

@@ -19,6 +19,8 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt, and how to answer it."""
+
     text: str
     raw: bool  # continue the text itself, without applying the chat template
     max_tokens: int
@@ -28,6 +30,8 @@ class Prompt:
 
 @dataclass(slots=True)
 class Answer:
+    """An answer with its times. The fields are filled in while the model generates."""
+
     num_prompt: int  # tokens of the prompt
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])

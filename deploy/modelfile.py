@@ -23,6 +23,8 @@ class ModelfileError(Exception):
 
 @dataclass(slots=True)
 class Modelfile:
+    """The content of a Modelfile."""
+
     source: str = ""  # name of the model that FROM names
     fields: dict[str, str] = field(default_factory=dict[str, str])  # system and template, if the file has them
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])

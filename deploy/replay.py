@@ -49,6 +49,8 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """The first field in which a new answer differs from the logged one."""
+
     request: Logged
     field: str
     logged: str
@@ -58,6 +60,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
+    """The result of a replay."""
+
     num_equal: int
     num_skipped: int  # requests that failed, were not complete, or cannot be repeated
     difference: Difference | None

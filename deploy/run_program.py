@@ -25,6 +25,8 @@ INTEGERS = 8  # random integers are less than this, so that they can index small
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """The result of a program, and the result that the interpreter expects."""
+
     result: Any
     expected: Any | None  # result of the interpreter, or None if it was not run
 

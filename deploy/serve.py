@@ -201,6 +201,7 @@ async def _serve(
     tracer: Tracer | None,
     events: CacheEvents | None,
 ) -> bool:
+    """Load the models and serve until stopped. Return False if `greet` ended the server."""
     for name in sorted({*settings.publish} - {spec.name for spec in models}):
         log.warning("publish names %r; no model of that name is loaded from the start", name)
     registry = Registry(

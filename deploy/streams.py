@@ -18,6 +18,8 @@ LATE_AFTER = 24  # the late prompt is sent when every other stream has had this 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt of token ids to send."""
+
     ids: tuple[int, ...]
     num_new: int  # number of tokens to generate
     at_s: float = 0.0  # time of arrival in seconds since the beginning of the run

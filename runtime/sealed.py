@@ -286,8 +286,8 @@ def _described(status: os.stat_result) -> str:
 
 @cache
 def _is_private(gid: int) -> bool:
-    """Return whether a group has only this user: its name is the user's, as systems with umask 002 make such a group for each user, or the
-    system does not know the group, as Kubernetes gives it to a volume (fsGroup)."""
+    """Return whether only this user is in a group. This holds for a group with the user's name, which systems with umask 002 make for each
+    user, and for a group that the system does not know, such as the one that Kubernetes gives to a volume (fsGroup)."""
     if gid not in (os.getegid(), *os.getgroups()):
         return False
     accounts = {account.pw_name for account in pwd.getpwall() if account.pw_gid == gid}

@@ -74,12 +74,15 @@ def _options(max_tokens: int | None, temperature: float | None, seed: int | None
 
 @dataclass(frozen=True, slots=True)
 class Talk:
+    """A conversation, and the options of its requests."""
+
     conversation: Conversation
     options: Mapping[str, Any]
     tool_turns: ToolTurns | None = None  # turns of the tools of attached MCP servers
 
 
 def _talk(talk: Talk, question: str | None) -> None:
+    """Answer one question, which may come from standard input, or hold a conversation at the terminal."""
     if question is None and not sys.stdin.isatty():
         try:
             question = sys.stdin.read()

@@ -48,7 +48,7 @@ RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
 LIST_EVERY = 10  # every tenth look at the server asks whether it still has the model; not each, because the server logs such a request
 DRAIN_POLL_S = 0.1
-MOST_FAILED = 3  # looks in turn at a server that is silent or lacks the model, after which the server counts as lost
+MOST_FAILED = 3  # consecutive looks at a server that is silent or lacks the model, after which the server counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
 STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
@@ -74,6 +74,7 @@ class Engine(LLMEngine):
         raise NotImplementedError("`run` makes the engine, with options that it has parsed")
 
     async def start(self, worker_id: int) -> EngineConfig:
+        """Wait until the server is ready, and describe its model to Dynamo."""
         del worker_id
         try:
             await until_ready(self._server, lambda: self._must_end)
@@ -103,6 +104,8 @@ class Engine(LLMEngine):
         self._must_end = True
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """Pass a request to the server, and yield the chunks of its answer. If that fails, raise an error of Dynamo. Its class tells Dynamo
+        whether another worker may serve the request."""
         assert self._client is not None, "start comes first"
         if self.failure is not None:
             raise CannotConnect(str(self.failure))

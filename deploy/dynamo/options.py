@@ -24,6 +24,8 @@ TYPES = "chat,completions"
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """The parsed options of a worker."""
+
     spec: ModelSpec
     entry: str | dict[str, Any]  # the model as in the configuration file of a server
     settings: Mapping[str, Any]  # settings of the server that the worker starts

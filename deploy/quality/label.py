@@ -25,6 +25,8 @@ TEXT = Path(__file__).with_name("label.txt")  # prose, questions, code, tables, 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labelled(Compiled):
+    """The state of a load once its quality label is known, if the load asks for one."""
+
     label: QualityLabel | None  # None: the load asks for none, or it cannot be measured; `description.py` then looks into the cache
 
 

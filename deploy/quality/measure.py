@@ -111,6 +111,7 @@ def _opened(load: Load, progress: Progress) -> Opened:
 
 
 def _measured(known: Compiled, model: CompiledModel, exact: Exact) -> QualityLabel:
+    """Run the model over the text, and compare its predictions with those of the exact weights."""
     num_tokens = num_equal = num_scored = 0
     divergence = loss = 0.0
     for logits, followers in _predictions(model, text_windows(known)):
@@ -150,6 +151,7 @@ def exact_of(load: Load, progress: Progress = silent) -> Exact:
 
 
 def _computed(known: Compiled) -> Exact:
+    """Compute the predictions of the exact weights on the text."""
     windows = text_windows(known)
     chunks, num_tokens = list[Exact](), sum(map(len, windows))
     with _without_storing(known) as model:

@@ -53,6 +53,8 @@ class Observed(Generator):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
+    """The results of one window."""
+
     logits: Floats  # [rows, vocabulary]
     squares: tuple[Floats, ...]  # [in], for each input of matrices
 
@@ -86,6 +88,8 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
+    """The program with bound weights, and pages for one text."""
+
     session: Session
     binding: Rebinding
     pool: KVPool

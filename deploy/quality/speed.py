@@ -95,7 +95,7 @@ def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = si
 
 def wait_for_rest() -> None:
     """Wait until the processes below this one have done what a start leaves for later, such as to load a large vocabulary for constraints,
-    which takes a core for seconds. Where processes do not tell what they use, do not wait."""
+    which takes a core for seconds. If the system does not list a process's children, only this process counts, and the wait is short."""
     used_s = usage_of(os.getpid()).cpu_s
     for _ in range(round(MOST_S / LOOK_S)):
         time.sleep(LOOK_S)

@@ -112,6 +112,8 @@ def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """Quantised matrices, and the width that was chosen for each."""
+
     widths: Mapping[str, Width]
     parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
 

@@ -15,6 +15,8 @@ import msgspec
 
 
 class CacheWatch:
+    """Knows since when the server has evicted no page that it used (`kept_since_s`, a time of `clock`; 0: it has evicted none)."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock

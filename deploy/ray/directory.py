@@ -24,6 +24,8 @@ AVOID_S = 5.0  # seconds for which other requests avoid a replica that one has l
 
 
 class Directory:
+    """The replicas of one pool."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests = OpenRequests(clock)
         self._clock = clock

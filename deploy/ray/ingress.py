@@ -1,4 +1,5 @@
-"""The ingress: takes requests of all APIs, and chooses a replica for each. It refuses paths that mean one server, and merges lists of models.
+"""The ingress: takes requests of all APIs, and chooses a replica for each. It refuses paths that mean one server, and merges the lists of
+models of several pools.
 
 It chooses from what replicas report. While it knows of none that it could choose, it asks Ray for a lease, and Ray waits for a replica.
 """
@@ -43,6 +44,8 @@ QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is already pe
 
 
 class Ingress:
+    """The actor that answers the requests of a fleet. A fleet may have several."""
+
     def __init__(
         self,
         pools: dict[str, DeploymentHandle],
@@ -127,6 +130,7 @@ class Ingress:
 
 
 async def _leased(lease: DeploymentHandle, wish: Wish, within_s: float = LEASE_S) -> Lease | None:
+    """Ask Ray for a lease. Return None if Ray fails, or gives none within `within_s` seconds."""
     asked = lease.remote(wish)
     try:
         async with asyncio.timeout(within_s):

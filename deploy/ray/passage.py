@@ -115,6 +115,8 @@ class Passage(Response):
         await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
+        """Send the request to one replica after another until one serves it, and pass on the answer. Raise GivenUp if no replica continues
+        a stream that has begun."""
         while True:
             lease = await self._leased()
             if self.refusal is not None and (lease is None or lease.replica in self.failed):
@@ -201,6 +203,8 @@ class Passage(Response):
         self.lost.add(replica)
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
+        """Send the answer of a replica to the client. Return False, and send nothing, if the request should go to another replica: because
+        this one is busy, or cannot continue the stream that the client gets."""
         is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
         whole = await answer.read() if is_held else b""
         if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that it is busy, or that one of its models is not ready

@@ -44,6 +44,8 @@ class _Part:
 
 @dataclass(slots=True)
 class Progress:
+    """The events of one stream that the client has, by choice."""
+
     parts: dict[bytes, _Part] = field(default_factory=dict[bytes, _Part])
 
     def again(self) -> None:
