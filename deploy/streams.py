@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-LATE_AFTER = 24  # the late prompt is sent when every other stream has had this number of events with text, or has ended
+LATE_AFTER = 24  # the late prompt is sent when every other stream has this number of arrival times (`Stream.times_s`), or has ended
 
 
 @dataclass(frozen=True, slots=True)

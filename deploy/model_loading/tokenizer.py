@@ -1,5 +1,5 @@
 """Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
-of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model.
+of vocabularies. A worker reads only the parts that its engine needs, because the front builds the tokenizer at the same time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 in f32, on the built-in text.
 
 The predictions of the exact weights are computed once for each model and stored. For each token of the text, they hold the probabilities of
-the MOST most probable next tokens. All other tokens count as one, so the measured divergence is at most that of whole distributions.
+the MOST most probable next tokens. All other tokens count as a single token, so the measured divergence is at most that of the whole
+distributions.
 """
 
 from __future__ import annotations
