@@ -14,7 +14,7 @@ from deploy.settings import KEY_VARIABLE
 
 NAME = "relaxserve"  # name of the provider, for agents that give each provider a name
 NO_KEY = "unused"  # agents demand a key, and a server without keys accepts any
-ANSWER = 8192  # tokens that agents which ask for a limit leave to an answer, at most a quarter of the context
+ANSWER = 8192  # most tokens of an answer, for agents whose settings have such a limit; a quarter of the context if that is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,19 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """How an agent is started, so that it uses the model of a server."""
+
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     file: str = ""  # content of the settings file; "": there is none
     file_name: str = ""  # path of the settings file below the folder in which `relaxserve launch` writes such files
-    named: str = ""  # the path that follows `arguments`: the file or a folder above it
+    named: str = ""  # path below that folder which the last of `arguments` takes as its value: the file, or a folder above it
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
+    """A coding agent, and the function that returns its settings for a served model."""
+
     name: str
     program: str
     package: str  # the command that installs the agent

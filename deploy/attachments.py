@@ -1,4 +1,4 @@
-"""MCP servers that are attached to a conversation: a command, an address, or a file as other programs have it.
+"""MCP servers that are attached to a conversation: a command, an address, or a file in the format of Claude Desktop or VS Code.
 
 {"mcpServers": {"files": {"command": "npx", "args": ["-y", "server-filesystem", "."], "env": {"KEY": "${KEY}"}},
                 "docs": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}}}
@@ -28,7 +28,7 @@ INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")
 
 
 def sessions(texts: Sequence[str]) -> list[Session]:
-    """Return a session per server. A text is an address, a JSON file with servers, or a command. Raise SettingsError for any other."""
+    """Return a session per server. A text is an address, a JSON file with servers, or a command. Raise SettingsError if one is wrong."""
     found: list[Session] = []
     for text in texts:
         if re.match(r"https?://", text):

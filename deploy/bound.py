@@ -16,8 +16,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def bound(command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that runs `command`, and that the kernel kills when this process ends. The thread that starts it must not end
-    earlier."""
+    """Return a command that runs `command`, and that the kernel kills when this process ends. The kernel also kills it when the thread that
+    started it ends, so start it on a thread that lives long enough."""
     return (sys.executable, __file__, str(os.getpid()), *command)
 
 

@@ -10,7 +10,8 @@
 
     weights/CHECKPOINT.digest           digest of a model's files, for its fingerprint (deploy/model_loading/fingerprint.py)
 
-    quantised/KEY.rsq                   matrices of one checkpoint, quantised for one budget by one text (deploy/quantizing/kept.py)
+    quantised/KEY.rsq                   matrices of one checkpoint, quantised to an average number of bits, with one text that shows
+                                        which weights matter (deploy/quantizing/kept.py)
 
     labels/KEY.label                    quality label of a form (deploy/quality/label.py)
     labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
@@ -22,11 +23,14 @@
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
-    cards/KEY/                          files from which Dynamo's frontends make prompts (deploy/dynamo/card.py), and
-    batches/PORT/                       uploaded files and batches (server/batches/store.py), which no command of the cache removes
+    models/*                            models from a package index (deploy/model_loading/packages.py), which `relaxserve rm` removes
+    cards/KEY/                          files from which Dynamo's frontends make prompts (deploy/dynamo/card.py)
+    batches/PORT/                       uploaded files and batches (server/batches/store.py)
+
+The commands of the cache do not remove files of `web`, `models`, `cards` and `batches`.
 
 A file is written under a temporary name and renamed when it is complete. If a load is killed, the temporary file remains as a leftover; the
-next load that writes the same large file removes it. A file may be removed while servers have it mapped: they keep what they have read, and
+next load that writes the same large file removes it. A file may be removed while servers have it mapped: the mapping stays whole, and
 the next start builds the file again.
 """
 
@@ -77,6 +81,8 @@ class CannotRemove(RuntimeFault):
 
 
 class Part(StrEnum):
+    """The kinds of files that the commands of the cache list and remove."""
+
     PROGRAM = "compiled programs"
     WEIGHTS = "packed weights"
     ASSEMBLED = "code assembled for GPUs"
@@ -106,6 +112,8 @@ class Item:
 
 
 class Kept:
+    """The cache folder: the paths of its files, and methods that list, verify and remove them."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.executables = Cache(folder / "executables")
@@ -305,6 +313,8 @@ class Kept:
                     yield Item(Part.EXPORT, (path,), path.name, _num_bytes(path), path.stat().st_mtime)
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
+        """Yield the files that interrupted loads have left: those with names of ours that belong to no item, and have not changed for
+        ABANDONED_S seconds."""
         now = time.time()
         for path in (
             *self.executables.folder.glob("*"),
@@ -352,6 +362,7 @@ def kept() -> Kept | None:
 
 
 def _verify_export(folder: Path) -> None:
+    """Raise RuntimeFault if the digest of a file with weights is not the one that program.json states."""
     try:
         levels = json.loads((folder / "program.json").read_bytes())["levels"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -38,6 +38,8 @@ class Packages:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """A model that has a short name."""
+
     name: str
     about: str
     licence: str

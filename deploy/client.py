@@ -20,12 +20,16 @@ from server.settings import is_loopback
 
 
 class ServerFault(Exception):
+    """Raised if the server is unreachable, is not relaxserve, or answers with an error. `code` is the error's code, or ""."""
+
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
 
 
 class Client:
+    """Sends requests to one server, with its API key."""
+
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
@@ -79,8 +83,8 @@ class Client:
         called: Callable[[list[dict[str, Any]]], None] = lambda _calls: None,
         **options: object,
     ) -> Iterator[str]:
-        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. At the end,
-        call `called` with the calls of tools."""
+        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. If the answer
+        ends with calls of tools, call `called` with them."""
         calls: dict[int, dict[str, Any]] = {}
         usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
@@ -114,6 +118,7 @@ class Client:
 
     @contextmanager
     def _told(self) -> Generator[None]:
+        """Turn an error of the server or of the connection inside the `with` into a ServerFault that says what to do."""
         try:
             yield
         except urllib.error.HTTPError as error:

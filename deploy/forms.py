@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
 HEADS = ("lm_head.weight", "output.weight")
-UNNOTICED = 1e-3  # KL divergence in nats per token up to which nobody notices a form
+UNNOTICED = 1e-3  # a form counts as lossless up to this KL divergence, in nats per token
 SAMPLES = 3  # number of matrices on which the error is measured
 BUDGET_GROUP = 32  # columns of a matrix that share a scale in formats with a budget of bits
 SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
@@ -54,6 +54,8 @@ SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the erro
 
 @dataclass(frozen=True, slots=True)
 class ServedForm:
+    """A format of the weights, the memory that a model needs in this format, and the error of its weights."""
+
     quantize: str
     weights_bytes: int
     num_tokens: int  # tokens that fit next to the weights, summed over all sequences; 0 without a KV cache
@@ -88,6 +90,7 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
 
 
 def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
+    """Return what serving the inspected model in a format would take."""
     plan = found.plan
     # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
@@ -131,7 +134,8 @@ def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
 
 
 def _bytes_in(form: Form, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs, and split numbers have scales twice."""
+    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs. Kinds in SPLIT store each number as two
+    integers, each with a scale of its own."""
     infos = form.unpacked_infos(shape)
     codes = infos[form.numbers[0]].num_bytes
     saved = codes - codes * TABLE_PANELS[form.kind].bits // 4 if form.kind in TABLE_PANELS else 0
@@ -144,6 +148,7 @@ def _is_copied(files: ModelFiles, name: str) -> bool:
 
 
 def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
+    """Estimate the bytes in memory of a tensor of the checkpoint if the model is served in this format."""
     count = prod(info.shape)
     if len(info.shape) < 2:
         return 4 * count
@@ -158,7 +163,8 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
 
 
 def _head_bits() -> float:
-    """Return the bits per weight of a head beside matrices with a budget. Many machines store numbers of 6 bits in bytes."""
+    """Return the bits per weight, scales included, of the language head of a model whose other matrices have a budget of bits. The head's
+    numbers have 6 bits. A machine without kernels for numbers of 6 bits stores each in a byte."""
     return (6 if any(tile.format.bits == 6 for tile in product_tiles(host()).integers) else 8) + 0.4
 
 
@@ -207,7 +213,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
     """Return the values of a matrix after rounding to this format."""
     wide = w.astype(np.float32)
     is_narrow = bool(format.budget) and wide.shape[-1] % BUDGET_GROUP == 0  # others keep 16 bits
-    if is_narrow:  # plain rounding of the narrowest common form; the search leaves larger errors where nothing depends on them
+    if is_narrow:  # an estimate: 4 bits, rounded plainly; the search makes other errors, because it minimises the effect on predictions
         parts = INTERPRET["quantize"](wide, bits=4, group=BUDGET_GROUP, symmetric=False, dtype="f32")
         return INTERPRET["dequantize"](*parts, bits=4, group=BUDGET_GROUP, shifted=False, dtype="f32", kind="int")
     if format.bits == 32 or (format.bits == 16 and w.dtype.itemsize == 2):

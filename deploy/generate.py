@@ -19,6 +19,8 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt, and how to answer it."""
+
     text: str
     raw: bool  # continue the text itself, without applying the chat template
     max_tokens: int
@@ -28,7 +30,9 @@ class Prompt:
 
 @dataclass(slots=True)
 class Answer:
-    num_prompt: int
+    """An answer with its times. The fields are filled in while the model generates."""
+
+    num_prompt: int  # tokens of the prompt
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str = ""
@@ -37,7 +41,7 @@ class Answer:
 
 
 def require_generator(load: Load, progress: Progress) -> Servable:
-    """Return a model that generates text. Raise LoadError, before anything is compiled, if the model only computes embeddings."""
+    """Return a model that generates text. Raise LoadError, before anything is compiled, if the model generates none."""
     model = advance(begin(load, progress), Servable)
     if not model.mode.generates:
         raise LoadError(

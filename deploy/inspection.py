@@ -36,6 +36,8 @@ from server.messages import Load
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
+    """What `relaxserve inspect` shows of a model."""
+
     source: str
     family: str
     defaults: str  # values for fields that requests leave out, from the file beside the model, in words
@@ -59,7 +61,7 @@ class Inspection:
     compile_s: float
     available_bytes: int
     numeric_class: str
-    schemes: dict[str, int]  # number of matrix products by the numbers that they multiply, in words
+    schemes: dict[str, int]  # number of matrix products, by a text that describes the numbers that they multiply
 
     @property
     def required_bytes(self) -> int:
@@ -84,6 +86,7 @@ def compiled(begun: Asked) -> Compiled:
 
 
 def inspection_of(known: Compiled) -> Inspection:
+    """Describe a compiled model, with the memory that it would take on this machine."""
     files, mode, load, program = known.files, known.mode, known.load, known.program
     tensors, counts = files.weights.tensors, values_by_type(files)
     limits = _limits_of(known)

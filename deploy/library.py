@@ -1,6 +1,6 @@
-"""Run each download in a process separate from the server, so that a slow download delays no stream.
+"""Download, remove and list models in processes separate from the server, so that this work delays no stream.
 
-python -m deploy.library    reads a command from standard input and writes one line of JSON per percent of a download
+python -m deploy.library    reads an `Order` from standard input, and writes a `Line` for each report: both are JSON
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ encode = msgspec.json.encode
 
 
 class Order(msgspec.Struct):
+    """A command for the process."""
+
     what: Literal["pull", "remove", "list"]
     source: str = ""
     token: str | None = None
@@ -69,6 +71,8 @@ class Downloads:
 
 
 async def _lines(order: Order) -> AsyncGenerator[Line, None]:
+    """Let a process carry out an order, and yield what it reports. Raise LoadError if it fails. If the caller stops early, kill the
+    process."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)
     assert process.stdin is not None and process.stdout is not None

@@ -38,6 +38,8 @@ class CacheFolder:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """What `relaxserve doctor` knows of this machine."""
+
     processor: str
     target: Target
     num_cores: int  # number of cores that this process may use

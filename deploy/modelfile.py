@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-NO_WEIGHTS = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
+UNSUPPORTED = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
 KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")
 QUOTED = '"""'
 
@@ -23,6 +23,8 @@ class ModelfileError(Exception):
 
 @dataclass(slots=True)
 class Modelfile:
+    """The content of a Modelfile."""
+
     source: str = ""  # name of the model that FROM names
     fields: dict[str, str] = field(default_factory=dict[str, str])  # system and template, if the file has them
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -33,7 +35,7 @@ def read(text: str, name: str) -> Modelfile:
     found = Modelfile()
     for number, instruction, value in _instructions(text, name):
         where = f"{name}, line {number}"
-        if instruction in NO_WEIGHTS:
+        if instruction in UNSUPPORTED:
             raise ModelfileError(f"{where}: {instruction} is not supported; expected {', '.join(KNOWN)}: remove the line")
         if instruction not in KNOWN:
             raise ModelfileError(f"{where}: {instruction[:40]!r} is no instruction; expected {', '.join(KNOWN)}")

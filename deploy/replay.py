@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from deploy.client import Client, ServerFault
 
+# Fields that may differ between two answers to the same request.
 CHANGING: Final = frozenset(
     ["id", "created", "created_at", "completed_at", "item_id", "response_id", "call_id", "tool_call_id", "system_fingerprint"]
     + ["cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens_details", "timings", "sequence_number"]
@@ -48,6 +49,8 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """The first field in which a new answer differs from the logged one."""
+
     request: Logged
     field: str
     logged: str
@@ -57,6 +60,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
+    """The result of a replay."""
+
     num_equal: int
     num_skipped: int  # requests that failed, were not complete, or cannot be repeated
     difference: Difference | None

@@ -25,6 +25,8 @@ INTEGERS = 8  # random integers are less than this, so that they can index small
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """The result of a program, and the result that the interpreter expects."""
+
     result: Any
     expected: Any | None  # result of the interpreter, or None if it was not run
 
@@ -37,8 +39,8 @@ class Ran:
 def run_program(
     module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False, check_bounds: bool = False
 ) -> Ran:
-    """Compile and call a program. With `check_bounds`, first interpret the program, including hand-written loop nests, and raise an error
-    for an index outside its buffer; with such an index, compiled code would access other memory."""
+    """Compile and call a program. With `check` or `check_bounds`, interpret the program first, including its hand-written loop nests. The
+    interpreter raises an error for an index outside its buffer; compiled code would access other memory."""
     if entry not in module.graph_functions:
         raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
     func = module.graph(entry)

@@ -202,6 +202,7 @@ async def _serve(
     tracer: Tracer | None,
     events: CacheEvents | None,
 ) -> bool:
+    """Load the models and serve until stopped. Return False if `greet` ended the server."""
     for name in sorted({*settings.publish} - {spec.name for spec in models}):
         log.warning("publish names %r; no model of that name is loaded from the start", name)
     registry = Registry(
@@ -244,8 +245,8 @@ async def _serve(
 
 
 def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | None) -> Server:
-    """Build the application and the HTTP server around it. Their packages are imported only here, which takes as long as a worker needs
-    to start."""
+    """Build the application and the HTTP server around it. Their packages are imported only here, while the workers start, because the
+    import takes about as long as the start of a worker."""
     from server.app import create_app
     from server.http.server import Server
 

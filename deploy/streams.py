@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-LATE_AFTER = 24  # the late prompt arrives when every other stream has this number of tokens
+LATE_AFTER = 24  # the late prompt is sent when every other stream has this number of arrival times (`Stream.times_s`), or has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """A prompt of token ids to send."""
+
     ids: tuple[int, ...]
-    num_new: int
+    num_new: int  # number of tokens to generate
     at_s: float = 0.0  # time of arrival in seconds since the beginning of the run
 
 
@@ -63,7 +65,7 @@ class OverHttp:
     has no event, unless it is the last."""
 
     def __init__(self, url: str, model: str, *, temperature: float, cache_salt: str = "") -> None:
-        """With a `cache_salt`, prompts share no prefix cache with those of drivers that have another one."""
+        """With a `cache_salt`, these requests find no pages in the prefix cache that requests with another salt have computed."""
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None, url
         self._address = parts.hostname, parts.port

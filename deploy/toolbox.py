@@ -19,6 +19,8 @@ LIST_S, CALL_S = 60.0, 600.0  # longest times for a list of tools, and for a cal
 
 @dataclass(frozen=True, slots=True)
 class Offer:
+    """A tool of an MCP server that a model may call."""
+
     session: Session
     tool: McpTool
 

@@ -6,7 +6,8 @@
     decode    until the last token
     finish    until the answer is sent
 
-Only `serve --otlp-traces-endpoint` imports this module. Spans are created after a request has ended, from the times in its record.
+Only a server with the setting otlp_traces_endpoint imports this module. Spans are created after a request has ended, from the times in its
+record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file. So the
-start that writes a file need not wait until the disk has it: the mark stays at least as long. After a power failure, that holds on file
-systems that keep the order of changes to a folder, such as ext4 with its journal, xfs and btrfs.
+"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file. The
+start that writes a file need not wait until the file is on the disk, because the mark is removed only after that. After a power failure,
+the mark is there on file systems that keep the order of changes to a folder, such as ext4 with its journal, xfs and btrfs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Use:
 
 
 def flush(paths: Sequence[Path]) -> None:
-    """Let a thread wait until the disk has these files. So the process finds them there when it ends, and is not killed while it waits."""
+    """Let a thread wait until these files are on the disk. The process then need not wait for them when it ends, and is not killed because
+    its end takes long."""
 
     def wait() -> None:
         for path in paths:

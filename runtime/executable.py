@@ -129,6 +129,8 @@ class Bound(Struct, frozen=True, tag=True):
 
 
 class ParamSpec(Struct, frozen=True, tag=True):
+    """A parameter of a function, and the specification that its value must match."""
+
     name: str
     spec: Spec
     weight: bool = False  # bound once instead of passed at every call; weights follow all other parameters
@@ -152,6 +154,8 @@ class Phase(Struct, frozen=True, tag=True):
 
 
 class Kernel(Struct, frozen=True, tag=True):
+    """One loop-level function, compiled."""
+
     name: str
     phases: tuple[Phase, ...]  # they run one after another, with a barrier between them
     num_buffers: int
@@ -162,6 +166,8 @@ class Kernel(Struct, frozen=True, tag=True):
 
 
 class Base(StrEnum):
+    """What the address of a buffer is relative to."""
+
     REGISTER = "register"  # the tensor in a register of the calling frame
     ARENA = "arena"  # the planned arena, at an offset
     CONSTANT = "constant"  # an array of the constant table
@@ -176,6 +182,8 @@ class Operand(Struct, frozen=True, tag=True):
 
 
 class NativeLaunch(Struct, frozen=True, tag=True):
+    """A run of a kernel on some buffers."""
+
     kernel: int  # index in Executable.kernels
     operands: tuple[Operand, ...]
     dims: tuple[DimRef, ...]
@@ -238,6 +246,8 @@ Instruction = Call | Ret | Goto | If
 
 
 class VMFunction(Struct, frozen=True, tag=True):
+    """A function that the virtual machine runs."""
+
     name: str
     params: tuple[ParamSpec, ...]  # parameter i is in register i
     num_registers: int

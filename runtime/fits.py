@@ -41,6 +41,8 @@ class Centre(Way, frozen=True, tag=True):
 
 
 class _Split(Way, frozen=True, tag=True):
+    """A way in which a large image becomes several crops."""
+
     splits: bool = True  # whether the image becomes several crops and a small one of the whole; False: only the whole
 
     def low(self, edge: int) -> Self:

@@ -262,6 +262,7 @@ class _Flattening:
         return tuple(inputs), tuple(definitions)
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> None:
+        """Flatten a call: add the records of its launches, or remember what the register `dst` holds."""
         match callee, args:
             case "vm.run_region", (Imm(int() as region),):
                 for launch in self.meta.regions[region].launches:

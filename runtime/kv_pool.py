@@ -15,6 +15,8 @@ from runtime.memory import MemoryAccount
 
 
 class KVPool:
+    """The pages of all cache groups of a model, in memory of the device."""
+
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
         """Allocate the tensors. On a CPU, the system provides physical memory only when pages are written."""
         self.num_pages = tuple(num_pages)  # number of pages of each group

@@ -27,7 +27,7 @@ class Number(IntEnum):
 
     SHARPNESS = 0  # 1 / temperature; 0: the best token is drawn
     REACH = 1  # -log(min_p): tokens whose logit is further below the largest logit, after division by the temperature, are removed
-    REPETITION = 2
+    REPETITION = 2  # the three penalties of tokens that the sequence has already
     FREQUENCY = 3
     PRESENCE = 4
 
@@ -36,8 +36,8 @@ class Setting(IntEnum):
     """Columns of `SampleBatch.settings`."""
 
     SEED = 0  # seed of the random numbers: the bits of an i64
-    POSITION = 1
-    CHOICE = 2
+    POSITION = 1  # position of the token in its sequence; with CHOICE and SEED, it decides the random number
+    CHOICE = 2  # number of the answer, if a request asks for several
     TOP_K = 3  # 0: all tokens
     TOP_P = 4  # top_p in units of 2^-SHARE_BITS
     TYPICAL_P = 5
@@ -82,6 +82,8 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
+    """The tokens drawn for the rows of a SampleBatch."""
+
     tokens: NDArray[np.int32]  # [n] a token, NOT_A_NUMBER or NOTHING_LEFT
     logprobs: Logprobs
 

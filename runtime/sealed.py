@@ -56,8 +56,8 @@ def store(path: Path, content: bytes, name: str = "") -> None:
 
 
 def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
-    """Return the content of a file that `store` wrote, copied into memory and aligned to pages. A mapped file could change after its seal
-    is verified."""
+    """Return the content of a file that `store` wrote, aligned to pages. It is a copy in memory, because a mapped file could change after
+    its seal is verified."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < SEAL_BYTES:
@@ -104,8 +104,8 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
 
 @contextmanager
 def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
-    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. If it is `synced`, that holds after
-    a power failure, too; but gigabytes take the disk long, and a start writes a hundred files."""
+    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. With `synced`, this holds after a
+    power failure, too, but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a start."""
     make_private(path.parent)
     descriptor, fresh = locked_file(path)
     try:
@@ -286,8 +286,8 @@ def _described(status: os.stat_result) -> str:
 
 @cache
 def _is_private(gid: int) -> bool:
-    """Return whether a group has only this user: its name is the user's, as systems with umask 002 make such a group for each user, or the
-    system does not know the group, as Kubernetes gives it to a volume (fsGroup)."""
+    """Return whether only this user is in a group. This holds for a group with the user's name, which systems with umask 002 make for each
+    user, and for a group that the system does not know, such as the one that Kubernetes gives to a volume (fsGroup)."""
     if gid not in (os.getegid(), *os.getgroups()):
         return False
     accounts = {account.pw_name for account in pwd.getpwall() if account.pw_gid == gid}

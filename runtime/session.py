@@ -25,6 +25,8 @@ from runtime.vm.profile import Profile
 
 
 class Session:
+    """An executable that is loaded on a device, and the functions that callers may call."""
+
     def __init__(
         self,
         executable: Executable,

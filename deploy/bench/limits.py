@@ -133,6 +133,8 @@ class UnitPeak(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """The limits of this machine: no step reads or multiplies faster."""
+
     bytes_per_s: float
     flops: float  # operations per second of the unit that multiplies weights; a multiply-add counts as two
 

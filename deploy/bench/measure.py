@@ -11,6 +11,8 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Figure:
+    """A measured value, with the goal that it should reach if there is one."""
+
     name: str
     value: float
     unit: str

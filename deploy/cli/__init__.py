@@ -14,8 +14,8 @@ def main() -> None:
 
 
 def imported() -> Callable[[], None]:
-    """Import the commands, and return the function that runs the one that the arguments name. `serve` does without the others, so that it
-    serves sooner."""
+    """Import the commands, and return the function that runs the one that the arguments name. For `serve`, import no other command, so that
+    the server is ready sooner."""
     if sys.argv[1:2] == ["serve"] and not {*HELP} & {*sys.argv}:
         _start_worker()
         from runtime.generated_code import recall

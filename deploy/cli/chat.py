@@ -74,12 +74,15 @@ def _options(max_tokens: int | None, temperature: float | None, seed: int | None
 
 @dataclass(frozen=True, slots=True)
 class Talk:
+    """A conversation, and the options of its requests."""
+
     conversation: Conversation
     options: Mapping[str, Any]
     tool_turns: ToolTurns | None = None  # turns of the tools of attached MCP servers
 
 
 def _talk(talk: Talk, question: str | None) -> None:
+    """Answer one question, which may come from standard input, or hold a conversation at the terminal."""
     if question is None and not sys.stdin.isatty():
         try:
             question = sys.stdin.read()
@@ -149,7 +152,7 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
     dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
     text is kept."""
     said: list[str] = []
-    first_s, num_before = 0.0, 0  # time of the first text, and the tokens until then: those of thoughts and calls are not shown
+    first_s, num_before = 0.0, 0  # time of the first text, and the tokens generated before it, such as thoughts, which are not shown
     with _writer() as put:
         try:
             for piece in pieces:

@@ -21,6 +21,8 @@ class CommandError(Exception):
 
 @dataclass(slots=True)
 class Conversation:
+    """A conversation with a model of a running server."""
+
     client: Client
     model: str
     system: str = ""
@@ -41,6 +43,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Command:
+    """A slash command. `carry_out` gets its argument, and returns the text to show."""
+
     usage: str
     meaning: str
     carry_out: Callable[[Conversation, str], str]

@@ -23,6 +23,8 @@ LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+$")  # a line as Markdown knows
 
 
 class MarkdownWriter:
+    """Prints one answer, piece by piece."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._parser = MarkdownIt().enable("table").enable("strikethrough")  # the extensions that rich enables

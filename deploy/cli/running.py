@@ -22,9 +22,9 @@ from deploy.settings import KEY_VARIABLE
 from server.defaults import DefaultsError, read_texts
 
 Name = Annotated[str, typer.Argument(help="Name or alias of a model of the server.", metavar="MODEL")]
-NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # defaults that Ollama's API calls otherwise
+NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # our names of defaults -> those of Ollama's API
 QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
-OF_NO_PARAMETER = ("system", "template")
+OF_NO_PARAMETER = ("system", "template")  # defaults that are fields of the request itself, not of its `parameters`
 
 
 def stop(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:

@@ -232,8 +232,8 @@ FIRST_PAGE = "Options that most people need; --help-all shows all"
 
 
 class ServeCommand(TyperCommand):
-    """The command, whose help shows what most people need in one panel, and with --help-all everything. It shows each option by one name: a
-    column with other names, and with names that turn switches off, would leave little room for the meanings."""
+    """The command `serve`. Its --help shows one panel with the options that most people need, and --help-all shows all options. Both show
+    only one name of each option: columns with further names would leave little room for the meanings."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options: list[Any] = [param for param in self.get_params(ctx) if param.param_type_name == "option"]

@@ -45,6 +45,8 @@ class Approval:
 
 
 class ToolTurns:
+    """Lets the model answer and call tools in turns, until it answers without a call."""
+
     def __init__(self, toolbox: Toolbox, approval: Approval) -> None:
         self._toolbox = toolbox
         self._approval = approval

@@ -26,6 +26,8 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 @dataclass(frozen=True, slots=True)
 class Card:
+    """The files that Dynamo's frontend reads for a model."""
+
     folder: Path
     has_template: bool  # whether the model has a chat template
 
@@ -41,6 +43,7 @@ def write_card(source: str) -> Card:
 
 
 def _written(contents: Mapping[str, bytes]) -> Path:
+    """Write files into the folder of the cache that is named by their digest, unless it exists. Return the folder."""
     cache = kept()
     if cache is None:
         raise SettingsError(

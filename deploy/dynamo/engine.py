@@ -1,8 +1,8 @@
 """A server as an engine of Dynamo's worker, which registers the model, passes requests and answers, and ends the engine when it drains.
 
-Dynamo sends token ids, and cuts stop texts and calls of tools from the answer by itself. If a worker is lost, Dynamo's frontend sends a
-request to another one with the tokens so far behind the prompt. The token at a position depends on the seed and the tokens before it, so
-the answer is the same as without the loss.
+Dynamo sends token ids, and cuts stop texts and calls of tools from the answer by itself. If a worker is lost, Dynamo's frontend sends the
+request to another one, with the tokens generated so far appended to the prompt. The token at a position depends only on the seed and the
+tokens before it, so the answer is the same as without the loss.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ log = logging.getLogger(__name__)
 PATH = "/inference/v1/generate"
 RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
-LIST_EVERY = 10  # one of this many looks at the server asks whether it still has the model; the server's log has a line for this request
+LIST_EVERY = 10  # every tenth look at the server asks whether it still has the model; not each, because the server logs such a request
 DRAIN_POLL_S = 0.1
-MOST_FAILED = 3  # looks in turn at a server that is silent or lacks the model, after which the server counts as lost
+MOST_FAILED = 3  # consecutive looks at a server that is silent or lacks the model, after which the server counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
 STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
@@ -74,6 +74,7 @@ class Engine(LLMEngine):
         raise NotImplementedError("`run` makes the engine, with options that it has parsed")
 
     async def start(self, worker_id: int) -> EngineConfig:
+        """Wait until the server is ready, and describe its model to Dynamo."""
         del worker_id
         try:
             await until_ready(self._server, lambda: self._must_end)
@@ -103,6 +104,8 @@ class Engine(LLMEngine):
         self._must_end = True
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """Pass a request to the server, and yield the chunks of its answer. If that fails, raise an error of Dynamo. Its class tells Dynamo
+        whether another worker may serve the request."""
         assert self._client is not None, "start comes first"
         if self.failure is not None:
             raise CannotConnect(str(self.failure))

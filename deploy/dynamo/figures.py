@@ -11,6 +11,8 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True)
 class Figures:
+    """The figures of one model's cache. A block is a page."""
+
     block_size: int = 0  # tokens; 0: the model is not ready
     num_blocks: int = 0
     usage: float = 0.0  # share of the blocks that running requests hold

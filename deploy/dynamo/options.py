@@ -24,6 +24,8 @@ TYPES = "chat,completions"
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """The parsed options of a worker."""
+
     spec: ModelSpec
     entry: str | dict[str, Any]  # the model as in the configuration file of a server
     settings: Mapping[str, Any]  # settings of the server that the worker starts
@@ -36,8 +38,8 @@ class Options:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Read the options. Raise SettingsError if the value of one is wrong. As all programs with argparse, exit at --help and at an unknown
-    option."""
+    """Read the options. Raise SettingsError if the value of one is wrong. Like all programs that use argparse, exit at --help and at an
+    unknown option."""
     parser = argparse.ArgumentParser("relaxserve dynamo", description="Serve a model as a worker of NVIDIA Dynamo.", allow_abbrev=False)
     own = parser.add_argument_group("options of relaxserve")
     own.add_argument("model", nargs="?", metavar="MODEL", help="folder, .gguf file, hub id or 'demo', maybe with =NAME")

@@ -112,6 +112,8 @@ class WebVision(msgspec.Struct, frozen=True):
 
 
 class WebModel(msgspec.Struct, frozen=True):
+    """What the runtime in the browser knows of a model."""
+
     name: str
     kind: str  # "generator", "embedder" (a decoder without a language head), "encoder" or "transcriber"
     embeds: bool  # false for a generator, unless the export asks for its embeddings
@@ -135,6 +137,8 @@ class WebModel(msgspec.Struct, frozen=True):
 
 
 class WebProgram(msgspec.Struct, frozen=True):
+    """The content of program.json."""
+
     model: WebModel
     levels: tuple[Level, ...]
 
@@ -168,6 +172,7 @@ def mode_of_page(model: Servable, name: str) -> Mode:
 
 
 def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: Progress) -> Level:
+    """Compile the model for one level, and write the module and the weights to `folder`."""
     executable = compile_module(model.module, Options(target, progress=partial(progress, "compile")))
     beside = [SAMPLE_ENTRY] if mode.generates else []
     beside += [HEAR] if isinstance(mode, Transcriber) else []
@@ -182,6 +187,7 @@ def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: 
 
 
 def _require_room(flat: FlatProgram, mode: Mode) -> None:
+    """Raise LoadError if weights, arena and cache together exceed what 32-bit pointers can address."""
     cache_bytes = 0 if isinstance(mode, Encoder) else sum(group.bytes_per_page * num_pages(mode, group) for group in mode.groups)
     needed = flat.weights_bytes + flat.arena_bytes + cache_bytes
     if needed > ADDRESSED:

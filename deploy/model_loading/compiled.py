@@ -14,6 +14,8 @@ from deploy.model_loading.servable import Servable
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compiled(Servable):
+    """The state of a load once its program is compiled."""
+
     program: Program
     device_note: str  # why the program is for another target than the load names; "" if it is not
     numeric_class: str

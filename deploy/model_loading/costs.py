@@ -28,13 +28,15 @@ from server.stages.relay import fastest
 ENOUGH_S = 0.4
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 NUM_RUNS, BRIEF_S = 4, 0.1  # runs of a step, and seconds after which it is not run again
-SHORTEST_S = 1e-6  # least time of encoding an excerpt: noise may make a step without one seem to take longer
+SHORTEST_S = 1e-6  # least time of encoding an excerpt: noise may make a step without an excerpt seem longer than one with an excerpt
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timed(Served):
+    """The state of a load once the times of its steps are known."""
+
     costs: Measured | None  # None for an encoder
 
 

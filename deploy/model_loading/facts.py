@@ -17,7 +17,7 @@ from server.messages import Facts
 WEIGHTS = (".safetensors", ".gguf")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
-COMPARED_ROWS = 8
+COMPARED_ROWS = 8  # first rows of embedding and head that are compared, to find whether both are one table
 MOST_DIFFERENCE = 0.5  # relative; roundings of one table differ by less than 0.2, two trained tables by more than 1
 
 # Names of the mixes of types in which llama.cpp stores a model, by `general.file_type`.

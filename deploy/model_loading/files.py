@@ -41,6 +41,8 @@ Settings = tuple[int, float, str, bool]  # what decides a quantisation: version,
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
+    """The opened files of a model."""
+
     path: Path
     config: ModelConfig
     weights: WeightSource
@@ -58,11 +60,15 @@ class ModelFiles:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Located(Asked):
+    """The state of a load once its files are on this machine."""
+
     path: Path  # the folder or the GGUF file, on this machine
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Opened(Located):
+    """The state of a load once its files are open."""
+
     files: ModelFiles
     tokenizer_source: TokenizerSource
     eos_ids: tuple[int, ...]  # ids of the tokens that end an answer

@@ -165,7 +165,7 @@ def _names(kept: Path) -> set[str]:
 def _require_digest(path: Path) -> None:
     """Check the SHA-256 of a downloaded file, by which the hub's cache names large files. If it is wrong, remove the file and raise
     OSError."""
-    stored = path.parent / path.readlink() if path.is_symlink() else path  # the stored file may itself be a link to one of several caches
+    stored = path.parent / path.readlink() if path.is_symlink() else path  # follow one link only: the named file may be a link, too
     if not _SHA256.fullmatch(stored.name):
         return  # a small file, named by git's digest
     with stored.open("rb") as file:

@@ -43,6 +43,8 @@ def silent(part: str, fraction: float) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
+    """The state with which a load begins."""
+
     load: Load
     target: Target
     number: int  # number of the device among the devices of its kind

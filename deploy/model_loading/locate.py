@@ -1,5 +1,5 @@
-"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path is used unchanged, and anything else is downloaded
-(`origins.py`); an interrupted download is resumed."""
+"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path names a file of the model or a folder that holds
+it, and anything else is downloaded unless it is here already (`origins.py`). An interrupted download is resumed."""
 
 from __future__ import annotations
 

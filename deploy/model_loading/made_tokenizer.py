@@ -1,8 +1,9 @@
 """Make tokenizer files from a GGUF file, and store them in the cache. `python -m deploy.model_loading.made_tokenizer FILE` writes them to
 its standard output.
 
-A vocabulary of 260,000 tokens takes a second, and 150 MB for a moment. The front imports modules meanwhile, and what these create lies
-between the objects of the vocabulary, so that the allocator could give back only a third. So a process of its own reads large vocabularies.
+Reading a vocabulary of 260,000 tokens takes a second and, for a moment, 150 MB. The front imports modules at the same time. Their objects
+lie between those of the vocabulary, so the allocator could give back only a third of this memory. Therefore a separate process reads large
+vocabularies.
 """
 
 from __future__ import annotations

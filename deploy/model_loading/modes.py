@@ -50,6 +50,8 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
+    """What all modes have in common."""
+
     files: ModelFiles
     format: WeightFormat
     numerics: Numerics
@@ -72,6 +74,8 @@ class _Mode:
 
 @dataclass(frozen=True, slots=True)
 class _Decoder(_Mode):
+    """A decoder: its steps read and write the pages of its cache groups."""
+
     bounds: StepBounds
     kv_dtype: DType
     groups: tuple[CacheGroup, ...]
@@ -204,6 +208,8 @@ class Transcriber(_Writer):
 
 @dataclass(frozen=True, slots=True)
 class Embedder(_Decoder):
+    """A decoder that embeds or classifies texts: the result is computed from the hidden state of a text's last token."""
+
     entry: ClassVar[str] = HIDDEN
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
     generates: ClassVar[bool] = False
@@ -231,6 +237,8 @@ class Embedder(_Decoder):
 
 @dataclass(frozen=True, slots=True)
 class Encoder(_Mode):
+    """An encoder, which computes whole texts in one step and has no KV cache."""
+
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False

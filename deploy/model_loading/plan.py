@@ -72,6 +72,8 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Planned(Labelled):
+    """The state of a load once its device is open and its memory planned."""
+
     session: Session
     plan: Plan
 

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Program:
+    """A compiled program, and its key in the cache."""
+
     executable: Executable
     key: str
     identity: str  # the key without the target: equal on all machines
@@ -40,6 +42,7 @@ class Program:
 
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Program:
+    """Find the program in the cache, or compile it and store it there."""
     progress("compile", 0.0)
     key = key_of(module, target.key)
     found = _found(cache, key)

@@ -39,6 +39,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
+    """The target for which a model is compiled."""
+
     target: Target
     note: str = ""  # why this is not the requested target; "" if it is
 

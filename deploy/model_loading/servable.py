@@ -17,6 +17,8 @@ from server.messages import ErrorCode
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Servable(Formed):
+    """The state of a load once it is certain that the model can be served."""
+
     mode: Mode
     module: IRModule  # the program of the mode: all that the model computes
     part: IRModule | None  # the program of this process or of each rank; None: this process computes the whole model on one device

@@ -54,6 +54,8 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served(Bound):
+    """The state of a load once the model can take steps."""
+
     model: Model
 
     @property
@@ -224,6 +226,8 @@ class _Stepping:
 
 
 class CompiledModel(_Stepping):
+    """A decoder that returns logits, and hidden states for embeddings."""
+
     def run(self, batch: StepBatch) -> Logits:
         logits, self._hidden = self._call(BOTH, batch, batch.logit_rows, batch.hidden_rows)
         return Logits(logits)

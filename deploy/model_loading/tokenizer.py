@@ -1,5 +1,5 @@
 """Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
-of vocabularies. A worker only reads what its engine needs, because the front builds the tokenizer while the worker loads the model.
+of vocabularies. A worker reads only the parts that its engine needs, because the front builds the tokenizer at the same time.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class TokenizerSource:
             return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
 
     def reader(self) -> Callable[[], bytes]:
-        """Return a function that returns the content of tokenizer.json, which constraints need, and may be called once. It computes
-        nothing: what must be computed is computed now, because it would delay requests."""
+        """Return a function that returns the content of tokenizer.json, which constraints need. The function may be called once, and only
+        reads. Whatever must be computed is computed now, because later it would delay requests."""
         with _refusal(self.path):
             if self.gguf is None or not is_made(self.gguf):
                 return [self._files.tokenizer()].pop  # holds no memory after the call

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bound(Planned):
+    """The state of a load once its weights are bound to its programs."""
+
     packed: tuple[Path, ...]  # the files in which the prepared weights are stored: one per program and rank, or none if nothing is stored
 
 
@@ -48,6 +50,7 @@ def bind(known: Planned) -> Bound:
 
 
 def _packed_file(known: Planned, entry: str, digest: str) -> Path | None:
+    """Return the path of the prepared weights of one program in the cache, marked as in use. Return None if nothing can be stored."""
     if known.cache is None:
         return None
     load = known.load

@@ -19,13 +19,15 @@ from deploy.model_loading.known import carried
 from runtime.sealed import recall
 from server.messages import QualityLabel
 
-VERSION = 1  # raised when equal models get other labels
+VERSION = 1  # part of the cache's keys; increase it when the label of an unchanged model changes
 TEXT = Path(__file__).with_name("label.txt")  # prose, questions, code, tables, a letter, a log and four languages
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labelled(Compiled):
-    label: QualityLabel | None  # None also if the load asks for none: `description.py` then looks into the cache
+    """The state of a load once its quality label is known, if the load asks for one."""
+
+    label: QualityLabel | None  # None: the load asks for none, or it cannot be measured; `description.py` then looks into the cache
 
 
 def measure_label(known: Compiled) -> Labelled:

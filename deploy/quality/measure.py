@@ -2,7 +2,8 @@
 in f32, on the built-in text.
 
 The predictions of the exact weights are computed once for each model and stored. For each token of the text, they hold the probabilities of
-the MOST most probable next tokens. All other tokens count as one, so the measured divergence is at most that of whole distributions.
+the MOST most probable next tokens. All other tokens count as a single token, so the measured divergence is at most that of the whole
+distributions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 
 EXACT = "f32"
-WINDOW = 512  # tokens of the text that are read with a common context
+WINDOW = 512  # the text is cut into windows of this number of tokens; each window is read without the text before it
 CHUNK = 64  # tokens of a step, and rows of its logits
 LEAST_CONTEXT = 3  # tokens: a prompt, and two that are generated, between which time passes when the speed is measured
 MOST = 1024  # most probable next tokens whose probabilities are stored
@@ -93,7 +94,7 @@ def measurable(load: Load, progress: Progress) -> Compiled:
 
 @contextmanager
 def _served(known: Compiled) -> Generator[CompiledModel]:
-    """Load the model until the end of the `with`."""
+    """Load the model, and unload it at the end of the `with`."""
     served = advance(known, Served)
     try:
         assert isinstance(served.step_model, CompiledModel)
@@ -111,6 +112,7 @@ def _opened(load: Load, progress: Progress) -> Opened:
 
 
 def _measured(known: Compiled, model: CompiledModel, exact: Exact) -> QualityLabel:
+    """Run the model over the text, and compare its predictions with those of the exact weights."""
     num_tokens = num_equal = num_scored = 0
     divergence = loss = 0.0
     for logits, followers in _predictions(model, text_windows(known)):
@@ -150,6 +152,7 @@ def exact_of(load: Load, progress: Progress = silent) -> Exact:
 
 
 def _computed(known: Compiled) -> Exact:
+    """Compute the predictions of the exact weights on the text."""
     windows = text_windows(known)
     chunks, num_tokens = list[Exact](), sum(map(len, windows))
     with _without_storing(known) as model:
@@ -168,7 +171,7 @@ def _computed(known: Compiled) -> Exact:
 
 @contextmanager
 def _without_storing(known: Compiled) -> Generator[CompiledModel]:
-    """Bind weights until the end of the `with`, without storing them in the cache."""
+    """Load the model without storing its packed weights in the cache, and unload it at the end of the `with`."""
     planned = advance(known, Planned)
     try:
         bind_weights(planned.session, planned.program.executable, planned.mode.entry, planned.mode.weights)

@@ -53,6 +53,8 @@ class Observed(Generator):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
+    """The results of one window."""
+
     logits: Floats  # [rows, vocabulary]
     squares: tuple[Floats, ...]  # [in], for each input of matrices
 
@@ -71,7 +73,7 @@ class Observer:
 
     @contextmanager
     def bound(self, weights: WeightSource) -> Iterates[Bound]:
-        """Bind weights until the end of the `with`."""
+        """Load the program with these weights, and unload it at the end of the `with`."""
         account = MemoryAccount()
         session = Session(self._executable, memory=account)
         try:
@@ -86,6 +88,8 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
+    """The program with bound weights, and pages for one text."""
+
     session: Session
     binding: Rebinding
     pool: KVPool

@@ -33,7 +33,8 @@ NUM_BEFORE, NUM_DECODED = 128, 128  # tokens of each request's prompt, and most 
 NUM_FIRST, LEAST_DECODED = 16, 8  # tokens that the first request generates, and least tokens that each later one generates
 ROUNDS, ROUND_S = 5, 1.5  # number of requests that are measured, and the seconds that one may take if it generates more than the least
 SETTLED_S = REST_S + 0.5  # seconds without requests after which a model begins to settle
-# A server has settled when all its processes together use a core for at most QUIET of LOOK_S. It is not waited for longer than MOST_S.
+# A server has settled when all its processes together use at most the share QUIET of one core during LOOK_S seconds. The measurement waits
+# for this for at most MOST_S seconds.
 LOOK_S, QUIET, MOST_S = 0.25, 0.1, 30.0
 
 
@@ -94,7 +95,7 @@ def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = si
 
 def wait_for_rest() -> None:
     """Wait until the processes below this one have done what a start leaves for later, such as to load a large vocabulary for constraints,
-    which takes a core for seconds. Where processes do not tell what they use, do not wait."""
+    which takes a core for seconds. If the system does not list a process's children, only this process counts, and the wait is short."""
     used_s = usage_of(os.getpid()).cpu_s
     for _ in range(round(MOST_S / LOOK_S)):
         time.sleep(LOOK_S)

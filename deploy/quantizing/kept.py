@@ -31,7 +31,7 @@ from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-VERSION = 4  # raised when the same model and text give other numbers
+VERSION = 4  # part of the cache's keys; increase it when the same model and text give other numbers
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
 
 Array = NDArray[Any]
@@ -74,8 +74,8 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
 
 
 def _beside(known: Opened) -> list[str]:
-    """Return the digests of the files beside the weights that decide what matrices read on a text. A GGUF file has what they say in its
-    header, which is part of the digest of its weights."""
+    """Return the digests of the configuration and of the tokenizer, because the inputs of the matrices depend on them, too. A GGUF file has
+    both in its header, which is part of the digest of its weights."""
     if known.files.gguf is not None:
         return []
     found = known.tokenizer_source.files()
@@ -112,6 +112,8 @@ def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """Quantised matrices, and the width that was chosen for each."""
+
     widths: Mapping[str, Width]
     parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
 

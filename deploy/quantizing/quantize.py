@@ -128,8 +128,8 @@ def _num_multiplied(shape: tuple[int, ...], mixture: Mixture | None) -> int:
 
 
 def apart(names: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Divide matrices that read the same input into groups. All matrices of a group get one width, so that one product can multiply
-    them."""
+    """Divide matrices that read the same input into groups: the value projection (VALUES), and all others. All matrices of a group get one
+    width, so that one product can multiply them."""
     groups = (tuple(name for name in names if name.endswith(VALUES) is own) for own in (False, True))
     return [group for group in groups if group]
 

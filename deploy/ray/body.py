@@ -23,6 +23,8 @@ FILE = "file"  # the field of a form whose bytes are not read
 
 @dataclass(frozen=True, slots=True)
 class Body:
+    """The body of a request, and what the ingress has decoded of it."""
+
     content: bytes = b""  # as the client sent it
     fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty if the body is neither a JSON object nor a form
     is_decoded: bool = True  # False: its fields are unknown, because it takes long to decode or is compressed wrongly

@@ -1,4 +1,4 @@
-"""Follows the events of a server's prefix cache, to find the time since which no page that the server has used is evicted.
+"""Follow the events of a server's prefix cache, to find since when the server has evicted no page that it used.
 
 A replica sends its routers this one number instead of a list of its pages. Pages are evicted in the order of their last use, so pages used
 after the latest evicted page was stored are taken to be in the cache, and pages used before to be gone. The number is sent as an age in
@@ -15,6 +15,8 @@ import msgspec
 
 
 class CacheWatch:
+    """Knows since when the server has evicted no page that it used (`kept_since_s`, a time of `clock`; 0: it has evicted none)."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock

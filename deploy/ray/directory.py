@@ -24,12 +24,14 @@ AVOID_S = 5.0  # seconds for which other requests avoid a replica that one has l
 
 
 class Directory:
+    """The replicas of one pool."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.requests = OpenRequests(clock)
         self._clock = clock
         self._owners = Owners(clock=clock)
         self._reports: Mapping[str, Mapping[str, Any]] = {}  # what replicas report, by name
-        self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same, with what they mean for this process
+        self._stats: Mapping[str, Mapping[str, Any]] = {}  # the same reports, with the two fields that `_read` adds
         self._lost_s: dict[str, float] = {}  # when a request last lost a replica, by name
         self._is_told = False
         self._moved: OrderedDict[str, str] = OrderedDict()  # the replica that stores a response, by the id of the response
@@ -67,7 +69,8 @@ class Directory:
         return not self._stats
 
     def has(self, place: bytes) -> bool:
-        """Return whether a replica of this place is known: the one whose name has this digest, with which the ids that it makes begin."""
+        """Return whether the replica of this place is known. A place is the digest of a replica's name, and the ids that the replica makes
+        begin with it."""
         return any(place_of(name) == place for name in self._stats)
 
     def move(self, response: str, replica: str) -> None:

@@ -16,6 +16,7 @@ REASON = "this path means one server"  # at most 123 bytes (RFC 6455, 5.5)
 
 
 async def entrance(scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle one connection, as an ASGI application does."""
     match scope["type"]:
         case "lifespan":
             await _live(receive, send)

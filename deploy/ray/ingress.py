@@ -1,4 +1,5 @@
-"""The ingress: takes requests of all APIs, and chooses a replica for each.
+"""The ingress: takes requests of all APIs, and chooses a replica for each. It refuses paths that mean one server, and merges the lists of
+models of several pools.
 
 It chooses from what replicas report. While it knows of none that it could choose, it asks Ray for a lease, and Ray waits for a replica.
 """
@@ -39,10 +40,12 @@ LEASE_S = 10.0
 MEET_S = 2.0  # longest wait for the answer to the question after which Ray names the replicas of a pool
 MOST_REQUESTS = 100_000  # more than servers accept, because only they can refuse a request and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
-QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is encoded already, but for bytes that are no ASCII
+QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is already percent-encoded, except bytes that are not ASCII
 
 
 class Ingress:
+    """The actor that answers the requests of a fleet. A fleet may have several."""
+
     def __init__(
         self,
         pools: dict[str, DeploymentHandle],
@@ -108,8 +111,8 @@ class Ingress:
         return next((name for name in self._pools if directory_of(name).has(place)), None)
 
     async def _meet(self) -> None:
-        """Ask Ray for a replica of each pool that has some, but whose replicas Ray has not named. It then names them all, and each new one.
-        Ray is not asked for a replica of a pool that has never had one, because it would start one."""
+        """Ask Ray for a replica of each pool that has some, but whose replicas Ray has not named to this process. Ray then names all of
+        them, and from then on each new one. Do not ask for a replica of a pool that has none, because Ray would start one."""
         new = [pool for name, pool in self._pools.items() if not directory_of(name).is_told and pool.running_replicas_populated()]
         await asyncio.gather(*(_leased(pool, Wish(), MEET_S) for pool in new))
 
@@ -127,6 +130,7 @@ class Ingress:
 
 
 async def _leased(lease: DeploymentHandle, wish: Wish, within_s: float = LEASE_S) -> Lease | None:
+    """Ask Ray for a lease. Return None if Ray fails, or gives none within `within_s` seconds."""
     asked = lease.remote(wish)
     try:
         async with asyncio.timeout(within_s):

@@ -36,8 +36,8 @@ class _Answer:
 
 
 class ModelLists(Response):
-    """An ASGI response: the entries that the pools list, each once. If no pool lists any, it is the first answer of a pool, or a refusal if
-    none has answered."""
+    """An ASGI response: the entries that the pools list, each once. If no pool answers with status 200, it is the answer of the first pool
+    that has answered, or a refusal if none has."""
 
     def __init__(self, path: str, passages: Sequence[Passage]) -> None:
         """`passages`: the same request, on its way to each pool that has a replica."""

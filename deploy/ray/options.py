@@ -22,7 +22,7 @@ def prefill_name(pool: str) -> str:
 
 
 class Pool(BaseModel):
-    """Replicas that serve the same models. With two bounds that differ, their number follows the load."""
+    """Replicas that serve the same models. If `min_replicas` and `max_replicas` differ, the number of replicas follows the load."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,7 +36,7 @@ class Pool(BaseModel):
     num_gpus: float = Field(default=0.0, ge=0)
     num_stages: int = Field(default=1, ge=1)  # number of machines of a replica, each of which computes a part of the layers of its models
     prefill_replicas: int = Field(default=0, ge=0)  # number of further replicas, which only compute long prompts for the others
-    # least number of characters of a prompt that these compute; a beginning that a replica of the pool has does not count
+    # least number of new characters of a prompt that a prefill replica computes; a beginning that a replica of the pool has is not new
     prefill_characters: int = Field(default=PREFILL_CHARACTERS, ge=1)
 
     @model_validator(mode="after")
@@ -86,6 +86,8 @@ class Pool(BaseModel):
 
 
 class Fleet(BaseModel):
+    """The options of the whole application."""
+
     model_config = ConfigDict(extra="forbid")
 
     pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment

@@ -1,4 +1,4 @@
-"""Remember which replicas have computed which beginnings of prompts, as far as this process has sent them there."""
+"""Remember which replicas have computed which beginnings of prompts. Only prompts that this process has sent there are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request on its way through the ingress: it is sent to one replica after another until it is served.
+"""One request on its way through the ingress: it is sent to one replica after another until one serves it or the ingress gives up.
 
 The bytes come from the replica's server, without Ray between. The ingress gives each request a nonce from which the servers derive what the
 request leaves open (`server/open_values.py`). A request that is sent again therefore gets the same bytes, and the ingress leaves out those
@@ -41,6 +41,7 @@ QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
 HELD = ("application/json", "text/plain")  # answers sent on only when they are complete: until then another replica can give them
+# Headers of one connection, and headers that the ingress itself writes. They are not passed on to a replica.
 OWN_HEADERS = frozenset(
     {
         "connection",
@@ -104,8 +105,8 @@ class Passage(Response):
     lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
     num_busy: int = 0
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
-    # The time from which `patience_s` counts. An attempt that gets an answer moves it forward by its duration, so the time until a refusal
-    # does not count. If a replica breaks off, it becomes the present time.
+    # Time from which the wait for a replica counts: when the request arrived, or when the last replica that had it broke off. The time that
+    # replicas took to refuse the request is added, so it does not count as waiting.
     waiting_since_s: float = field(default_factory=time.monotonic)
     num_pauses: int = 0  # pauses since the client got something new
     num_lost: int = 0  # replicas that have broken off since then
@@ -114,6 +115,8 @@ class Passage(Response):
         await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
+        """Send the request to one replica after another until one serves it, and pass on the answer. Raise GivenUp if no replica continues
+        a stream that has begun."""
         while True:
             lease = await self._leased()
             if self.refusal is not None and (lease is None or lease.replica in self.failed):
@@ -151,7 +154,8 @@ class Passage(Response):
         await refusal(self.target.partition("?")[0], error)({"type": "http"}, _nothing, send)
 
     async def _attempt(self, lease: Lease, send: Send) -> bool:
-        """Send the request to a replica. Return whether that has served it. Raise Departure if it cannot continue the stream."""
+        """Send the request to a replica. Return whether the client has a whole answer now. Raise Departure if the replica cannot continue
+        the stream, or the connection's error if the answer has begun and the request must not be sent twice."""
         self.open_requests.begin(lease.replica)
         began_s = time.monotonic()
         try:
@@ -199,6 +203,8 @@ class Passage(Response):
         self.lost.add(replica)
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
+        """Send the answer of a replica to the client. Return False, and send nothing, if the request should go to another replica: because
+        this one is busy, or cannot continue the stream that the client gets."""
         is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
         whole = await answer.read() if is_held else b""
         if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that it is busy, or that one of its models is not ready

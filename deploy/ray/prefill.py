@@ -23,6 +23,8 @@ def pays(num_computed: int, num_new: int) -> bool:
 
 
 class Prefill:
+    """The prefill replicas of one pool."""
+
     def __init__(self, directory: Directory, lease: Callable[[Wish], Awaitable[Lease | None]], least_characters: int) -> None:
         """`lease` asks Ray for a prefill replica. Ray fills the directory only after the first such call."""
         self._directory = directory

@@ -36,14 +36,16 @@ def _new_hash() -> _Hash:
 class _Part:
     """The events of one choice."""
 
-    delivered: int = 0
+    delivered: int = 0  # number of events that the client has
     hash: _Hash = field(default_factory=_new_hash)  # digest of the events that the client has
     again: int = 0  # number of events of the present stream so far
-    hash_again: _Hash = field(default_factory=_new_hash)
+    hash_again: _Hash = field(default_factory=_new_hash)  # digest of these events, up to the last one that the client has
 
 
 @dataclass(slots=True)
 class Progress:
+    """The events of one stream that the client has, by choice."""
+
     parts: dict[bytes, _Part] = field(default_factory=dict[bytes, _Part])
 
     def again(self) -> None:

@@ -23,6 +23,8 @@ MOST_LEASES = 100_000  # more requests than a server accepts, because only it ca
 
 
 class Replica:
+    """The actor of one replica."""
+
     def __init__(
         self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None, num_stages: int = 1
     ) -> None:

@@ -14,6 +14,8 @@ from deploy.ray.wish import Wish
 
 
 class PrefixRouter(RequestRouter):
+    """Ranks replicas by the directory of the pool, and keeps the directory up to date."""
+
     def initialize_state(self, **kwargs: Any) -> None:
         self._directory = directory_of(self._deployment_id.name)
         self._leasing: dict[str, int] = {}  # number of leases that Ray has asked for and that have not returned, by replica

@@ -15,7 +15,7 @@ TARGET_PAGES = 0.85  # share of a replica's pages that running requests should h
 
 
 class ByQueueAndPages:
-    """A class, because Ray passes options to classes only."""
+    """The policy. It is a class, because Ray passes options to classes only."""
 
     def __init__(self, target_requests: float = TARGET_REQUESTS) -> None:
         self._target_requests = target_requests

@@ -21,9 +21,11 @@ BLOCK = 256  # characters: about four pages of 16 tokens
 MOST_KEYS = 1024
 KEY_BYTES = 8
 
-# The fields of a body that become its prompt, in the order in which templates write them. Its pages depend on them, and on its cache salt.
+# The fields of a body that become its prompt, in the order in which templates write them. The prompt's pages depend on these fields and on
+# the cache salt. A body has one of TURNS.
 BEFORE = ("model", "system", "instructions", "tools", "functions")
 TURNS = ("messages", "input", "prompt", "contents", "token_ids")
+# Fields that name the session of a request, the preferred one first. Requests of a session should go to the same replica.
 SESSIONS = ("prompt_cache_key", "session_id", "safety_identifier", "user")
 
 RESPONSES = "/v1/responses"
@@ -91,7 +93,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The result of reading a body: which replica is wanted, which model, and whether the request may be sent twice."""
+    """What the ingress reads from a request: which replica is wanted, which model, and whether the request may be sent twice."""
 
     wish: Wish = Wish()
     model: str = ""

@@ -12,6 +12,8 @@ END_S = 1.0  # longest wait for the end of the pipe, which a child of the proces
 
 
 class PassedLog:
+    """Copies lines from a pipe to standard error on a thread of its own, until the pipe ends."""
+
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
         self._last: deque[str] = deque(maxlen=LAST_LINES)

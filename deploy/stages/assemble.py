@@ -84,6 +84,7 @@ def require_supported(load: Load) -> None:
 
 
 def _together(opened: Opened, peers: Sequence[Peer]) -> Planned:
+    """Load all stages together: send each stage its layers, agree on the number of pages, and wait until all have loaded."""
     load = opened.load
     greetings = [_awaited(peer, Greeting, opened.progress) for peer in peers]
     for peer, greeting in zip(peers, greetings, strict=True):

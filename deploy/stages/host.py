@@ -66,6 +66,7 @@ class Strangers:
 
 
 def _receive(connection: socket.socket, name: str, secret: str, strangers: Strangers) -> None:
+    """Start a stage for the worker behind a connection if it knows the secret, and wait until the stage has ended."""
     try:
         try:
             welcome(connection, secret)

@@ -85,7 +85,8 @@ def main() -> None:
 
 def _read(link: Link, inbox: Inbox) -> None:
     """Read all messages as they come, so that the worker never waits for this process while this one waits for the worker. When the worker
-    is gone, let the step that runs end, because a process that ends normally has damaged no file."""
+    is gone, the main thread ends the process after the running step, and removes the marks of the files in use (deploy/use.py): otherwise
+    the next start would verify the files. If the step takes longer than ENDS_S, end the process here."""
     try:
         while True:
             inbox.put(link.receive())
@@ -106,6 +107,7 @@ def _report(link: Link, is_busy: threading.Event) -> None:
 
 
 def _loaded(load: Load, link: Link, is_busy: threading.Event) -> Stage:
+    """Load the layers that the worker names. Report the memory plan to the worker, and wait for the number of pages that all stages get."""
     known = advance(begin(load, lambda part, fraction: link.send(Progress(part, fraction))), PlannedLoad)
     mode, plan = known.mode, known.plan
     assert isinstance(mode, EarlyStage) and mode.layers is not None, "the worker itself is the last stage"
@@ -171,6 +173,8 @@ class Stage:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _run(self, arrays: list[Any], first: Any) -> None:
+        """Compute the layers of one step, and send the residual stream after them. `first`: the tokens, or the residual stream before the
+        layers."""
         self._is_busy.set()
         _, positions, starts, seq_ids, *places = arrays
         slots, tables = places[: len(places) // 2], places[len(places) // 2 :]

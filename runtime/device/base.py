@@ -50,6 +50,8 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """What the memory of a device allows."""
+
     free_bytes: int  # device memory that programs may still allocate
     reads_host_arrays: bool  # whether kernels read host arrays as fast as device memory: weights may then stay in a mapped file
     launch_bytes: int = 0  # device memory that a captured launch occupies; 0 if the device does not capture launches

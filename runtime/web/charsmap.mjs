@@ -1,9 +1,10 @@
 // Normalise texts by the table of a sentencepiece model, as the package tokenizers does. The module of npm does not read the table: it
 // normalises every text to NFKC.
 //
-// A table is a double array (darts-clone) that finds a text by its bytes, and the texts that replace those it finds, each ended by a zero.
+// A table has two parts: a double array (darts-clone), which finds a text by its bytes, and the texts that replace the found texts, each
+// ended by a zero.
 
-const LONGEST = 5;   // bytes of a character with its marks that is looked up as a whole; of longer ones, each code point is
+const LONGEST = 5;   // a character with its marks is looked up as a whole if it has at most this many bytes, otherwise by code points
 
 /** Let the normalisers of a tokenizer that have a table use it. */
 export function useTables(normalizer) {

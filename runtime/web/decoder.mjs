@@ -63,7 +63,7 @@ export class Decoder {
     return Object.entries(this.named).filter(([name]) => kindOf(name) === kind).map(([, tensor]) => this.program.view(tensor, Int32Array));
   }
 
-  /** Forget the sequence. `spans` then takes the crops of images of the next sequence, in ascending order: {at, crop} is a crop from position `at` on. */
+  /** Forget the sequence. The caller then sets `spans`, the crops of images of the next sequence, in ascending order: {at, crop} is a crop from position `at` on. */
   reset() { Object.assign(this, { length: 0, spans: [] }); }
 
   /** Cut the sequence to at most `length` tokens and return how many are left. States are kept only after full pages and after the last token. */

@@ -156,7 +156,7 @@ export class Engine {
     return this.network.append(tokens, { wants: 'hidden' });
   }
 
-  /** Write down speech, or translate it into English, segment by segment. `file` are samples, 16,000 per second. */
+  /** Write down speech, or translate it into English, segment by segment. `file` has the samples, 16,000 per second. */
   async *#transcript(body, task, signal) {
     const { network, model, codec } = this, asked = parsedAudio(body, model, task);
     const pause = pauses(signal), recording = await Recording.of(body.file, model.speech.num_mels, pause);

@@ -99,7 +99,7 @@ async function digestOf(file, where) {
   return file instanceof Blob ? text : `${text} ${file.width}`;
 }
 
-/** Return the bytes of a Blob. That of a file on a disk cannot be read after the file has changed. */
+/** Return the bytes of a Blob. A Blob of a file on a disk cannot be read after the file has changed. */
 async function bytesOf(blob, where) {
   try {
     return await blob.arrayBuffer();

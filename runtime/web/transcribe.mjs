@@ -5,6 +5,9 @@ import { HOP, RATE } from './sound.mjs';
 import { Stamps, STAMP_S } from './stamps.mjs';
 
 const STAMP_HOPS = 2, TEMPERATURES = [0, 0.2, 0.4, 0.6, 0.8, 1];
+// A transcript is improbable below LEAST_LOGPROB, the mean log-probability of its tokens, and repeats itself if zlib shrinks it more than
+// MOST_COMPRESSION times. A window is silent if the token for silence has a probability above MOST_SILENCE and the transcript is improbable.
+// After a temperature above FORGETFUL, the next window does not see the text before it. MOST_BEFORE is the most tokens of that text.
 const MOST_COMPRESSION = 2.4, LEAST_LOGPROB = -1, MOST_SILENCE = 0.6, FORGETFUL = 0.5, MOST_TOKENS = 224, MOST_BEFORE = 223;
 
 /** `asked`: {language, task, temperature, seed, prompt}. `pause` is awaited between tokens; it may throw to end the work. */

@@ -27,5 +27,7 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
+    """What a step has to do at least."""
+
     num_bytes: float  # bytes read
     operations: float

@@ -57,6 +57,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """The figures of one kernel in one step."""
+
     step: str
     kernel: str
     launches: int
@@ -107,6 +109,7 @@ def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[
 
 
 def work_of(model: Model, args: Any) -> dict[str, Work]:
+    """Return the work of each kernel in a step with these arguments, by the kernel's name."""
     module = pipeline(model.options.target).until("lift_weights")(model.module)
     step = module.graph(ENTRY)
     dims: dict[DimVar, int] = {}
@@ -160,6 +163,7 @@ def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:
 
 
 def _bytes(prim: PrimFunc, env: Dims, config: ModelConfig, tokens: int) -> Iterator[float]:
+    """Yield the bytes that count for each operand of a kernel. The beginning of this file says how they are counted."""
     sizes = {b: float(b.dtype.num_bytes * prod(d.evaluate(env) for d in b.shape)) for b in prim.buffers}
     changed = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
     plain = [b for number, b in enumerate(prim.buffers) if number not in changed]

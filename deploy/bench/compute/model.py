@@ -63,6 +63,8 @@ LONG = 32768  # a hybrid also decodes one token after a context of this length
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """The figures of one step."""
+
     name: str
     tokens_per_s: float
     num_bytes: float
@@ -80,6 +82,8 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    """All figures of one model."""
+
     limits: Limits
     rows: list[Row]
     growth: list[Growth]  # empty for models without windows
@@ -205,6 +209,7 @@ class Model:
         return {case: self.work(case) for case in (*(Case(length, 1, length) for length in PREFILLS), *decodes)}
 
     def work(self, case: Case) -> Work:
+        """Return the bytes and operations of a step. The beginning of this file says what counts."""
         c = self.config
         num_bytes = self.product_bytes(case.tokens)
         operations = 2.0 * (self.product_elements * case.tokens + self.head_elements * case.sequences)
@@ -228,7 +233,7 @@ class Model:
 
 
 def attention_operations(config: ModelConfig) -> float:
-    """Return the operations with which a layer's heads attend to a key."""
+    """Return the operations with which all heads of a layer let one token attend to one earlier token."""
     value_size = config.head_dim if config.latent is None else config.latent.rank
     return 2.0 * config.num_heads * (config.head_dim + value_size)
 

@@ -53,6 +53,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
+    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are for plainly rounded weights."""
+
     scheme: str
     kl_divergence: float  # nats per token
     top1_agreement: float
@@ -192,6 +194,7 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def measure(folder: Path, schemes: list[str], texts: Texts, text: Path | None = None) -> list[Row]:
+    """Measure each scheme on the beginning of a file, `text`, or on texts that the float model writes."""
     files = open_files(locate(str(folder)))
     if not files.config.is_causal:
         raise LoadError(
@@ -230,6 +233,7 @@ def _sequences(tokens: list[int], texts: Texts) -> NDArray[np.int32]:
 
 
 def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[CompiledModel], T]) -> T:
+    """Load a model in a format of weights, return what `use` returns for it, and unload it."""
     asked = begin(Load("quality", str(files.path), quantize, max_context=texts.length, max_batch=texts.num_seqs))
     files = replace(files, is_embedder=False)  # also measure the predictions of a decoder that was trained for embeddings
     opened = Opened(**carried(asked, Asked), path=files.path, files=files, tokenizer_source=TokenizerSource(files.path), eos_ids=())

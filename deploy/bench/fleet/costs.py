@@ -82,6 +82,7 @@ def between(costs: Mapping[int, float], size: int) -> float:
 
 
 def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) -> Costs:
+    """Measure the costs of a model's steps on this machine."""
     limits, seconds = model.limits, partial(_seconds, model, clock)
     prompt = {size: seconds(1, size, size) for size in sizes_of(largest_step(limits))}
     counts = [count for count in DECODING if count <= limits.max_seqs]

@@ -128,6 +128,7 @@ class Replica:
             self._step(float("inf"))
 
     def _admit(self) -> None:
+        """Admit waiting jobs in their order, as long as their prompts and answers fit into the memory."""
         costs = self._costs
         while self.waiting and len(self._prompts) + len(self._decoding) < costs.max_seqs:
             job = self.waiting[0]
@@ -150,6 +151,8 @@ class Replica:
         self.prefixes.shrink(max(0, self._costs.capacity - self._num_held) // BLOCK_TOKENS)
 
     def _step(self, until_s: float) -> None:
+        """Take a step with as many prompt tokens as the pace allows and one token of each decoding job. Without prompts, take all steps up
+        to the next event: see `_decode`."""
         num_decode = len(self._decoding)
         budget, done = self._pace.prefill_budget(num_decode) if self._prompts else 0, list[Job]()
         num_prompt = num_pairs = 0

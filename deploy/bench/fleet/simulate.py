@@ -51,6 +51,8 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
+    """What happened in a simulated fleet."""
+
     jobs: list[Job] = field(default_factory=list[Job])  # the admitted requests
     num_refused: int = 0
     num_again: int = 0  # requests that were sent again, because a replica failed
@@ -80,6 +82,7 @@ class Timeline:
 
 
 def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
+    """Let a fleet serve the requests of a trace."""
     size = max(plan.num_replicas, plan.most_replicas)
     cells = [
         Cell(

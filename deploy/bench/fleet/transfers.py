@@ -103,6 +103,7 @@ class Transfers:
         return Delivery(job, taker, giver, num_here, num_there, limit_s)
 
     def _look(self, now_s: float) -> None:
+        """Send the pages of prompts that prefill replicas have computed, and give up those that are late."""
         self._cell.advance(now_s)
         computing, self._computing = self._computing, []
         for delivery in computing:

@@ -14,6 +14,8 @@ from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
 
 
 class Driver(Protocol):
+    """Sends prompts to a model."""
+
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         """Send the prompts, and return one stream per prompt. The stream of the late prompt comes last."""
         ...

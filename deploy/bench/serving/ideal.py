@@ -21,6 +21,8 @@ LENGTH = 128  # tokens in each client's prompt, and new tokens of each client, u
 
 @dataclass(slots=True)
 class Took:
+    """The time that the ideal has taken so far, in seconds."""
+
     prompts_s: float = 0.0
     decoding_s: float = 0.0
     processor_s: float = 0.0  # CPU time of all threads, which other load on the machine does not increase

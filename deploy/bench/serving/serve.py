@@ -67,6 +67,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Run:
+    """The times of one run of clients, without the time that the ideal took between its steps."""
+
     name: str
     wall_s: float
     processor_s: float  # processor time of all threads

@@ -13,6 +13,8 @@ SLICE = 32 << 10  # bytes after which prefetching returns to the first weight of
 
 
 class _Piece(NamedTuple):
+    """A range of a weight that a thread prefetches. Each thread has the same range within its own part of the weight."""
+
     base: int
     share: int  # bytes of the base that one thread reads
     begin: int  # offset of the piece in this share

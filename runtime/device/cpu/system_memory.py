@@ -17,6 +17,8 @@ _VERSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class SystemMemory:
+    """The memory of the machine, and the part of it that this process may use."""
+
     total_bytes: int
     available_bytes: int  # memory that can be allocated without swapping, within the limits of the control groups
     limit_bytes: int | None  # the least limit of the control groups; None: no limit

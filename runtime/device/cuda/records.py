@@ -51,6 +51,8 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
+    """A launch with everything that the driver needs for it."""
+
     kernel: str
     function: int
     threads: int

@@ -32,7 +32,8 @@ from runtime.device.cuda.records import FURTHER, Rank, Records
 from runtime.errors import InvalidProgram
 
 LAUNCH_BYTES = 16 << 10  # upper estimate of the bytes of device memory that the driver needs per launch of a graph
-# Maximum number of resident blocks of an NVIDIA multiprocessor: additional blocks would only wait. Even: clusters have two blocks.
+# Maximum number of resident blocks of an NVIDIA multiprocessor: additional blocks would only wait. The number must be even, because a
+# cluster has two blocks.
 BLOCKS_PER_UNIT = 32
 Magnitudes = NDArray[np.int32]  # per integer of a region: the exponent of the least power of two that exceeds the integer
 
