@@ -409,8 +409,8 @@ def as_markdown() -> str:
     lines = [
         "# Errors",
         "",
-        "Under `/v1/messages` and `/api`, errors have the envelope of Anthropic or Ollama, with `code` and `param` added. Under all",
-        "other paths, they have the envelope of the OpenAI API:",
+        "Errors of paths below `/v1/messages` have the envelope of Anthropic, those of paths below `/api` that of Ollama;",
+        "both envelopes have `code` and `param` added. Errors of all other paths have the envelope of the OpenAI API:",
         "",
         "```json",
         '{"error": {"message": "...", "type": "invalid_request_error", "param": "top_p", "code": "invalid_value"}}',
