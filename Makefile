@@ -107,10 +107,10 @@ types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
 # Where BASE is not given: the commit where the branch left its upstream, or else the last commit.
-check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## check a change in three minutes: lint, types, and the tests it can reach
+check: $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## check a change in two and a half minutes: lint, types, and the tests it can reach
 	@$(BIN)/python -m tests.check $(if $(BASE),--base $(BASE)) $(ARGS)
 
-test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## lint, types and all tests except the slow ones
+test: lint $(VENV)/minilm $(VENV)/smollm2 $(VENV)/clients $(VENV)/browser $(VENV)/debian $(VENV)/pycuda ## lint, types and all tests except the slow ones: about 30 minutes on two cores
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 

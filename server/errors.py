@@ -179,10 +179,12 @@ RESPONSE_NOT_FOUND = ErrorKind(
 FILE_NOT_FOUND = ErrorKind(
     "file_not_found",
     404,
-    "No uploaded file has this id, the file has expired, or it belongs to another key.",
+    "No uploaded file has this id, the file has expired, or it belongs to another key or group of keys.",
     "See `/v1/files`. Files that a batch wrote are deleted after `batch_store_s`.",
 )
-BATCH_NOT_FOUND = ErrorKind("batch_not_found", 404, "No batch has this id, or it belongs to another key.", "See `/v1/batches`.")
+BATCH_NOT_FOUND = ErrorKind(
+    "batch_not_found", 404, "No batch has this id, or it belongs to another key or group of keys.", "See `/v1/batches`."
+)
 BATCHES_OFF = ErrorKind("batches_off", 501, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`.")
 CONFLICTING_BATCH = ErrorKind(
     "conflicting_batch",
@@ -193,7 +195,8 @@ CONFLICTING_BATCH = ErrorKind(
 STORE_FULL = ErrorKind(
     "store_full",
     507,
-    "Uploaded files take all the space of `batch_store_bytes`, there are too many files, or too many batches of the key have not ended.",
+    "Uploaded files take all the space of `batch_store_bytes`, there are too many files, or too many batches of the key or its group "
+    "have not ended.",
     "Delete files or cancel batches.",
 )
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
@@ -406,8 +409,8 @@ def as_markdown() -> str:
     lines = [
         "# Errors",
         "",
-        "Under `/v1/messages` and `/api`, errors have the envelope of Anthropic or Ollama, with `code` and `param` added. Under all",
-        "other paths, they have the envelope of the OpenAI API:",
+        "Errors of paths below `/v1/messages` have the envelope of Anthropic, those of paths below `/api` that of Ollama;",
+        "both envelopes have `code` and `param` added. Errors of all other paths have the envelope of the OpenAI API:",
         "",
         "```json",
         '{"error": {"message": "...", "type": "invalid_request_error", "param": "top_p", "code": "invalid_value"}}',

@@ -23,8 +23,8 @@ HEAD = """# Benchmarks
 [tests/lab/results](tests/lab/results). Nothing in them is typed by hand. To measure on your machine, run
 `python -m tests.lab NAME --keep` in a checkout (`python -m tests.lab` lists the names), then `python -m tests.lab report`.
 
-The speed of a shared machine changes by a third within a minute. Most goals are therefore ratios to a limit or to a peer that the same run
-measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions.
+Most figures have a goal. The speed of a shared machine changes by a third within a minute, so most goals are ratios to a limit or to a peer
+that the same run measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions.
 
 ![Tokens per second of relaxserve and other engines](docs/images/peers.svg)
 
@@ -33,13 +33,25 @@ measured. [Measurements](docs/benchmarks/decisions) has the figures behind the d
 ## Other peers
 
 Both engines ran the same steps in turns on the same machine, with the same number of threads. Speeds are tokens per second of relaxserve
-divided by those of the peer. The weights are random, so these figures say nothing about quality.
+divided by those of the peer. `prefill N` computes N tokens of one prompt; `decode N x C` computes one token for each of N sequences whose
+context has C tokens. The weights are random, so these figures say nothing about quality.
 """
 REAL = """
-`python -m tests.lab real` serves the same file with both servers, each with its default settings, and sends both the same requests in
-turns. Speeds and memory are relaxserve's divided by llama.cpp's (speed: more is better, memory: less). KL is the divergence from the exact
-weights of the file in nats per token, on the text of the quality label: relaxserve's, and in brackets llama.cpp's. Starts are from the
-command to the first answer.
+`python -m tests.lab real` serves the same file with both servers, and sends both the same requests in turns. Both servers have the same
+number of threads, and memory for the keys and values of the same number of tokens; all other settings are their defaults. A speed is
+relaxserve's tokens per second divided by llama.cpp's (more is better); memory is divided in the same way (less is better).
+
+- `decode of 1`: the speed at which one client gets its answer. The next column has the same figure for those turns, half of all, before
+  which the memory bandwidth of the machine was measured to be highest.
+- `prefill of 1024`: the speed at which a prompt of 1,024 tokens is read.
+- `8 clients`, `32 clients`: the speed at which so many clients together get their answers, with prompts of 128 tokens and answers of 64.
+- `error of the stated decode of 1`: the difference between the speed that `relaxserve inspect --quality` states and the speed that a client
+  measured, divided by the latter.
+- `equal most probable tokens`: the fraction of the tokens of a text for which relaxserve and the exact weights of the file find the same
+  token most probable. The text is that of the quality label.
+- `KL`: the divergence from the exact weights in nats per token, on the same text: relaxserve's, and in brackets llama.cpp's.
+- `first start`, `second start`: the time from relaxserve's command to its first answer, with an empty cache and with the compiled model in
+  the cache.
 """
 MACHINES = """
 ## Machines
