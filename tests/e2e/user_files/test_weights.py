@@ -26,13 +26,17 @@ MATRIX = "model.layers.1.mlp.down_proj.weight"
 
 
 def test_a_tied_model_may_lack_or_have_its_head(tmp_path: Path) -> None:
-    """The head of a tied model is its embedding table, whatever the file has under the head's name."""
+    """The head of a tied model is its embedding table. A head that differs from it counts, though, as in transformers."""
     folder = write_folder(tmp_path / "model", "qwen2")
     tensors = tensors_of(folder)
     assert HEAD not in tensors
-    for head in (tensors[TABLE], 2 * tensors[TABLE]):
-        save_tensors(folder, {**tensors, HEAD: head})
-        answers_as(folder, "qwen2")
+    save_tensors(folder, {**tensors, HEAD: tensors[TABLE]})
+    answers_as(folder, "qwen2")
+    untied = write_folder(tmp_path / "untied", "qwen2", tie_word_embeddings=False)
+    for changed in (folder, untied):
+        save_tensors(changed, {**tensors, HEAD: tensors[TABLE][::-1].copy()})
+    found, expected = (bring(changed).logits([1, 2, 3]) for changed in (folder, untied))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_an_untied_model_without_a_head_is_refused(tmp_path: Path) -> None:

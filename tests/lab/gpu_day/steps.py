@@ -14,7 +14,7 @@ LAYERS = 4  # number of layers with which the 8B shape is measured, so that a mo
 FORMATS = ("bf16", "int4-128", "int8")
 SHAPE = "shape "  # begins the name of a step that measures the 8B shape; the format of its weights follows
 KERNELS = (
-    *("rows", "branches", "products", "experts", "routing", "attention", "tensor_attention", "warpgroup_attention"),
+    *("rows", "branches", "products", "experts", "routing", "scans", "attention", "tensor_attention", "warpgroup_attention"),
     *("region", "sampling", "hostile_indices", "casts"),
 )
 OF_KERNELS = "tests/runtime/device/cuda/test_{}.py"
