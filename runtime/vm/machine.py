@@ -299,8 +299,9 @@ class Machine:
             raise UnknownName("function", name, self.functions)
         return function
 
-    def code_with(self, symbol: str) -> Code:
-        """Return the loaded code, because the program refers to `symbol`. Raises InvalidProgram if the executable has no code."""
+    def code_for(self, symbol: str) -> Code:
+        """Return the loaded code. Raises InvalidProgram if the executable has none; the error names `symbol`, to which the program
+        refers."""
         if self._code is None:
             raise InvalidProgram(f"the program refers to {symbol!r}, but has no object code")
         return self._code
@@ -425,7 +426,7 @@ class Loader:
         return match
 
     def derive(self, symbol: str) -> Derive:
-        return self.machine.code_with(symbol).derive(symbol)
+        return self.machine.code_for(symbol).derive(symbol)
 
     def finish(self) -> None:
         """Raise InvalidProgram if a bound belongs to a slot that no match defines. Call this after all instructions."""

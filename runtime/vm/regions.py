@@ -19,7 +19,7 @@ def region_step(loader: Loader, region: Region) -> Step:
     machine = loader.machine
     if not launches:
         return lambda frame: None
-    captured = machine.device.region(machine.code_with(launches[0].body), launches, numbers.bases, loader.source.name)
+    captured = machine.device.region(machine.code_for(launches[0].body), launches, numbers.bases, loader.source.name)
     numbers.place(captured)
     loader.function.regions.append(captured)
     run = captured.run

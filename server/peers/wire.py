@@ -65,7 +65,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
         return FRAME_BYTES + max(self.page_bytes, default=0)
 
     def fault(self, now_s: float) -> str:
-        """Return why an ask is too old to be answered, or "". Whoever has recorded it might send it again."""
+        """Return why an ask is refused for the time at which it was sent, or "": it is too old, or too far in the future. Without this
+        check, whoever has recorded an ask could send it again at any time."""
         age_s = now_s - self.sent_s
         if -SKEW_S <= age_s <= self.limit_s + SKEW_S:
             return ""

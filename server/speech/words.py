@@ -42,7 +42,8 @@ class TimedWords:
     """The words of a window, with times from its beginning."""
 
     words: Sequence[Word] = ()
-    typical_s: float = 0.0  # the median of their durations
+    # the median duration of the words before they are shortened and joined, of those that have one; at most MOST_TYPICAL_S
+    typical_s: float = 0.0
 
 
 def timed_words(attention: NDArray[np.float32], token_ids: Sequence[int], decode: Decode, language: str) -> TimedWords:

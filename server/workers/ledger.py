@@ -153,7 +153,7 @@ class Generation(Job):
 
 @dataclass(slots=True, eq=False)
 class Embedded(Job):
-    """A text to embed."""
+    """A text or an image whose vectors a worker computes."""
 
     embed: Embed = field(kw_only=True)
     result: asyncio.Future[Embedding] = field(default_factory=asyncio.Future[Embedding])

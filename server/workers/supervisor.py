@@ -160,7 +160,7 @@ class Supervisor:
                 self._hand_over()
 
     async def embed(self, embed: Embed) -> Embedding:
-        """Return the vectors of a text. Raise RequestError if it cannot be embedded."""
+        """Return the vectors of a text or of an image. Raise RequestError if it cannot be embedded."""
         job = Embedded(embed=embed)
         self._enter(embed.request_id, job)
         try:

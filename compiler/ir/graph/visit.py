@@ -63,8 +63,8 @@ def used_vars(value: Value) -> Uses:
 
 
 def free_vars(body: Body) -> Uses:
-    """Return everything that the body takes from outside, including variables in the annotations of its bindings. A variable that a
-    match_cast mentions first counts as defined there."""
+    """Return everything that the body takes from outside, including variables in the annotations of its bindings. A variable whose first
+    use in the body is as a whole dimension of a match_cast's annotation is defined there, so it is left out."""
     found = _Uses()
     found.body(body)
     return found.result

@@ -231,7 +231,8 @@ def decodes(model: str, file_bytes: int, runs: Sequence[Callable[[int], float]],
     limits, *rates = zip(*found, strict=True)
     mine, theirs = map(median, rates)
     reads = [median(file_bytes * rate / limit for limit, rate in zip(limits, some, strict=True)) for some in rates]
-    memory = f"memory {min(limits) / 1e9:.0f} to {max(limits) / 1e9:.0f} GB/s, {reads[0]:.2f} and {reads[1]:.2f} of it read"
+    bandwidth = f"memory bandwidth {min(limits) / 1e9:.0f} to {max(limits) / 1e9:.0f} GB/s"
+    memory = f"{bandwidth}; reading the file once per token uses {reads[0]:.2f} and {reads[1]:.2f} of it"
     note = f"{mine:.0f} and {theirs:.0f} tokens/s; {memory}"
     quotients = [mine / theirs for _, mine, theirs in found]
     fast = sorted(range(rounds), key=lambda at: limits[at])[rounds // 2 :]

@@ -332,7 +332,8 @@ class _Statements(Statements):
 
     @contextmanager
     def _block_again(self, loop: For) -> Generator[None]:
-        """Hide the number of the block in each iteration of a loop around products, as the loop over blocks does."""
+        """Hide the number of the block from LLVM in each iteration of a serial loop around products, as `_blocks` does in each iteration of
+        the loop over blocks. Otherwise LLVM would compute addresses before the loop and keep them in registers."""
         env, block = self.indices.env, self._block
         if block is None or not _is_around_products(loop):
             yield

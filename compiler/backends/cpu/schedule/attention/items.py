@@ -18,11 +18,12 @@ TILE_ROWS = 32  # number of rows of a tile, approximately
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows that add a block together, for each kv head of an item: the rows of one token, or all rows."""
+    """The rows of each kv head of an item to whose softmax a block of keys and values is added in one pass: the rows of one token, or all
+    rows."""
 
     row: Dim  # the first row, counted from the first row of a kv head
     count: int
-    seen: Seen | None  # the positions that at least one of them sees; None: all of them see the whole block
+    seen: Seen | None  # the positions that at least one of these rows sees; None: all of them see the whole block
 
 
 @dataclass(frozen=True, slots=True)
