@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from server.text.detokenize import overlap
 from server.text.dialects.calls.characters import whole_characters
-from server.text.dialects.calls.syntax import new_call_id
+from server.text.dialects.calls.syntax import own_id
 from server.text.parts import CallArguments, CallStart, Content, Part
 
 if TYPE_CHECKING:
@@ -175,9 +175,7 @@ class JsonCallParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            call_id = self._call_id if self._call_id not in ("", *self._ids) else new_call_id(self._form.id_length)
-            self._ids.add(call_id)
-            parts.append(CallStart(self.num_calls, call_id, scanner.name))
+            parts.append(CallStart(self.num_calls, own_id(self._call_id, self._ids, self._form.id_length), scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):

@@ -96,6 +96,14 @@ class CallSyntax(ABC):
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 
+def own_id(written: str, used: set[str], length: int) -> str:
+    """Return the id of a call, and add it to those `used` in the answer: the id that the model wrote, or a new one if it wrote none or has
+    written it before."""
+    call_id = new_call_id(length) if not written or written in used else written
+    used.add(call_id)
+    return call_id
+
+
 def new_call_id(length: int = 24) -> str:
     """Return a random id for a call, with `length` letters and digits."""
     token = new_letters("call", length)

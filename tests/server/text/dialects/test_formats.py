@@ -275,16 +275,18 @@ def test_kimi_writes_the_id_of_a_call_again():
 
 def test_kimi_counts_its_calls_itself():
     """The number in an id goes on from earlier turns, so the selection of a tool must not set it. An id that the model repeats is
-    replaced, because clients find results by it."""
+    replaced, because clients find results by it. The template writes the id again, so it keeps its form."""
     syntax = FORMATS["kimi-k2"].call_syntax
     assert syntax is not None
     second = "<|tool_call_begin|>functions.now:7<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
     assert any(second.startswith(beginning) for beginning in syntax.beginnings("now"))
     assert not any(other.startswith(one) for one in syntax.beginnings("no") for other in syntax.beginnings("now"))
     assert accepts(behind_marker(syntax, TOOLS), second)
-    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [WRITERS["kimi-k2"]([("now", {})]) * 2])
-    first, repeated = (part.id for part in parts if isinstance(part, CallStart))
-    assert first == "functions.now:0" and repeated != first
+    written = WRITERS["kimi-k2"]([("now", {}), ("now", {})]) + WRITERS["kimi-k2"]([("now", {}), ("now", {}), ("now", {})])
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [written])
+    assert [part.id for part in parts if isinstance(part, CallStart)] == [f"functions.now:{number}" for number in range(5)]
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [f"<|tool_calls_section_begin|>{second}" * 2])
+    assert [part.id for part in parts if isinstance(part, CallStart)] == ["functions.now:7", "functions.now:1"]
 
 
 def test_mistral_writes_the_id_of_a_call_again():
