@@ -92,7 +92,8 @@ class NamedCallParser(MarkedCallParser):
         """Read the arguments as far as the scanner finds their end, and report them."""
         stream = self.stream
         while not scanner.done:
-            self.argue(stream.take(scanner.feed(stream.held)))
+            stream.take(scanner.feed(stream.held))
+            self.argue(scanner.take_arguments())
             if scanner.done or stream.ended:
                 return
             yield

@@ -63,6 +63,15 @@ def test_arguments_are_streamed_as_they_come(serve, answering):
     assert len(pieces) == len('{"a": 1}')
 
 
+def test_a_raw_line_end_in_arguments_is_escaped(serve, answering):
+    client = serve(script=answering(CALL.replace("1", '"x\n\ty\\\n"')), initial=HERMES).openai()
+    asked = {"model": "null", "messages": MESSAGES, "tools": TOOLS}
+    (whole,) = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    _, _, (call,), _ = streamed(client.chat.completions.create(**asked, stream=True))
+    for arguments in (whole.function.arguments, call["arguments"]):
+        assert json.loads(arguments) == {"a": "x\n\ty\n"}
+
+
 @pytest.mark.parametrize("demanded", [False, True])
 def test_functions_are_answered_by_a_function_call(serve, answering, demanded):
     """Clients of 2023 still send `functions`, which `tools` has replaced, and read `function_call`."""

@@ -24,6 +24,7 @@ from tests.doubles.worker import ByteTokenizer
 from tests.server.text.dialects.written import SCHEMAS, TOOLS, WRITERS, Call, conversation
 from tests.server.text.vocabulary import accepts, accepts_marked, behind_marker
 
+HARMONY_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
 BARE = {name for name in WRITERS if (calls := FORMATS[name].call_syntax) is not None and calls.bare}
 
 
@@ -414,6 +415,23 @@ def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
     parser = AnswerRules(FORMATS["hermes"], tools=TOOLS).parser()
     parts = [*parser.push(text), *parser.finish()]
     assert {type(part) for part in parts} == {Content} and "".join(part.text for part in parts) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["command-a", "deepseek-v3", "deepseek-v3.1", "harmony", "hermes", "json", "kimi-k2", "llama3", "mistral", "phi4"]
+)
+def test_raw_line_ends_in_arguments_are_escaped_as_they_are_streamed(name):
+    """Small models leave control characters in strings unescaped, also behind a backslash. Clients that read the stream refuse them."""
+    calls, form = [("f", {"a": "x|y \\", "b": ["|"], "c": 1})], FORMATS[name]
+    text = HARMONY_CALL.format(json.dumps(calls[0][1])) if name == "harmony" else WRITERS[name](calls)
+    for end in ("\n", "\r\n\t", "\x01", "\\\n", '\\"\n'):
+        written = text.replace("|y", f"{end}y").replace('"|"', f'"{end}"').replace('"c"', '\n"c"')
+        meant = end.removeprefix("\\")
+        for pieces in ([written], [*written]):
+            parser = AnswerRules(form, tools=[ToolSchema("f")]).parser()
+            parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+            arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+            assert json.loads(arguments) == {"a": f"x{meant}y \\", "b": [meant], "c": 1}, written
 
 
 ADDING = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
