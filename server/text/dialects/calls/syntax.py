@@ -92,7 +92,10 @@ class CallSyntax(ABC):
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
         if several:
-            rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # a text that begins like another call is a call
+            # A text takes all that it can. So it must not begin like a further call, or contain one, which might name any tool.
+            other = re.escape(self.opening[:1])
+            rest = rf"[^ \n{other};\[{{](?s:.*)" if self.bare else rf"[^ \n{other}][^{other}]*"
+            rules.append(rf"text: /[ \n]*{rest}/")
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 

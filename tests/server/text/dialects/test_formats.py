@@ -154,6 +154,8 @@ def test_the_grammar_allows_what_models_write(name):
         [("write_file", {"path": "a", "content": "b", "mode": "other"})],
     ):
         assert not accepts(one, WRITERS[name](refused)), WRITERS[name](refused)
+        further = WRITERS[name]([("now", {}), *refused])
+        assert accepts(forced, further) is (refused == [("now", {}), ("now", {})]), further
     assert not accepts(one, "plain")
 
 
@@ -184,15 +186,18 @@ def test_an_answer_in_json_may_be_a_call_instead(name, thinks):
     thoughts = form.thoughts[0] if thinks else None
     framed = form.framed(answer, {}, thoughts, thinking=False, is_call=False, calls=calls)
     before = f"{thoughts.begin}hm{thoughts.closing}\n" if thoughts else ""
-    for text in ('{"a": 1}', WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("now", {}), ("add", {"a": 2})])):
+    call, other = WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("other", {})])
+    for text in ('{"a": 1}', call, f"{call}\nso\n", WRITERS[name]([("now", {}), ("add", {"a": 2})])):
         assert accepts(framed, text) and accepts(framed, before + text), text
-    for text in ("so", '{"a": "x"}', "", WRITERS[name]([("other", {})])):
+    for text in ("so", '{"a": "x"}', "", other, call + other, f"{call} so {other}"):
         assert not accepts(framed, text), text
     ids = token_ids(form)
     marked = form.framed(
         answer, ids, thoughts, thinking=False, is_call=False, calls=form.forced_calls([ToolSchema("now")], ids, several=True)
     )
-    assert accepts_marked(marked, WRITERS[name]([("now", {})]), ids) and accepts_marked(marked, '{"a": 1}', ids)
+    now = WRITERS[name]([("now", {})])
+    assert accepts_marked(marked, now, ids) and accepts_marked(marked, f"{now} so", ids) and accepts_marked(marked, '{"a": 1}', ids)
+    assert not accepts_marked(marked, f"{now} so {other}", ids)
 
 
 def token_ids(form: Format) -> dict[str, int]:
