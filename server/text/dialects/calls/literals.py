@@ -151,9 +151,10 @@ class LiteralRules:
         """Return the expression for the arrays that match a schema."""
         item, comma = self.value(as_schema(schema.get("items"))), literal(self._style.comma)
         least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
-        if most == 0:
+        if most == 0 and not least:
             return '"[" "]"'
-        items = f"{item} ({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        again = f"({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = item if most == 1 and least <= 1 else f"{item} {again}"  # llguidance refuses a repetition that ends at 0
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _text(self) -> str:

@@ -177,6 +177,16 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         assert not accepts(forced, WRITERS[name]([("f", {"a": value})]))
 
 
+@pytest.mark.parametrize("name", [*LITERALS, "qwen3-coder", "hermes"])
+@pytest.mark.parametrize("most", [2**32 - 1, 1e300])
+def test_a_limit_beyond_any_answer_restricts_nothing(name, most):
+    listed, text = {"type": "array", "items": {"type": "integer"}, "maxItems": most}, {"type": ["string", "null"], "maxLength": most}
+    tool = ToolSchema("f", {"properties": {"l": listed, "t": text}, "required": ["l", "t"]})
+    forced = FORMATS[name].forced_calls([tool], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"l": [1, 2, 3], "t": "abc"})]))
+    assert not accepts(forced, WRITERS[name]([("f", {"l": ["x"], "t": "abc"})]))
+
+
 @pytest.mark.parametrize("name", LITERALS)
 @pytest.mark.parametrize(
     ("schema", "value", "allowed"),
@@ -190,6 +200,14 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1], False),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1, 2, 3], True),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2.0, "maxItems": 3}, [1, 2, 3, 4], False),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [], True),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [1], True),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [1, 2], False),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [1], True),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [], False),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [1, 2], False),
+        ({"type": "array", "minItems": 2, "maxItems": 2}, [1, 2], True),
+        ({"type": "array", "minItems": 2, "maxItems": 2}, [1, 2, 3], False),
         ({"type": "array", "maxItems": 0}, [], True),
         ({"type": "array", "maxItems": 0}, [1], False),
         ({"type": "array", "minItems": 1}, [], False),
