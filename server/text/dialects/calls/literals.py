@@ -113,7 +113,8 @@ class LiteralRules:
             return " | ".join(self._constant(value) for value in cast("list[object]", values))
         if inner := branches(schema):
             return " | ".join(self.value(one) for one in inner)
-        allowed = kinds(schema, self._root).intersection(KINDS.values()) or ANY
+        found = kinds(schema, self._root)
+        allowed = found if found and found.issubset(KINDS.values()) else ANY  # a type that is none of JSON may be any
         return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed))
 
     def _constant(self, value: object) -> str:

@@ -82,12 +82,12 @@ def test_names_that_are_no_texts_are_not_required(name, required):
 
 
 @pytest.mark.parametrize("name", LITERALS)
-@pytest.mark.parametrize("kind", ["float", ["float", 3], "any"])
+@pytest.mark.parametrize("kind", ["float", ["float", 3], ["float", "null"], "any"])
 def test_a_value_of_an_unknown_type_may_be_any(name, kind):
     parameters = {"properties": {"a": {"type": kind}}, "required": ["a"]}
     forced = FORMATS[name].forced_calls([ToolSchema("f", parameters)], {}, several=False)
     assert accepts(forced, WRITERS[name]([("f", {"a": 1.5})]))
-    assert accepts(forced, WRITERS[name]([("f", {"a": "x"})]))
+    assert accepts(forced, WRITERS[name]([("f", {"a": "x"})])) and accepts(forced, WRITERS[name]([("f", {"a": None})]))
     assert not accepts(forced, WRITERS[name]([("f", {"a": 123})]).replace("123", ""))
 
 
