@@ -177,6 +177,28 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         assert not accepts(forced, WRITERS[name]([("f", {"a": value})]))
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+@pytest.mark.parametrize(
+    ("says_text", "written", "value"),
+    [
+        ("false", '"on"', "on"),
+        ("false", "'on'", "on"),
+        ("false", "on", "on"),
+        ("false", " null\n", None),
+        ("false", "None", None),
+        ("false", '["a", 1]', ["a", 1]),
+        ("true", '"on"', '"on"'),
+        ("true", "null", "null"),
+    ],
+)
+def test_a_tag_says_whether_a_value_is_text(name, says_text, written, value):
+    """A text in quotation marks is JSON behind `string="false"`, which the grammar allows for a value that may be text."""
+    tool = ToolSchema("f", {"properties": {"a": {"type": ["string", "null"]}}})
+    text = WRITERS[name]([("f", {"a": "VALUE"})]).replace('"true">VALUE', f'"{says_text}">{written}')
+    parts = FORMATS[name].call_syntax.parser([tool], None).push(text)
+    assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {"a": value}
+
+
 @pytest.mark.parametrize("name", [*LITERALS, "qwen3-coder", "hermes"])
 @pytest.mark.parametrize("most", [2**32 - 1, 1e300])
 def test_a_limit_beyond_any_answer_restricts_nothing(name, most):
