@@ -104,7 +104,7 @@ class _Parameters:
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON. Each value has a copy of the parts to which its schema refers."""
-        text = json_text(alone(schema, self._root))
+        text = json_text(alone(schema, self._root, most=self._room))
         return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {text}"]
 
     def _end(self) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.text.dialects.calls.schemas import kinds
+from server.text.dialects.calls.schemas import alone, kinds
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import GrammarTooLarge
@@ -133,6 +133,33 @@ def test_a_parameter_has_only_the_definitions_to_which_it_refers(name):
     properties = {"flag": {"type": "boolean"}, "count": {"type": "integer"}, "point": {"$ref": "#/$defs/used"}}
     grammar = grammar_of(name, {"properties": properties, "$defs": {**shared, "unused": {"enum": ["unused"]}}})
     assert "unused" not in grammar and grammar.count('"n"') == 1
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("text", [3, "x", [None]])
+def test_a_part_may_allow_any_value(name, text):
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/any"}}, "required": ["x"]}
+    tool = ToolSchema("f", {"properties": {"a": schema}, "required": ["a"], "$defs": {"any": True}})
+    forced = FORMATS[name].forced_calls([tool], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"a": {"x": text}})])) and not accepts(forced, WRITERS[name]([("f", {"a": {}})]))
+
+
+def test_a_part_is_copied_once_however_references_to_it_are_spelt():
+    spelt = [f"#/%{ord('$'):x}defs/all", "#/$defs/%61ll", "#/$defs/a%6Cl", "#/$defs/al%6c", "#/$defs/all"]
+    made = alone({"anyOf": [{"$ref": one} for one in spelt]}, {"$defs": {"all": {"items": {"$ref": "#/$defs/all"}}}}, most=100)
+    assert made == {"anyOf": [{"$ref": "#/$defs/part0"}] * 5, "$defs": {"part0": {"items": {"$ref": "#/$defs/part0"}}}}
+
+
+def test_copies_of_parts_that_contain_one_another_are_limited():
+    """Without a limit, this schema of 22 KB would have a hundred copies of its inmost part."""
+    root, paths = {"enum": ["x" * 20_000]}, ["#"]
+    for _ in range(100):
+        root = {"items": root}
+        paths.append(f"{paths[-1]}/items")
+    refers = {"anyOf": [{"$ref": path} for path in paths]}
+    assert len(json.dumps(alone(refers, root, most=3_000_000))) > 2_000_000
+    with pytest.raises(GrammarTooLarge):
+        alone(refers, root, most=1_000_000)
 
 
 @pytest.mark.parametrize("name", TAGGED)
