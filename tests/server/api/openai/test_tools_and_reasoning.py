@@ -194,6 +194,14 @@ def test_an_answer_in_json_may_be_a_call_instead(serve, form, has_calls):
     for other in ({"tool_choice": "none"}, {"tool_choice": "required"}):
         assert "now" not in head(tools=OFFERED, response_format=INTEGER, **other)
     assert "now" not in head(response_format=INTEGER) + head(tools=OFFERED, guided_json=True)
+    assert "now" not in head(tools=OFFERED, guided_json=True, response_format={"type": "text"})
+
+
+def test_a_format_of_text_is_none(server):
+    asked = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "text"}}
+    assert server.chat(**asked).status_code == 200
+    answer = server.chat(**asked, guided_json=True)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice"
 
 
 def test_a_schema_is_not_copied_without_end(serve):
