@@ -213,6 +213,7 @@ def test_a_schema_is_not_copied_without_end(serve):
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
     refused = server.chat(tools=[tool], tool_choice="required", truncate_prompt_tokens=-1)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    assert "the grammar of the tools' schemas has more than" in refused.json()["error"]["message"]
     assert server.chat(tools=[tool], truncate_prompt_tokens=-1).status_code == 200
     constraint = server.worker.submits[-1].params.constraint
     assert "call_0: " in constraint.source and "q4999" not in constraint.source and not constraint.fallback
