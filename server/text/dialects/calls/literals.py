@@ -96,7 +96,7 @@ class LiteralRules:
             item = f"{before[name]} {self.value(schema)}"
             is_required = name in required
             if is_required:
-                found.clear()  # the values before this one cannot be left out together with it
+                found.clear()  # no later value can come first
             found.append(joined(item, rest))
             if position:
                 further = f"{self._prefix}_list{self._num_lists}_{position}"  # what follows an earlier value

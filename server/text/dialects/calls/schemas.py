@@ -12,6 +12,7 @@ from server.text.grammar import GrammarTooLarge
 Schema = Mapping[str, object]
 MAX_REFERENCES = 8  # followed one after another
 SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
+TEXT = frozenset({"string"})  # the types of a schema that only texts match
 KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -144,4 +145,4 @@ def _own_kinds(schema: Schema) -> frozenset[str]:
 
 def is_text(schema: Schema, root: Schema) -> bool:
     """Return whether only texts match the schema."""
-    return kinds(schema, root) == frozenset(["string"])
+    return kinds(schema, root) == TEXT
