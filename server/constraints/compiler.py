@@ -27,6 +27,8 @@ class ConstraintLimits:
     grammar_size: int = 200_000
     # limit on the number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
+    # limit on the work of one mask: about 20 ms. Grammars in GBNF, whose terminals are single characters, need most.
+    step_items: int = 400_000
     initial_fuel: int = 5_000_000  # limit on the work of building lexers: about 0.1 s
     slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that
     excess_s: float = 1.0  # CPU time beyond slow_s, summed over the tokens of a sequence
@@ -49,6 +51,7 @@ class ConstraintCompiler:
             vocab_size,
             grammar_size=self.limits.grammar_size,
             row_items=self.limits.row_items,
+            step_items=self.limits.step_items,
             initial_fuel=self.limits.initial_fuel,
             compile_s=self.limits.compile_s,
             slow_s=self.limits.slow_s,

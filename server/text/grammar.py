@@ -27,6 +27,7 @@ WITHOUT_EFFECT: Mapping[str, Sequence[object]] = {
     "dependentRequired": ({},),
 }
 MAX_CHARS = 1 << 20  # limit on rules that repeat parts of a schema
+MOST_COUNTED = 1 << 20  # items or characters; a larger limit restricts no answer, and llguidance cannot count so far
 
 
 class GrammarTooLarge(Exception):
@@ -48,7 +49,7 @@ def _restricting(schema: object) -> object:
         case dict():
             made: dict[str, object] = {}
             for word, value in cast("Mapping[str, object]", schema).items():
-                if (word == "format" and isinstance(value, str) and value not in KNOWN_FORMATS) or value in WITHOUT_EFFECT.get(word, ()):
+                if _is_idle(word, value):
                     continue
                 if word in MAPS and isinstance(value, dict):
                     made[word] = {name: _restricting(one) for name, one in cast("Mapping[str, object]", value).items()}
@@ -57,6 +58,17 @@ def _restricting(schema: object) -> object:
             return made
         case _:
             return schema
+
+
+def _is_idle(word: str, value: object) -> bool:
+    """Return whether a word of a schema restricts nothing with this value."""
+    match word:
+        case "format":
+            return isinstance(value, str) and value not in KNOWN_FORMATS
+        case "maxItems" | "maxLength":
+            return isinstance(value, int | float) and value > MOST_COUNTED
+        case _:
+            return value in WITHOUT_EFFECT.get(word, ())
 
 
 @dataclass(frozen=True, slots=True)

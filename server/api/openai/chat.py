@@ -318,14 +318,16 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     is not valid or too large."""
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
+    # `constraint` is the response format's, which applies to messages, not to calls
+    is_format = body.response_format is not None and body.response_format.type != "text"
     if use.demanded:
-        if constraint is not None and body.response_format is None:  # a response format applies to messages, not to calls
+        if constraint is not None and not is_format:
             raise invalid("tool_choice", "tool_choice demands a call, and another field demands a format; give only one of them")
         constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
     elif constraint is None:
         splits = body.separate_reasoning is not False and (thinking or dialect.thinks)
         return offered_calls(use, loaded, settings.max_schema_bytes, splits=splits, thinking=thinking)
-    calls = possible_calls(use, dialect) if constraint.kind is ConstraintKind.JSON_SCHEMA and body.response_format is not None else None
+    calls = possible_calls(use, dialect) if constraint.kind is ConstraintKind.JSON_SCHEMA and is_format else None
     return dialect.framed(constraint, thinking=thinking, is_call=use.demanded, calls=calls)
 
 

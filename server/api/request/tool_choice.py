@@ -13,7 +13,7 @@ from server.models.model import Loaded
 from server.text.dialects.calls.plain_calls import plain_grammar
 from server.text.dialects.dialect import Dialect
 from server.text.dialects.tool import ToolSchema
-from server.text.grammar import GrammarTooLarge
+from server.text.grammar import MAX_CHARS, GrammarTooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 
 
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
-    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if the schemas
-    have more than `max_bytes`."""
+    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas. Raise ApiError if its grammar
+    has more than `max_bytes`."""
     try:
         constraint = dialect.forced_calls(use.schemas, several=not use.single)
-    except GrammarTooLarge:
-        constraint = None
-    if constraint is None or len(constraint.source.encode()) > max_bytes:
-        raise invalid("tools", f"the schemas of tools have more than {max_bytes} bytes; shorten them")
+    except GrammarTooLarge as error:
+        raise invalid("tools", f"the grammar of the tools' schemas has more than {MAX_CHARS} characters; shorten them") from error
+    if len(constraint.source.encode()) > max_bytes:
+        raise invalid("tools", f"the grammar of the tools' schemas has more than {max_bytes} bytes; shorten them")
     return constraint
 
 

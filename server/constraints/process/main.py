@@ -88,6 +88,7 @@ def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings)
         initial_lexer_fuel=settings.initial_fuel,
         max_grammar_size=settings.grammar_size,
         max_items_in_row=settings.row_items,
+        step_max_items=settings.step_items,
         verbose_errors=False,
     )
     matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)

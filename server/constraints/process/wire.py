@@ -46,6 +46,7 @@ class GrammarSettings(msgspec.Struct, frozen=True):
     vocab_size: int
     grammar_size: int
     row_items: int
+    step_items: int
     initial_fuel: int
     compile_s: float
     slow_s: float  # CPU time that each token may take

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 
 import pytest
 
@@ -67,6 +68,14 @@ def test_arguments_are_an_object(serve, answering, connect, written, read):
     server = serve(script=answering(CALL.replace('{"a": 1}', written)), initial=HERMES)
     (block,) = ask(connect(server), tools=[ADD], max_tokens=200).content
     assert block.name == "add" and block.input == read
+
+
+def test_a_raw_line_end_in_streamed_arguments_is_escaped(serve, answering, connect):
+    server = serve(script=answering(CALL.replace("1", '"x\n\ty\\\n"')), initial=HERMES)
+    with connect(server).messages.stream(model="null", messages=HI, max_tokens=200, tools=[ADD]) as events:
+        pieces = [event.delta.partial_json for event in events if event.type == "content_block_delta"]
+        (block,) = events.get_final_message().content
+    assert json.loads("".join(pieces)) == block.input == {"a": "x\n\ty\n"}
 
 
 def test_whole_answer(server, connect):

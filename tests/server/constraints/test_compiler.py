@@ -4,10 +4,13 @@ time limit."""
 from __future__ import annotations
 
 import json
+import random
 import re
+from contextlib import closing
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from server.constraints.compile_slots import CompileSlots
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
@@ -32,6 +35,11 @@ SCHEMA = Constraint(
 REGEX = Constraint(ConstraintKind.REGEX, "(the|of) [a-f]{3,9}!")
 CHOICE = Constraint(ConstraintKind.CHOICE, '["colour", "a (b)", "naïve"]')
 GRAMMAR = Constraint(ConstraintKind.GRAMMAR, 'start: "x" ("," "x")*')
+MARKDOWN = r"""root ::= (line "\n\n")+
+line ::= (word | code | bold) ((" " | "\n") (word | code | bold))*
+code ::= "`" [^`\n]+ "`"
+bold ::= "**" [^*\n]+ "**"
+word ::= [^ \n*`]+"""
 OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, '{"type": "object"}')
 
 
@@ -161,6 +169,28 @@ def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
     with pytest.raises(ConstraintError, match="cannot be compiled"):
         matcher_of(compiler, SCHEMA)
     compiler.close()
+
+
+def test_a_grammar_of_single_characters_suits_a_large_vocabulary() -> None:
+    """Terminals of GBNF are single characters, so a mask follows each token by the letter. This one needs more than llguidance's own limit,
+    50,000 items."""
+    chance, alphabet = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {"".join(chance.choices("abcdefghijklmnopqrstuvwxyz*`ĠĊ", k=chance.randint(2, 8))) for _ in range(30_000)}
+    vocab = {token: index for index, token in enumerate(["<eos>", *alphabet, *sorted(words)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    markdown = Constraint(ConstraintKind.GRAMMAR, MARKDOWN)
+
+    def compiler(**limits: int) -> ConstraintCompiler:
+        return ConstraintCompiler(tokenizer.to_str().encode, eos_ids=[EOS], vocab_size=len(vocab), limits=ConstraintLimits(**limits))
+
+    with closing(compiler()) as usual, closing(compiler(step_items=50_000)) as strict:
+        matcher = matcher_of(usual, markdown)
+        matcher.advance([vocab["a"], vocab["b"]])
+        assert vocab["c"] in allowed_by(mask_of(answered(matcher)))
+        with pytest.raises(ConstraintError, match="Too many items"):
+            matcher_of(strict, markdown)
 
 
 def test_without_a_tokenizer_constraints_are_refused(rig) -> None:

@@ -15,6 +15,30 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+class StringEscaper:
+    """Escapes control characters within the strings of a JSON object that arrives in pieces. Small models leave line ends there as they
+    are, and no client reads them. Text that is no object stays as it is."""
+
+    def __init__(self) -> None:
+        self.inside = False  # the text so far ends inside a string
+        self._first = ""  # the first character that is no white space
+        self._is_escape = False  # the text so far ends with the backslash of an escape
+
+    def escaped(self, text: str) -> str:
+        """Return the next piece of the text, with its control characters escaped."""
+        return "".join(map(self.escaped_char, text))
+
+    def escaped_char(self, char: str) -> str:
+        """Return the next character, or its escape. After a backslash, return the rest of its escape."""
+        self._first = self._first or char.strip()
+        if not self.inside:
+            self.inside = char == '"' and self._first == "{"
+            return char
+        is_escape, self._is_escape = self._is_escape, char == "\\" and not self._is_escape
+        self.inside = is_escape or char != '"'
+        return json.dumps(char)[2 if is_escape else 1 : -1] if char < " " else char
+
+
 def as_json(value: object) -> str:
     return whole_characters(json.dumps(value, ensure_ascii=False))
 
@@ -25,13 +49,13 @@ def of_json(text: str) -> Any:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a text has as JSON, or None if it has none; {} for an empty text. Small models leave line ends in strings
-    unescaped, and write half of a surrogate pair."""
+    """Return the object that a text has as JSON, or None if it has none; {} for an empty text. Small models write half of a surrogate
+    pair."""
     try:
         read: object = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, RecursionError):
         try:
-            read = json.loads(as_json(json.loads(text, strict=False, parse_constant=_refuse, parse_float=_finite)))
+            read = json.loads(as_json(of_json(text)))
         except (ValueError, RecursionError):
             return None
     return cast("dict[str, Any]", read) if isinstance(read, dict) else None

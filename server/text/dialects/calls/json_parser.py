@@ -11,8 +11,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from server.text.detokenize import overlap
-from server.text.dialects.calls.characters import whole_characters
-from server.text.dialects.calls.syntax import new_call_id
+from server.text.dialects.calls.characters import StringEscaper, whole_characters
+from server.text.dialects.calls.syntax import own_id
 from server.text.parts import CallArguments, CallStart, Content, Part
 
 if TYPE_CHECKING:
@@ -175,9 +175,7 @@ class JsonCallParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            call_id = self._call_id if self._call_id not in ("", *self._ids) else new_call_id(self._form.id_length)
-            self._ids.add(call_id)
-            parts.append(CallStart(self.num_calls, call_id, scanner.name))
+            parts.append(CallStart(self.num_calls, own_id(self._call_id, self._ids, self._form.id_length), scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):
@@ -204,7 +202,8 @@ class JsonCallParser:
 
 
 class JsonCallScanner:
-    """Reads one call's object character by character. If `name` is given, the whole object is the arguments of a call with this name."""
+    """Reads one call's object character by character, and escapes control characters in its strings. If `name` is given, the whole object
+    is the arguments of a call with this name."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -212,8 +211,7 @@ class JsonCallScanner:
         self.failed = False
         self._bare_arguments = name is not None
         self._depth = 0
-        self._in_string = False
-        self._escaped = False
+        self._strings = StringEscaper()
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
         self._key = ""
         self._span = ""  # the key or value being read
@@ -236,7 +234,7 @@ class JsonCallScanner:
                 unpacked = json.loads(self._arguments)
             except ValueError:
                 return ""
-            self._arguments = whole_characters(str(unpacked))
+            self._arguments = StringEscaper().escaped(whole_characters(str(unpacked)))
         if NULL.startswith(self._arguments) and not self._any_arguments:
             if not (self.done or self._arguments == NULL):
                 return ""
@@ -247,17 +245,10 @@ class JsonCallScanner:
 
     def _read(self, char: str) -> None:
         """Read the next character of the object."""
-        if self._in_string:
-            self._keep(char)
-            if self._escaped:
-                self._escaped = False
-            elif char == "\\":
-                self._escaped = True
-            elif char == '"':
-                self._in_string = False
-        elif char == '"':
-            self._in_string = True
-            self._keep(char)
+        is_in_string = self._strings.inside
+        written = self._strings.escaped_char(char)
+        if is_in_string or char == '"':
+            self._keep(written)
         elif char in "{[":
             self._depth += 1
             if self._depth > 1 or self._bare_arguments:
@@ -282,12 +273,12 @@ class JsonCallScanner:
             self._end_value()
         self.done = not (self._depth or self.failed)
 
-    def _keep(self, char: str) -> None:
-        """Add a character to the arguments, or to the key or value that is being read."""
+    def _keep(self, text: str) -> None:
+        """Add text to the arguments, or to the key or value that is being read."""
         if self._bare_arguments or (self._key in ARGUMENT_KEYS and not self._at_key):
-            self._arguments += char
+            self._arguments += text
         else:
-            self._span += char
+            self._span += text
 
     def _end_key(self) -> None:
         """Note the key that was just read. The object is no call if the key is no string."""

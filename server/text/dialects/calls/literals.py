@@ -96,7 +96,7 @@ class LiteralRules:
             item = f"{before[name]} {self.value(schema)}"
             is_required = name in required
             if is_required:
-                found.clear()  # the values before this one cannot be left out together with it
+                found.clear()  # no later value can come first
             found.append(joined(item, rest))
             if position:
                 further = f"{self._prefix}_list{self._num_lists}_{position}"  # what follows an earlier value
@@ -113,7 +113,8 @@ class LiteralRules:
             return " | ".join(self._constant(value) for value in cast("list[object]", values))
         if inner := branches(schema):
             return " | ".join(self.value(one) for one in inner)
-        allowed = kinds(schema, self._root).intersection(KINDS.values()) or ANY
+        found = kinds(schema, self._root)
+        allowed = found if found and found.issubset(KINDS.values()) else ANY  # a type that is none of JSON may be any
         return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed))
 
     def _constant(self, value: object) -> str:
@@ -151,9 +152,10 @@ class LiteralRules:
         """Return the expression for the arrays that match a schema."""
         item, comma = self.value(as_schema(schema.get("items"))), literal(self._style.comma)
         least, most = _count(schema, "minItems") or 0, _count(schema, "maxItems")
-        if most == 0:
+        if most == 0 and not least:
             return '"[" "]"'
-        items = f"{item} ({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        again = f"({comma} {item}){{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        items = item if most == 1 and least <= 1 else f"{item} {again}"  # llguidance refuses a repetition that ends at 0
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _text(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from server.text.detokenize import overlap
 from server.text.dialects.calls.stream import Steps, Stream
-from server.text.dialects.calls.syntax import CallSyntax, new_call_id
+from server.text.dialects.calls.syntax import CallSyntax, own_id
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
 
@@ -30,7 +30,7 @@ class MarkedCallParser(ABC):
         self._parts: list[Part] = []
         self.is_marked = False  # the opening marker was read
         self._is_in_line = False  # content was read, and no call since
-        self._ids: set[str] = set()  # ids of all calls
+        self.ids: set[str] = set()  # ids of all calls
         self._steps: Iterator[None] = self._read()
 
     def push(self, text: str) -> list[Part]:
@@ -49,9 +49,7 @@ class MarkedCallParser(ABC):
 
     def start(self, name: str, call_id: str = "") -> None:
         """Report that a call begins: its tool, and the id that the model wrote for it, if any. An id of an earlier call is replaced."""
-        call_id = call_id if call_id not in ("", *self._ids) else new_call_id(self._syntax.id_length)
-        self._ids.add(call_id)
-        self._parts.append(CallStart(self.num_calls, call_id, name))
+        self._parts.append(CallStart(self.num_calls, own_id(call_id, self.ids, self._syntax.id_length), name))
         self.stream.forget()
 
     def argue(self, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from server.text.dialects.calls.json_parser import JsonCallScanner
 from server.text.dialects.calls.marked import MarkedCallParser
@@ -79,6 +80,9 @@ class NamedCallParser(MarkedCallParser):
         yield from stream.skip(SPACE)
         if (yield from stream.peek()) != "{":
             return False
+        if form.numbered and call_id in self.ids:  # the template writes the id again, so another one has the same form
+            others = (f"{form.before_name}{name}:{number}" for number in count(self.num_calls))
+            call_id = next(other for other in others if other not in self.ids)
         self.start(name, call_id)
         yield from self._read_arguments(JsonCallScanner(name))
         yield from stream.up_to(form.call_closing)
@@ -88,7 +92,8 @@ class NamedCallParser(MarkedCallParser):
         """Read the arguments as far as the scanner finds their end, and report them."""
         stream = self.stream
         while not scanner.done:
-            self.argue(stream.take(scanner.feed(stream.held)))
+            stream.take(scanner.feed(stream.held))
+            self.argue(scanner.take_arguments())
             if scanner.done or stream.ended:
                 return
             yield

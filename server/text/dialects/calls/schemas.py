@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import unquote
 
+from server.text.grammar import GrammarTooLarge
+
 Schema = Mapping[str, object]
 MAX_REFERENCES = 8  # followed one after another
 SHARED = ("$defs", "definitions")  # words of a schema whose values are parts to which it refers
+TEXT = frozenset({"string"})  # the types of a schema that only texts match
 KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -47,7 +51,7 @@ def resolved(schema: Schema, root: Schema) -> Schema:
     return schema
 
 
-def part_of(root: Schema, reference: str) -> Schema | None:
+def part_of(root: Schema, reference: str) -> Schema | bool | None:
     """Return the schema in `root` to which a reference leads, or None if it leads to none."""
     if reference != "#" and not reference.startswith("#/"):
         return None
@@ -61,13 +65,14 @@ def part_of(root: Schema, reference: str) -> Schema | None:
                 found = cast("list[object]", found)[int(name)]
             case _:
                 return None
-    return cast("Schema", found) if isinstance(found, dict) else None
+    return cast("Schema | bool", found) if isinstance(found, dict | bool) else None
 
 
-def alone(schema: Schema, root: Schema) -> dict[str, object]:
-    """Return a part of `root` as a schema of its own. It has definitions of those parts of `root` to which it refers."""
-    names: dict[str, str] = {}  # by reference: the name of the definition
-    unmade: list[str] = []
+def alone(schema: Schema, root: Schema, *, most: int) -> dict[str, object]:
+    """Return a part of `root` as a schema of its own. It has definitions of those parts of `root` to which it refers. Raise GrammarTooLarge
+    if these have more than `most` characters: parts may contain one another."""
+    names: dict[int, str] = {}  # by the identity of the part, to which references of several spellings may lead: the name of the definition
+    unmade: list[Schema | bool] = []
 
     def rewritten(value: object) -> object:
         """Return a copy of a value in which references lead to the definitions."""
@@ -75,11 +80,12 @@ def alone(schema: Schema, root: Schema) -> dict[str, object]:
             case dict():
                 made = {word: rewritten(one) for word, one in cast("Schema", value).items()}
                 reference = made.get("$ref")
-                if isinstance(reference, str) and part_of(root, reference) is not None:
-                    if reference not in names:
-                        names[reference] = f"part{len(names)}"
-                        unmade.append(reference)
-                    made["$ref"] = f"#/$defs/{names[reference]}"
+                part = part_of(root, reference) if isinstance(reference, str) else None
+                if part is not None:
+                    if id(part) not in names:
+                        names[id(part)] = f"part{len(names)}"
+                        unmade.append(part)
+                    made["$ref"] = f"#/$defs/{names[id(part)]}"
                 return made
             case list():
                 return [rewritten(one) for one in cast("list[object]", value)]
@@ -88,9 +94,13 @@ def alone(schema: Schema, root: Schema) -> dict[str, object]:
 
     made, defined = cast("dict[str, object]", rewritten(schema)), dict[str, object]()
     while unmade:
-        part = part_of(root, reference := unmade.pop()) or {}
-        without = SHARED if part is root else ()  # the definitions of the root would be copied although nothing refers to them
-        defined[names[reference]] = rewritten({word: value for word, value in part.items() if word not in without})
+        part = unmade.pop()
+        # the definitions of the root would be copied although nothing refers to them
+        own = {word: value for word, value in root.items() if word not in SHARED} if part is root else part
+        defined[names[id(part)]] = rewritten(own)
+        most -= len(json.dumps(defined[names[id(part)]]))
+        if most < 0:
+            raise GrammarTooLarge
     return {**made, "$defs": defined} if defined else made
 
 
@@ -135,4 +145,4 @@ def _own_kinds(schema: Schema) -> frozenset[str]:
 
 def is_text(schema: Schema, root: Schema) -> bool:
     """Return whether only texts match the schema."""
-    return kinds(schema, root) == frozenset(["string"])
+    return kinds(schema, root) == TEXT

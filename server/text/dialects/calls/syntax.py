@@ -92,8 +92,19 @@ class CallSyntax(ABC):
         again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}{' text?' if several else ''}", *self.inside(tools, specials, several=several)]
         if several:
-            rules.append(f"text: /[ \\n]*[^ \\n{re.escape(self.opening[:1])}](?s:.*)/")  # a text that begins like another call is a call
+            # A text takes all that it can. So it must not begin like a further call, or contain one, which might name any tool.
+            other = re.escape(self.opening[:1])
+            rest = rf"[^ \n{other};\[{{](?s:.*)" if self.bare else rf"[^ \n{other}][^{other}]*"
+            rules.append(rf"text: /[ \n]*{rest}/")
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+
+def own_id(written: str, used: set[str], length: int) -> str:
+    """Return the id of a call, and add it to those `used` in the answer: the id that the model wrote, or a new one if it wrote none or has
+    written it before."""
+    call_id = new_call_id(length) if not written or written in used else written
+    used.add(call_id)
+    return call_id
 
 
 def new_call_id(length: int = 24) -> str:

@@ -124,7 +124,8 @@ class TaggedCallParser(MarkedCallParser):
             self.argue('"' if end else "")
         else:
             text, end = yield from stream.up_to(*ends)
-            self.argue(json_of(text, schema if says_text is None else {}, root) if end else "")
+            value = json_of(text, schema, root) if says_text is None else json_read(text)
+            self.argue(value if end else "")
 
 
 # --- values ------------------------------------------------------------------------------------------------------------
@@ -142,6 +143,12 @@ def json_of(text: str, schema: Schema, root: Schema) -> str:
         if isinstance(value, float) and "integer" in allowed and value.is_integer():
             return json.dumps(int(value))
     return json.dumps(text, ensure_ascii=False)
+
+
+def json_read(text: str) -> str:
+    """Return the JSON of a value whose tag says that it is JSON. Text that cannot be read becomes a JSON string."""
+    found = _readings(text.strip())
+    return as_json(found[0]) if found else json.dumps(text, ensure_ascii=False)
 
 
 def _readings(text: str) -> list[object]:

@@ -8,14 +8,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.schemas import Schema, alone, as_schema, branches, kinds, properties, required_of, resolved
+from server.text.dialects.calls.schemas import TEXT, Schema, alone, as_schema, branches, kinds, properties, required_of, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import MAX_CHARS, GrammarTooLarge, Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
 if TYPE_CHECKING:
     from server.text.dialects.calls.tagged_calls import TaggedCalls
-
-TEXT = frozenset({"string"})
 
 
 def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
@@ -104,7 +102,7 @@ class _Parameters:
 
     def _json(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a value in JSON. Each value has a copy of the parts to which its schema refers."""
-        text = json_text(alone(schema, self._root))
+        text = json_text(alone(schema, self._root, most=self._room))
         return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {text}"]
 
     def _end(self) -> str:

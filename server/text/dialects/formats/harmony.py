@@ -19,6 +19,7 @@ import msgspec
 
 from server.messages import Constraint, ConstraintKind
 from server.text.detokenize import overlap
+from server.text.dialects.calls.characters import StringEscaper
 from server.text.dialects.calls.syntax import new_call_id
 from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.thoughts import Thoughts
@@ -93,6 +94,7 @@ class ChannelParser:
         self._kind: _Kind | None = None  # kind of the current body; None: inside a header
         self._is_first = True  # no part of this body was returned yet
         self._has_content = False  # an earlier body had content
+        self._arguments = StringEscaper()  # of the call that is being read
 
     @property
     def reasons(self) -> bool:
@@ -141,6 +143,7 @@ class ChannelParser:
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
             self._begin(_Kind.CALL)
+            self._arguments = StringEscaper()
             parts.append(CallStart(self.num_calls, new_call_id(), name))
         elif channel is None or channel[1] != ANALYSIS:
             self._begin(_Kind.CONTENT)
@@ -181,7 +184,7 @@ class ChannelParser:
             case _Kind.THOUGHT:
                 parts.append(Reasoning(text))
             case _Kind.CALL:
-                parts.append(CallArguments(self.num_calls, text))
+                parts.append(CallArguments(self.num_calls, self._arguments.escaped(text)))
             case _Kind.RAW_THOUGHT:
                 parts.append(Content(text))
             case _:  # a blank line separates content of different messages

@@ -63,6 +63,15 @@ def test_arguments_are_streamed_as_they_come(serve, answering):
     assert len(pieces) == len('{"a": 1}')
 
 
+def test_a_raw_line_end_in_arguments_is_escaped(serve, answering):
+    client = serve(script=answering(CALL.replace("1", '"x\n\ty\\\n"')), initial=HERMES).openai()
+    asked = {"model": "null", "messages": MESSAGES, "tools": TOOLS}
+    (whole,) = client.chat.completions.create(**asked).choices[0].message.tool_calls
+    _, _, (call,), _ = streamed(client.chat.completions.create(**asked, stream=True))
+    for arguments in (whole.function.arguments, call["arguments"]):
+        assert json.loads(arguments) == {"a": "x\n\ty\n"}
+
+
 @pytest.mark.parametrize("demanded", [False, True])
 def test_functions_are_answered_by_a_function_call(serve, answering, demanded):
     """Clients of 2023 still send `functions`, which `tools` has replaced, and read `function_call`."""
@@ -185,6 +194,14 @@ def test_an_answer_in_json_may_be_a_call_instead(serve, form, has_calls):
     for other in ({"tool_choice": "none"}, {"tool_choice": "required"}):
         assert "now" not in head(tools=OFFERED, response_format=INTEGER, **other)
     assert "now" not in head(response_format=INTEGER) + head(tools=OFFERED, guided_json=True)
+    assert "now" not in head(tools=OFFERED, guided_json=True, response_format={"type": "text"})
+
+
+def test_a_format_of_text_is_none(server):
+    asked = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "text"}}
+    assert server.chat(**asked).status_code == 200
+    answer = server.chat(**asked, guided_json=True)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice"
 
 
 def test_a_schema_is_not_copied_without_end(serve):
@@ -196,6 +213,7 @@ def test_a_schema_is_not_copied_without_end(serve):
     tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
     refused = server.chat(tools=[tool], tool_choice="required", truncate_prompt_tokens=-1)
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
+    assert "the grammar of the tools' schemas has more than" in refused.json()["error"]["message"]
     assert server.chat(tools=[tool], truncate_prompt_tokens=-1).status_code == 200
     constraint = server.worker.submits[-1].params.constraint
     assert "call_0: " in constraint.source and "q4999" not in constraint.source and not constraint.fallback

@@ -9,7 +9,8 @@ from tests.server.text.test_tokenizer import wordpiece
 
 
 def settings(vocab_size: int, eos_ids: list[int]) -> GrammarSettings:
-    limits = {"grammar_size": 1, "row_items": 1, "initial_fuel": 1, "compile_s": 1.0, "slow_s": 1.0, "excess_s": 1.0, "memory_bytes": 1}
+    counts = dict.fromkeys(("grammar_size", "row_items", "step_items", "initial_fuel", "memory_bytes"), 1)
+    limits = {**counts, "compile_s": 1.0, "slow_s": 1.0, "excess_s": 1.0}
     return GrammarSettings(eos_ids, vocab_size, **limits)
 
 

@@ -24,6 +24,7 @@ from tests.doubles.worker import ByteTokenizer
 from tests.server.text.dialects.written import SCHEMAS, TOOLS, WRITERS, Call, conversation
 from tests.server.text.vocabulary import accepts, accepts_marked, behind_marker
 
+HARMONY_CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
 BARE = {name for name in WRITERS if (calls := FORMATS[name].call_syntax) is not None and calls.bare}
 
 
@@ -153,6 +154,8 @@ def test_the_grammar_allows_what_models_write(name):
         [("write_file", {"path": "a", "content": "b", "mode": "other"})],
     ):
         assert not accepts(one, WRITERS[name](refused)), WRITERS[name](refused)
+        further = WRITERS[name]([("now", {}), *refused])
+        assert accepts(forced, further) is (refused == [("now", {}), ("now", {})]), further
     assert not accepts(one, "plain")
 
 
@@ -183,15 +186,18 @@ def test_an_answer_in_json_may_be_a_call_instead(name, thinks):
     thoughts = form.thoughts[0] if thinks else None
     framed = form.framed(answer, {}, thoughts, thinking=False, is_call=False, calls=calls)
     before = f"{thoughts.begin}hm{thoughts.closing}\n" if thoughts else ""
-    for text in ('{"a": 1}', WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("now", {}), ("add", {"a": 2})])):
+    call, other = WRITERS[name]([("add", {"a": 1})]), WRITERS[name]([("other", {})])
+    for text in ('{"a": 1}', call, f"{call}\nso\n", WRITERS[name]([("now", {}), ("add", {"a": 2})])):
         assert accepts(framed, text) and accepts(framed, before + text), text
-    for text in ("so", '{"a": "x"}', "", WRITERS[name]([("other", {})])):
+    for text in ("so", '{"a": "x"}', "", other, call + other, f"{call} so {other}"):
         assert not accepts(framed, text), text
     ids = token_ids(form)
     marked = form.framed(
         answer, ids, thoughts, thinking=False, is_call=False, calls=form.forced_calls([ToolSchema("now")], ids, several=True)
     )
-    assert accepts_marked(marked, WRITERS[name]([("now", {})]), ids) and accepts_marked(marked, '{"a": 1}', ids)
+    now = WRITERS[name]([("now", {})])
+    assert accepts_marked(marked, now, ids) and accepts_marked(marked, f"{now} so", ids) and accepts_marked(marked, '{"a": 1}', ids)
+    assert not accepts_marked(marked, f"{now} so {other}", ids)
 
 
 def token_ids(form: Format) -> dict[str, int]:
@@ -275,16 +281,18 @@ def test_kimi_writes_the_id_of_a_call_again():
 
 def test_kimi_counts_its_calls_itself():
     """The number in an id goes on from earlier turns, so the selection of a tool must not set it. An id that the model repeats is
-    replaced, because clients find results by it."""
+    replaced, because clients find results by it. The template writes the id again, so it keeps its form."""
     syntax = FORMATS["kimi-k2"].call_syntax
     assert syntax is not None
     second = "<|tool_call_begin|>functions.now:7<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
     assert any(second.startswith(beginning) for beginning in syntax.beginnings("now"))
     assert not any(other.startswith(one) for one in syntax.beginnings("no") for other in syntax.beginnings("now"))
     assert accepts(behind_marker(syntax, TOOLS), second)
-    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [WRITERS["kimi-k2"]([("now", {})]) * 2])
-    first, repeated = (part.id for part in parts if isinstance(part, CallStart))
-    assert first == "functions.now:0" and repeated != first
+    written = WRITERS["kimi-k2"]([("now", {}), ("now", {})]) + WRITERS["kimi-k2"]([("now", {}), ("now", {}), ("now", {})])
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [written])
+    assert [part.id for part in parts if isinstance(part, CallStart)] == [f"functions.now:{number}" for number in range(5)]
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [f"<|tool_calls_section_begin|>{second}" * 2])
+    assert [part.id for part in parts if isinstance(part, CallStart)] == ["functions.now:7", "functions.now:1"]
 
 
 def test_mistral_writes_the_id_of_a_call_again():
@@ -412,6 +420,23 @@ def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
     parser = AnswerRules(FORMATS["hermes"], tools=TOOLS).parser()
     parts = [*parser.push(text), *parser.finish()]
     assert {type(part) for part in parts} == {Content} and "".join(part.text for part in parts) == text
+
+
+@pytest.mark.parametrize(
+    "name", ["command-a", "deepseek-v3", "deepseek-v3.1", "harmony", "hermes", "json", "kimi-k2", "llama3", "mistral", "phi4"]
+)
+def test_raw_line_ends_in_arguments_are_escaped_as_they_are_streamed(name):
+    """Small models leave control characters in strings unescaped, also behind a backslash. Clients that read the stream refuse them."""
+    calls, form = [("f", {"a": "x|y \\", "b": ["|"], "c": 1})], FORMATS[name]
+    text = HARMONY_CALL.format(json.dumps(calls[0][1])) if name == "harmony" else WRITERS[name](calls)
+    for end in ("\n", "\r\n\t", "\x01", "\\\n", '\\"\n'):
+        written = text.replace("|y", f"{end}y").replace('"|"', f'"{end}"').replace('"c"', '\n"c"')
+        meant = end.removeprefix("\\")
+        for pieces in ([written], [*written]):
+            parser = AnswerRules(form, tools=[ToolSchema("f")]).parser()
+            parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+            arguments = "".join(part.text for part in parts if isinstance(part, CallArguments))
+            assert json.loads(arguments) == {"a": f"x{meant}y \\", "b": [meant], "c": 1}, written
 
 
 ADDING = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.text.dialects.calls.schemas import kinds
+from server.text.dialects.calls.schemas import alone, kinds
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import GrammarTooLarge
@@ -82,12 +82,12 @@ def test_names_that_are_no_texts_are_not_required(name, required):
 
 
 @pytest.mark.parametrize("name", LITERALS)
-@pytest.mark.parametrize("kind", ["float", ["float", 3], "any"])
+@pytest.mark.parametrize("kind", ["float", ["float", 3], ["float", "null"], "any"])
 def test_a_value_of_an_unknown_type_may_be_any(name, kind):
     parameters = {"properties": {"a": {"type": kind}}, "required": ["a"]}
     forced = FORMATS[name].forced_calls([ToolSchema("f", parameters)], {}, several=False)
     assert accepts(forced, WRITERS[name]([("f", {"a": 1.5})]))
-    assert accepts(forced, WRITERS[name]([("f", {"a": "x"})]))
+    assert accepts(forced, WRITERS[name]([("f", {"a": "x"})])) and accepts(forced, WRITERS[name]([("f", {"a": None})]))
     assert not accepts(forced, WRITERS[name]([("f", {"a": 123})]).replace("123", ""))
 
 
@@ -136,6 +136,33 @@ def test_a_parameter_has_only_the_definitions_to_which_it_refers(name):
 
 
 @pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("text", [3, "x", [None]])
+def test_a_part_may_allow_any_value(name, text):
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/any"}}, "required": ["x"]}
+    tool = ToolSchema("f", {"properties": {"a": schema}, "required": ["a"], "$defs": {"any": True}})
+    forced = FORMATS[name].forced_calls([tool], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"a": {"x": text}})])) and not accepts(forced, WRITERS[name]([("f", {"a": {}})]))
+
+
+def test_a_part_is_copied_once_however_references_to_it_are_spelt():
+    spelt = [f"#/%{ord('$'):x}defs/all", "#/$defs/%61ll", "#/$defs/a%6Cl", "#/$defs/al%6c", "#/$defs/all"]
+    made = alone({"anyOf": [{"$ref": one} for one in spelt]}, {"$defs": {"all": {"items": {"$ref": "#/$defs/all"}}}}, most=100)
+    assert made == {"anyOf": [{"$ref": "#/$defs/part0"}] * 5, "$defs": {"part0": {"items": {"$ref": "#/$defs/part0"}}}}
+
+
+def test_copies_of_parts_that_contain_one_another_are_limited():
+    """Without a limit, this schema of 22 KB would have a hundred copies of its inmost part."""
+    root, paths = {"enum": ["x" * 20_000]}, ["#"]
+    for _ in range(100):
+        root = {"items": root}
+        paths.append(f"{paths[-1]}/items")
+    refers = {"anyOf": [{"$ref": path} for path in paths]}
+    assert len(json.dumps(alone(refers, root, most=3_000_000))) > 2_000_000
+    with pytest.raises(GrammarTooLarge):
+        alone(refers, root, most=1_000_000)
+
+
+@pytest.mark.parametrize("name", TAGGED)
 def test_copies_of_a_part_are_limited(name):
     """This schema of 60 KB would have 75 MB of copies, which are made before any limit on the grammar could refuse them."""
     properties = {f"p{number}": {"$ref": "#/$defs/all"} for number in range(1000)}
@@ -177,6 +204,38 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         assert not accepts(forced, WRITERS[name]([("f", {"a": value})]))
 
 
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4"])
+@pytest.mark.parametrize(
+    ("says_text", "written", "value"),
+    [
+        ("false", '"on"', "on"),
+        ("false", "'on'", "on"),
+        ("false", "on", "on"),
+        ("false", " null\n", None),
+        ("false", "None", None),
+        ("false", '["a", 1]', ["a", 1]),
+        ("true", '"on"', '"on"'),
+        ("true", "null", "null"),
+    ],
+)
+def test_a_tag_says_whether_a_value_is_text(name, says_text, written, value):
+    """A text in quotation marks is JSON behind `string="false"`, which the grammar allows for a value that may be text."""
+    tool = ToolSchema("f", {"properties": {"a": {"type": ["string", "null"]}}})
+    text = WRITERS[name]([("f", {"a": "VALUE"})]).replace('"true">VALUE', f'"{says_text}">{written}')
+    parts = FORMATS[name].call_syntax.parser([tool], None).push(text)
+    assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {"a": value}
+
+
+@pytest.mark.parametrize("name", [*LITERALS, "qwen3-coder", "hermes"])
+@pytest.mark.parametrize("most", [2**32 - 1, 1e300])
+def test_a_limit_beyond_any_answer_restricts_nothing(name, most):
+    listed, text = {"type": "array", "items": {"type": "integer"}, "maxItems": most}, {"type": ["string", "null"], "maxLength": most}
+    tool = ToolSchema("f", {"properties": {"l": listed, "t": text}, "required": ["l", "t"]})
+    forced = FORMATS[name].forced_calls([tool], {}, several=False)
+    assert accepts(forced, WRITERS[name]([("f", {"l": [1, 2, 3], "t": "abc"})]))
+    assert not accepts(forced, WRITERS[name]([("f", {"l": ["x"], "t": "abc"})]))
+
+
 @pytest.mark.parametrize("name", LITERALS)
 @pytest.mark.parametrize(
     ("schema", "value", "allowed"),
@@ -190,6 +249,14 @@ def test_a_text_that_may_be_null_follows_its_list(name, schema):
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1], False),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 3}, [1, 2, 3], True),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 2.0, "maxItems": 3}, [1, 2, 3, 4], False),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [], True),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [1], True),
+        ({"type": "array", "items": {"type": "integer"}, "maxItems": 1}, [1, 2], False),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [1], True),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [], False),
+        ({"type": "array", "minItems": 1, "maxItems": 1}, [1, 2], False),
+        ({"type": "array", "minItems": 2, "maxItems": 2}, [1, 2], True),
+        ({"type": "array", "minItems": 2, "maxItems": 2}, [1, 2, 3], False),
         ({"type": "array", "maxItems": 0}, [], True),
         ({"type": "array", "maxItems": 0}, [1], False),
         ({"type": "array", "minItems": 1}, [], False),

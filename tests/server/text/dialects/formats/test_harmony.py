@@ -69,6 +69,7 @@ CASES = [
     (f"{TO_ADD}{CALL}{START}assistant{FINAL}no", [("CallStart", "add"), ("CallArguments", "{}")]),
     (f" to=functions.f{CHANNEL}commentary json{MESSAGE}" + "{}", [("CallStart", "f"), ("CallArguments", "{}")]),
     (f"{CHANNEL}analysis to=now code{MESSAGE}" + "{}", [("CallStart", "now"), ("CallArguments", "{}")]),
+    (f'{CHANNEL}analysis to=now code{MESSAGE}print("a\nb")', [("CallStart", "now"), ("CallArguments", 'print("a\nb")')]),
     (f"{CHANNEL}analysis to=python code{MESSAGE}1+1", [("Reasoning", "1+1")]),
     (f"{CHANNEL}commentary{MESSAGE}I look.{NEXT}{FINAL}yes", [("Content", "I look.\n\nyes")]),
     (f"{FINAL}{END}", []),
