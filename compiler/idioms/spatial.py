@@ -1,4 +1,4 @@
-"""Match spatial nests: loops around one store whose iterations are independent, because none reads the buffer that the nest stores to. The
+"""Match spatial nests: loops around one store whose iterations are independent, because none reads an element that another one stores. The
 nest may also read integers between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, indices=indices, value=value):
                 read = [value, *(integer for _, integer in lets), *([] if cond is None else [cond])]
-                carried = any(load.buffer is buffer for scalar in read for load in loads(scalar))
+                # Several integers that the nest reads may be equal, so iterations that add to the places they name are not independent.
+                own = None if {var for var, _ in lets} & {var for index in indices for var in index.vars()} else indices
+                carried = any(load.buffer is buffer and load.indices != own for scalar in read for load in loads(scalar))
                 if not _stores_are_apart(tuple(axes), lets, indices):
                     return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.

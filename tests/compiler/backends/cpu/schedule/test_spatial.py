@@ -74,13 +74,16 @@ def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[
     ("body", "taken"),
     [
         ("for i in n { B[i] = A[i] }", True),
-        ("for i in n { B[i] = B[i] + A[i] }", False),  # Not independent: an iteration reads the output.
+        ("for i in n { B[i] = B[i] + A[i] }", True),
+        ("for i in n { B[i] = B[n - 1 - i] + A[i] }", False),  # Not independent: an iteration reads what another one writes.
+        # Not independent: several iterations may add to one element.
+        ("for i in n { let s within 0..n - 1 = S[i] { B[s] = B[s] + A[i] } }", False),
         # Not independent: the extent of the inner loop differs between iterations of the outer loop.
         ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),
     ],
 )
 def test_what_is_independent(body: str, taken: bool) -> None:
-    prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ {body} }}").prim("f")
+    prim = parse(f"prim f(A: f32[n], S: i32[n], out B: f32[n]) {{ {body} }}").prim("f")
     assert (match_spatial(prim.body) is not None) is taken
 
 
@@ -243,3 +246,25 @@ def test_slots_that_share_a_row_are_written_in_order(agree: Callable[..., Any]) 
         }
     """
     agree(text, f32(400, 64), np.random.default_rng(0).permutation(400).astype(np.int32))
+
+
+IN_PLACE = """
+impure func main(x: i32[n, m]) -> object {{ y = call_tir_inplace @f(x) [0] -> i32[n, m] return y }}
+prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "body"),
+    [
+        ((1, 3), "let s within 0..100 = X[0, 0] { Y[0, 0] = 7:i32 Y[0, 1] = cast(i32, dim(s)) } Y[0, 2] = 0:i32"),
+        ((3, 5000), "for i in n { let s within 0..100 = X[i, 0] { for j in m { Y[i, j] = cast(i32, dim(s + 1)) } } }"),
+        ((3, 5000), "for i in n { when X[i, 0] < 50 { for j in m { Y[i, j] = 50:i32 } } }"),
+        ((40, 300), "for i in n, j in m { Y[i, j] = X[n - 1 - i, j] }"),
+        ((40, 300), "for i in n, j in m { Y[i, j] = X[i, j] * 2:i32 }"),
+    ],
+    ids=["a let around statements", "a let", "a condition", "other elements", "own elements"],
+)
+def test_a_call_in_place_reads_what_it_has_overwritten(agree: Callable[..., Any], shape: tuple[int, int], body: str) -> None:
+    """The operand and the output are one memory, as in the interpreter: a statement reads what earlier ones have stored there."""
+    agree(IN_PLACE.format(body=body), np.random.default_rng(0).integers(0, 50, shape).astype(np.int32))
