@@ -60,9 +60,9 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
 
 
 def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices: Sequence[Dim]) -> bool:
-    """Whether iterations that store at `indices` provably store to different elements. Integers that are read from different places of
-    memory, such as slots of a cache, are taken to be different: if the indices determine such an integer, they determine the variables of
-    the place from which it is read."""
+    """Whether iterations that store at `indices` provably store to different elements. Slots (`_is_slot`) that are read from different
+    places of memory are taken to be different: if the indices determine such an integer, they determine the variables of the place from
+    which it is read."""
     extents, values = dict(axes), dict(lets)
     varying = set(extents)
     for var, value in lets:
@@ -74,7 +74,7 @@ def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices
         places = pending.pop()
         unknown = [v for v in dict.fromkeys(v for index in places for v in index.vars()) if v in varying - determined]
         integers = [v for v in unknown if v in values]
-        if not all(is_loaded(values[v]) for v in integers):
+        if not all(_is_slot(v, values[v]) for v in integers):
             return False
         numbers = {v: _digits(v, places) for v in integers}
         digits = [digit for _, found in numbers.values() for digit in found]
@@ -84,6 +84,11 @@ def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices
         determined.update(unknown)
         pending += [load.indices for v in integers for load in loads(values[v])]
     return determined.issuperset(extents)
+
+
+def _is_slot(var: DimVar, value: Scalar) -> bool:
+    """Whether an integer is read from memory as it is, and is not negative, like the slots of a cache."""
+    return var.lower >= 0 and is_loaded(value) and all(load.buffer.dtype.is_int for load in loads(value))
 
 
 def _digits(var: DimVar, indices: Sequence[Dim]) -> tuple[Dim, list[tuple[DimVar, Dim]]]:

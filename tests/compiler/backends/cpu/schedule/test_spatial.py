@@ -11,7 +11,7 @@ import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK
 from compiler.idioms.product import product_in
-from compiler.idioms.spatial import match_spatial
+from compiler.idioms.spatial import match_spatial, stages
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind
 from compiler.ir.loops.visit import walk_stmts
@@ -268,3 +268,23 @@ prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}
 def test_a_call_in_place_reads_what_it_has_overwritten(agree: Callable[..., Any], shape: tuple[int, int], body: str) -> None:
     """The operand and the output are one memory, as in the interpreter: a statement reads what earlier ones have stored there."""
     agree(IN_PLACE.format(body=body), np.random.default_rng(0).integers(0, 50, shape).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "bounds"),
+    [("i32", "S[i]", "within -8..7"), ("f32", "cast(i64, S[i])", "within 0..7")],
+    ids=["negative integers", "rounded floats"],
+)
+def test_only_slots_are_taken_to_be_different(agree: Callable[..., Any], given: str, value: str, bounds: str) -> None:
+    """Different negative integers name element 0 here, and different floats are cast to one integer."""
+    text = f"""
+        func main(x: f32[n, 64], s: {given}[n]) -> object {{ y = call_tir @f(x, s) -> f32[8, 64] return y }}
+        prim f(X: f32[n, 64], S: {given}[n], out Y: f32[8, 64]) {{
+          for i in 8, j in 64 {{ Y[i, j] = 0.0 }}
+          for i in n {{ let s {bounds} = {value} {{ for j in 64 {{ Y[max(s, 0), j] = X[i, j] }} }} }}
+        }}
+    """
+    *_, last = stages(parse(text).prim("f").body)
+    assert match_spatial(last) is None
+    numbers = np.random.default_rng(0).uniform(0 if given == "f32" else -8, 8, 400)
+    agree(text, f32(400, 64), np.floor(numbers).astype(np.int32) if given == "i32" else numbers.astype(np.float32))
