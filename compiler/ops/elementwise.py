@@ -82,9 +82,8 @@ def _takes(dtype: DType, scalar: ScalarType) -> bool:
         return True
     if scalar.dtype is None or scalar.dtype.is_float:
         return scalar.dtype is None
-    ends = np.iinfo(dtype.numpy)
     value = scalar.value
-    return value is None or not value.is_const or ends.min <= value.const <= ends.max
+    return value is None or not value.is_const or dtype.holds(value.const)
 
 
 # --- loop nests and NumPy functions ------------------------------------------------------------------------------------
