@@ -346,8 +346,8 @@ def test_numbers_of_other_classes_print_like_plain_numbers() -> None:
 
     x = Var("x", tensor([4], DType.F32))
     plain = Call(SAME, (x,), {"axes": [3], "keepdims": False, "scale": 0.5})
-    other = Call(SAME, (x,), {"axes": [Way.LAST], "keepdims": False, "scale": np.float64(0.5)})
-    assert print_node(other) == print_node(plain)
+    for axis, flag, scale in [(Way.LAST, False, np.float64(0.5)), (np.int64(3), np.bool_(False), np.float32(0.5))]:
+        assert print_node(Call(SAME, (x,), {"axes": [axis], "keepdims": flag, "scale": scale})) == print_node(plain)
 
 
 def test_names_of_parameters_survive() -> None:
