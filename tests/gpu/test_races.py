@@ -88,7 +88,11 @@ WRONG = {
     ),
     "a read of another block's element": (store(OWN) + BARRIER + load(FAR), RACE + r"reads what thread \d+ of block \d wrote"),
     "a write over what another block read": (load(FAR) + BARRIER + store(OWN), RACE + r"writes over what thread \d+ of block \d read"),
-    "a constant that the launch writes": (store(OWN) + "ld.global.nc.u32 %r8, [%rd3];", "reads as a constant what the launch writes"),
+    "a constant that the launch has written": (store(OWN) + "ld.global.nc.u32 %r8, [%rd3];", "reads as a constant what the launch writes"),
+    "a constant that the launch writes later": (
+        "ld.global.nc.u32 %r8, [%rd3];" + store(OWN),
+        "writes what the launch has read as a constant",
+    ),
     "a signal without a fence before it": (last_block("", FENCE), RACE + r"reads what thread \d+ of block \d wrote"),
     "a signal without a fence after it": (last_block(FENCE, ""), RACE + r"reads what thread \d+ of block \d wrote"),
     "fences of the block alone": (last_block(FENCE_OF_BLOCK, FENCE_OF_BLOCK), RACE + r"reads what thread \d+ of block \d wrote"),

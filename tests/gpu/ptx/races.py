@@ -1,4 +1,5 @@
-"""The accesses of a launch to global memory, kept per piece of a few bytes: who wrote it last, and who has read it since.
+"""The accesses of a launch to global memory, kept per piece of a few bytes: who wrote it last, who has read it since, and when a thread
+last read it as a constant.
 
 Two accesses of different threads race if one of them is a write, and nothing orders them. Within a block, barriers order accesses, as those
 to shared memory (shadow.py). Between blocks, only signals do. A thread gives a signal by a fence for the whole card, followed by an atomic
@@ -61,7 +62,7 @@ class Races:
         return (offsets >> self.shift)[:, None] + np.arange(max(num_bytes >> self.shift, 1))
 
     def read(self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False) -> None:
-        """Note reads. A read of a constant may return what the memory held before the launch."""
+        """Note reads. A read of a constant may return what the memory held before the launch, or what a later write stores."""
         history, pieces = self.history, self._pieces(offsets, num_bytes)
         own = np.broadcast_to(self.number[index][:, None], pieces.shape)
         written = history.write_time[pieces]
@@ -69,6 +70,8 @@ class Races:
             if constant:
                 self._refuse(written >= self.begin, index, history.writer[pieces], "reads as a constant what the launch writes: {}")
             self._check(index, own, history.writer[pieces], written, "reads what {} wrote")
+        if constant:
+            history.constant_time[pieces] = self.wave.shadow.time
         # Forget readers of the block that a barrier has ordered before this read: what is ordered after it is ordered after them.
         before, times, block = history.reader[pieces], history.read_time[pieces], self.block[index][:, None]
         past = (self._block_of(before) == block) & (times < self.wave.shadow.epoch[index][:, None])
@@ -91,6 +94,7 @@ class Races:
             found = times[pieces]
             if (found >= self.begin).any():
                 self._check(index, own, who[pieces], found, what)
+        self._refuse(history.constant_time[pieces] >= self.begin, index, own, "writes what the launch has read as a constant")
         history.writer[pieces], history.write_time[pieces], history.read_time[pieces] = own, self.wave.shadow.time, 0
         self._refuse(history.writer[pieces] != own, index, history.writer[pieces], "writes at the same time as {}")
 
