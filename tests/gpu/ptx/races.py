@@ -3,7 +3,8 @@ last read it as a constant.
 
 Two accesses of different threads race if one of them is a write, and nothing orders them. Within a block, barriers order accesses, as those
 to shared memory (shadow.py). Between blocks, only signals do. A thread gives a signal by a fence for the whole card, followed by an atomic
-or a strong store. A thread receives it by an atomic or a strong load of the same word, followed by such a fence. A signal orders
+or a strong store. A thread receives it by an atomic or a strong load of the same word, followed by such a fence. Atomics, stores and loads
+of the block's scope (.cta) are no signals between blocks. A signal orders
 
     what its thread did before the first fence, and what other threads of its block did before the last barrier in front of this fence;
     before what the receiving thread does after the second fence, and what other threads of its block do after their next barrier.
