@@ -142,6 +142,10 @@ WRONG = {
         passed_on("gpu", FENCE, "gpu").replace("ld.relaxed.gpu", "ld.relaxed.cta"),
         RACE + "reads what thread 5 of block 0 wrote",
     ),
+    "a signal that passes on what came after the fence before it": (
+        passed_on("gpu", "", "gpu"),
+        RACE + "reads what thread 5 of block 0 wrote",
+    ),
 }
 
 

@@ -167,13 +167,13 @@ class Races:
                 self.signals[offset] = given if found is None or not reads else found.joined(given)
 
     def _given(self, thread: int) -> Signal:
-        """Return what a thread publishes: what its last fence has ordered, and what it knows of other blocks."""
+        """Return what a thread publishes: what its last fence has ordered, and what it knew of other blocks at that time."""
         block, given = (
             int(self.block[thread]),
             Signal(np.zeros(self.num_blocks, np.int32), {int(self.number[thread]): int(self.fenced[thread])}),
         )
         given.blocks[block] = self.ordered[thread]
         for knows, since, signal in self.known.get(block, ()):
-            if knows == thread or self.wave.shadow.epoch[thread] > since:
+            if knows == thread or self.ordered[thread] > since:
                 given = given.joined(signal)
         return given
