@@ -1,4 +1,4 @@
-"""Match spatial nests: loops around one store whose iterations are independent, because none reads the buffer that the nest stores to. The
+"""Match spatial nests: loops around one store whose iterations are independent, because none reads an element that another one stores. The
 nest may also read integers between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, indices=indices, value=value):
                 read = [value, *(integer for _, integer in lets), *([] if cond is None else [cond])]
-                carried = any(load.buffer is buffer for scalar in read for load in loads(scalar))
+                # Several integers that the nest reads may be equal, so iterations that add to the places they name are not independent.
+                own = None if {var for var, _ in lets} & {var for index in indices for var in index.vars()} else indices
+                carried = any(load.buffer is buffer and load.indices != own for scalar in read for load in loads(scalar))
                 if not _stores_are_apart(tuple(axes), lets, indices):
                     return None
                 # If the condition selects single elements, several of them may write to one place, as in `scatter`: their order matters.
@@ -58,9 +60,9 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
 
 
 def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices: Sequence[Dim]) -> bool:
-    """Whether iterations that store at `indices` provably store to different elements. Integers that are read from different places of
-    memory, such as slots of a cache, are taken to be different: if the indices determine such an integer, they determine the variables of
-    the place from which it is read."""
+    """Whether iterations that store at `indices` provably store to different elements. Slots (`_is_slot`) that are read from different
+    places of memory are taken to be different: if the indices determine such an integer, they determine the variables of the place from
+    which it is read."""
     extents, values = dict(axes), dict(lets)
     varying = set(extents)
     for var, value in lets:
@@ -72,7 +74,7 @@ def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices
         places = pending.pop()
         unknown = [v for v in dict.fromkeys(v for index in places for v in index.vars()) if v in varying - determined]
         integers = [v for v in unknown if v in values]
-        if not all(is_loaded(values[v]) for v in integers):
+        if not all(_is_slot(v, values[v]) for v in integers):
             return False
         numbers = {v: _digits(v, places) for v in integers}
         digits = [digit for _, found in numbers.values() for digit in found]
@@ -82,6 +84,11 @@ def _stores_are_apart(axes: Axes, lets: Sequence[tuple[DimVar, Scalar]], indices
         determined.update(unknown)
         pending += [load.indices for v in integers for load in loads(values[v])]
     return determined.issuperset(extents)
+
+
+def _is_slot(var: DimVar, value: Scalar) -> bool:
+    """Whether an integer is read from memory as it is, and is not negative, like the slots of a cache."""
+    return var.lower >= 0 and is_loaded(value) and all(load.buffer.dtype.is_int for load in loads(value))
 
 
 def _digits(var: DimVar, indices: Sequence[Dim]) -> tuple[Dim, list[tuple[DimVar, Dim]]]:

@@ -122,7 +122,7 @@ class _Frame:
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
-        if loop.kind is LoopKind.VECTOR or _independent(loop):
+        if loop.kind is LoopKind.VECTOR or _independent(loop, self.buffers):
             with self._axes(((loop.var, extent),)):
                 self.run(loop.body)
             return
@@ -372,9 +372,10 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
     return a & b
 
 
-def _independent(loop: For) -> bool:
+def _independent(loop: For, arrays: Mapping[Buffer, Array]) -> bool:
     """Whether all iterations may run at once: the loops contain a single store, and no iteration reads what another iteration stores. An
-    iteration may read the element that it stores itself, if no other iteration stores it."""
+    iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the buffers: an
+    operand and the output of an in-place call are one array."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
     variables: set[DimVar] = set()
@@ -386,5 +387,5 @@ def _independent(loop: For) -> bool:
         stmt = stmt.body
     if not isinstance(stmt, Store):
         return False
-    own = [load for load in (*read, *loads(stmt.value)) if load.buffer is stmt.buffer]
+    own = [load for load in (*read, *loads(stmt.value)) if arrays[load.buffer] is arrays[stmt.buffer]]
     return not own or (all(load.indices == stmt.indices for load in own) and variables <= {index.var for index in stmt.indices})

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from compiler.ir.dims import Dim, Max, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
@@ -103,10 +105,11 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
 
 
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
-    """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`. Without
-    `shape`, each extent of the operand must be proved to be 1, or equal that of the result."""
-    if isinstance(place, Const) and dtype.holds(place.value):
-        return const(place.value, dtype)
+    """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`; a float
+    of another type is first rounded to its own type. Without `shape`, each extent of the operand must be proved to be 1, or equal that of
+    the result."""
+    if isinstance(place, Const) and dtype.holds(number := place.value if place.dtype is dtype else _rounded(place)):
+        return const(number, dtype)
     if isinstance(place, Const | ScalarParam):
         return cast(place, dtype)
     if place is None:
@@ -114,6 +117,14 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape 
     rank = len(place.shape)
     inner, extents = ijk[len(ijk) - rank :], shape[len(shape) - rank :] or place.shape
     return Load(place, tuple(_index(d, i, s) for d, i, s in zip(place.shape, inner, extents, strict=True)))
+
+
+def _rounded(literal: Const) -> float | int | bool:
+    """Return the number that a literal has in its type. Literals of floats keep more digits."""
+    if not literal.dtype.is_float:
+        return literal.value
+    with np.errstate(over="ignore"):
+        return float(literal.dtype.numpy.type(literal.value))
 
 
 def _index(extent: Dim, i: Dim, wanted: Dim) -> Dim:

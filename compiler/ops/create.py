@@ -137,7 +137,8 @@ def _widths(attrs: Attrs, ndim: int) -> tuple[tuple[Dim, Dim], ...]:
 def _pad_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     value = float_attr(attrs, "value")
-    if x.dtype is not None and x.dtype.numpy.kind in "iub" and not _holds(x.dtype, value):
+    number = bool(value) if x.dtype is DType.BOOL and value in (0, 1) else value
+    if x.dtype is not None and not x.dtype.holds(number):
         raise AnnotationError(f"attribute value is {value:g}, expected a number of type {x.dtype}")
     if x.ndim is None:
         return x
@@ -145,14 +146,6 @@ def _pad_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if x.shape is None:
         return x
     return TensorType(tuple(b + d + a for d, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
-
-
-def _holds(dtype: DType, value: float) -> bool:
-    """Return whether a type of integers, or bool, has this value."""
-    if dtype is DType.BOOL:
-        return value in (0, 1)
-    limits = np.iinfo(dtype.numpy)
-    return limits.min <= value <= limits.max and value == int(value)
 
 
 def _pad_relations(_: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:

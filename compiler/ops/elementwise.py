@@ -82,9 +82,8 @@ def _takes(dtype: DType, scalar: ScalarType) -> bool:
         return True
     if scalar.dtype is None or scalar.dtype.is_float:
         return scalar.dtype is None
-    ends = np.iinfo(dtype.numpy)
     value = scalar.value
-    return value is None or not value.is_const or ends.min <= value.const <= ends.max
+    return value is None or not value.is_const or dtype.holds(value.const)
 
 
 # --- loop nests and NumPy functions ------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 def numpy_cast(value: Any, dtype: DType) -> Any:
     """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range becomes its end, and NaN becomes
     0."""
-    if not (dtype.is_int and DType.from_numpy(value.dtype).is_float):
+    if not (dtype.is_int and value.dtype.kind in "fV"):  # V: the float types that NumPy does not know
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)
     wide = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))

@@ -248,13 +248,12 @@ def _converted(atom: Atom, dtype: DType) -> Atom:
     if not isinstance(atom, ScalarValue) or DType(atom.dtype) is dtype:
         return atom
     number = atom.value.const if isinstance(atom.value, Dim) and atom.value.is_const else atom.value
-    least, most = dtype.ends
     match number:
         case bool() | Dim():
             return atom
         case int() | float() if dtype.is_float:
             return ScalarValue(float(number), str(dtype))
-        case int() if dtype.is_int and least <= number <= most:
+        case int() if dtype.is_int and dtype.holds(number):
             return ScalarValue(Dim.of(number), str(dtype))
         case _:
             return atom

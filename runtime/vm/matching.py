@@ -23,6 +23,7 @@ Heap = memoryview  # of int64
 Check = Callable[[Heap, Any], None]  # raises ArgumentMismatch if the value does not fit; may fill slots of the heap
 
 INT64 = range(-(2**63), 2**63)
+MOST_BITS = 4096  # maximum number of bits of an integer that a message shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +171,11 @@ class _Compiler:
         bind_dims = self._bind_dims(spec.dims, spec.ndim, path)
 
         def bind(heap: Heap, value: Any) -> None:
-            if not isinstance(value, tuple) or not all(isinstance(d, int) and d in INT64 for d in value):
-                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)} {value!r}")
+            if not isinstance(value, tuple):
+                self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)}")
+            for i, d in enumerate(value):
+                if not isinstance(d, int) or d not in INT64:
+                    self._fail(path, f"expected a shape (a tuple of 64-bit integers), but entry {i} is {_described(d)}")
             bind_dims(heap, value)
 
         return bind
@@ -201,7 +205,7 @@ class _Compiler:
         def bind(heap: Heap, value: Any) -> None:
             word = scalar_word(value, dtype)
             if word is None:
-                self._fail(path, f"expected a scalar of type {spec.dtype or 'number'}, got {_kind(value)} {value!r}")
+                self._fail(path, f"expected a scalar of type {spec.dtype or 'number'}, got {_described(value)}")
             if isinstance(ref, int) and word != ref:
                 self._fail(path, f"expected {ref}, got {value}")
             if defines is not None:
@@ -328,3 +332,10 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
+
+
+def _described(value: Any) -> str:
+    """Return the kind of a value, and also the value itself if it is a number. Python prints no integer of many thousands of bits."""
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"{_kind(value)} of {value.bit_length()} bits"
+    return f"{_kind(value)} {value!r}" if isinstance(value, (int, float, np.number, np.bool_)) else _kind(value)

@@ -61,6 +61,34 @@ $END:
 """
 
 
+def passed_on(to_second: str, fence_of_other_thread: str, to_third: str) -> str:
+    """Return a kernel in which a second block tells a third one that the first one has written. In the second block, one thread waits for
+    the flag of the first block, and another one sets the flag of the third block: `fence_of_other_thread` is what it executes between the
+    barrier and that. `to_second` and `to_third` are the scopes of the stores that set the flags."""
+    return f"""
+  setp.eq.u32 %p2, %r2, 0; @!%p2 bra $SECOND;
+  {store(OWN)} {BARRIER} @!%p1 bra $END; {FENCE} st.relaxed.{to_second}.global.u32 [%rd2+4], 1; bra $END;
+$SECOND:
+  setp.eq.u32 %p2, %r2, 1; @!%p2 bra $THIRD;
+  @!%p1 bra $MEET;
+$WAIT:
+  ld.relaxed.gpu.global.u32 %r7, [%rd2+4]; setp.ne.u32 %p2, %r7, 1; @%p2 bra $WAIT;
+  {FENCE}
+$MEET:
+  setp.eq.u32 %p3, %r1, 32;
+  @%p3 fence.acq_rel.gpu;
+  {BARRIER}
+  @!%p3 bra $END;
+  {fence_of_other_thread} st.relaxed.{to_third}.global.u32 [%rd2+8], 1; bra $END;
+$THIRD:
+  @!%p1 bra $END;
+$AGAIN:
+  ld.relaxed.gpu.global.u32 %r7, [%rd2+8]; setp.ne.u32 %p2, %r7, 1; @%p2 bra $AGAIN;
+  {FENCE} ld.global.u32 %r8, [%rd1+20];
+$END:
+"""
+
+
 RIGHT = {
     "each thread its own element": store(OWN) + load(OWN) + store(OWN),
     "a neighbour's element, after a barrier": store(OWN) + BARRIER + load(NEAR) + BARRIER + store(OWN),
@@ -74,6 +102,7 @@ RIGHT = {
     "the last block reads what the others have written": last_block(FENCE, FENCE),
     "a signal that releases and a fence": last_block("fence.sc.gpu;", "membar.gl;"),
     "counted atomics of all threads": COUNT,
+    "a block passes on what another one has written": passed_on("gpu", FENCE, "gpu"),
 }
 RACE = "a race in global memory: "
 WRONG = {
@@ -88,7 +117,11 @@ WRONG = {
     ),
     "a read of another block's element": (store(OWN) + BARRIER + load(FAR), RACE + r"reads what thread \d+ of block \d wrote"),
     "a write over what another block read": (load(FAR) + BARRIER + store(OWN), RACE + r"writes over what thread \d+ of block \d read"),
-    "a constant that the launch writes": (store(OWN) + "ld.global.nc.u32 %r8, [%rd3];", "reads as a constant what the launch writes"),
+    "a constant that the launch has written": (store(OWN) + "ld.global.nc.u32 %r8, [%rd3];", "reads as a constant what the launch writes"),
+    "a constant that the launch writes later": (
+        "ld.global.nc.u32 %r8, [%rd3];" + store(OWN),
+        "writes what the launch has read as a constant",
+    ),
     "a signal without a fence before it": (last_block("", FENCE), RACE + r"reads what thread \d+ of block \d wrote"),
     "a signal without a fence after it": (last_block(FENCE, ""), RACE + r"reads what thread \d+ of block \d wrote"),
     "fences of the block alone": (last_block(FENCE_OF_BLOCK, FENCE_OF_BLOCK), RACE + r"reads what thread \d+ of block \d wrote"),
@@ -100,15 +133,30 @@ WRONG = {
         last_block(FENCE, "", by_each_after=FENCE),
         RACE + r"reads what thread \d+ of block \d",
     ),
+    "an atomic of the block's scope": (
+        last_block(FENCE, FENCE).replace("atom.relaxed.gpu", "atom.relaxed.cta"),
+        RACE + r"reads what thread \d+ of block \d wrote",
+    ),
+    "a strong store of the block's scope": (passed_on("cta", FENCE, "gpu"), RACE + "reads what thread 5 of block 0 wrote"),
+    "a strong load of the block's scope": (
+        passed_on("gpu", FENCE, "gpu").replace("ld.relaxed.gpu", "ld.relaxed.cta"),
+        RACE + "reads what thread 5 of block 0 wrote",
+    ),
+    "a signal that passes on what came after the fence before it": (
+        passed_on("gpu", "", "gpu"),
+        RACE + "reads what thread 5 of block 0 wrote",
+    ),
 }
 
 
 def run(body: str, seed: int) -> None:
     card = Card(1 << 20)
-    data, counter = card.upload(np.zeros(THREADS * BLOCKS, np.uint32)), card.upload(np.zeros(1, np.uint32))
+    blocks = 3 if "$THIRD" in body else BLOCKS
+    data = card.upload(np.zeros(THREADS * blocks, np.uint32))
     module = card.load(f"{HEAD}{body} ret; }}\n")
     for _ in range(2):  # what one launch writes, the next one may read
-        card.run(module, "k", BLOCKS, THREADS, data, counter, seed=seed)
+        counter = card.upload(np.zeros(3, np.uint32))  # and two flags
+        card.run(module, "k", blocks, THREADS, data, counter, seed=seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.text.names import DimNames
@@ -108,6 +110,8 @@ def _value_text(name: str, value: Any, dims: DimNames) -> str:
     match value:
         case None:
             return "none"
+        case np.generic():
+            return _value_text(name, value.item(), dims)
         case bool():
             return "true" if value else "false"
         case DType():
@@ -117,7 +121,7 @@ def _value_text(name: str, value: Any, dims: DimNames) -> str:
         case int():
             return repr(int(value))  # a member of an IntEnum prints as a number, too
         case float():
-            return repr(float(value))  # as does a number of NumPy
+            return repr(float(value))
         case Dim() | DimVar():
             return f"dim({dims.text(Dim.of(value))})"
         case list() | tuple():

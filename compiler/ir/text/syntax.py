@@ -24,7 +24,7 @@ RESERVED = frozenset(
         *("true", "false", "none", "nan", "inf", "const", "shape", "dim"),
         *("call", "call_tir", "call_tir_inplace", "call_library", "match_cast", "alloc", "launch"),
         *("if", "else", "return", "dataflow", "captured"),
-        *("for", "let", "when", "tile", "in", "within", "by", "where", "arena", "attrs"),
+        *("for", "let", "when", "tile", "in", "within", "by", "beside", "where", "arena", "attrs"),
         *("impure", "func", "prim"),
         *DType,
     )

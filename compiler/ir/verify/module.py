@@ -19,7 +19,7 @@ from compiler.ir.types import vars_of
 from compiler.ir.verify.graph import GRAPH_RULES, Problem, bound_sites
 from compiler.ir.verify.loops import LOOP_RULES
 
-_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$.]*")
+_PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _TAKEN: Final = ("lib", "llvm", "vm")  # library routines, LLVM's own functions, and instructions of the virtual machine
 
 
@@ -58,9 +58,7 @@ def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
 def functions_have_plain_names(name: str) -> Iterator[Problem]:
     """Names of functions become names of symbols in LLVM IR and PTX, and names of callees in the program that the virtual machine runs."""
     if not _PLAIN.fullmatch(name):
-        yield Problem(
-            None, "the name must begin with a letter or _, and consist of ASCII letters, digits, _, $ and dots; rename the function"
-        )
+        yield Problem(None, "the name must begin with a letter or _, and consist of ASCII letters, digits, _ and dots; rename the function")
     if (taken := name.partition(".")[0]) in _TAKEN:
         yield Problem(None, f"names that begin with {taken} belong to the compiler; rename the function")
 

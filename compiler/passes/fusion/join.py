@@ -215,7 +215,7 @@ def _kind(s: GroupedSum) -> str:
 
 
 def _by_rows(prim: PrimFunc) -> bool:
-    return isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
+    return "inplace" not in prim.attrs and isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
 
 
 # --- the three ways to join --------------------------------------------------------------------------------------------

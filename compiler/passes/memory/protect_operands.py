@@ -3,7 +3,8 @@
 Before: an in-place call means the same as a call that leaves its operand unchanged. After: it may overwrite its operand's memory, because
 nothing reads the old value again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is
 declared impure. Where that does not hold, the operand is copied first. The attribute `inplace` of each function that an in-place call calls
-then states which of its buffers share memory.
+then states which of its buffers share memory. The function's body accesses such memory by the name of the output alone, so that later
+passes and schedules see which iterations read what others write.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from compiler.ir.graph.function import Binding, Body, Function, If, Value
 from compiler.ir.graph.values import CallFunc, CallTir, MakeTuple, TupleGet
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
-from compiler.ir.loops.visit import fresh_prim
+from compiler.ir.loops.visit import fresh_prim, rename_buffers
 from compiler.ir.loops.write import Kernel
 from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, TensorType, TupleType
@@ -53,14 +54,16 @@ def protect_operands(module: IRModule) -> IRModule:
 
 
 def _stating(outliner: Outliner, call: CallTir) -> str:
-    """Return the name of a function that states which buffers share memory in the call: the called function, or a copy of it."""
+    """Return the name of a function that states which buffers share memory in the call, and reads this memory by the name of the output:
+    the called function, or a copy of it."""
     prim = outliner.module.prim(call.func)
     stated = {(i, o) for i, o in prim.attrs.get("inplace", ())}
     shared = shared_buffers(prim.params[: len(call.args)], call.inplace)
-    if stated.issuperset(shared):
+    body = rename_buffers(prim.body, {prim.buffers[i]: prim.buffers[o] for i, o in shared})
+    if stated.issuperset(shared) and body is prim.body:
         return call.func
     attrs = {**prim.attrs, "inplace": [list(pair) for pair in sorted({*stated, *shared})]}
-    return outliner.add(call.func, fresh_prim(dataclasses.replace(prim, attrs=attrs)))
+    return outliner.add(call.func, fresh_prim(dataclasses.replace(prim, body=body, attrs=attrs)))
 
 
 def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:

@@ -101,6 +101,28 @@ def test_a_call_in_place_writes_the_caller_s_array_whatever_it_reads() -> None:
     assert session.call("main", c, np.ones((4, 8), np.float32)) is not None and np.array_equal(c, np.full(4, 9))
 
 
+def test_a_call_in_place_that_reduces_parts_of_rows_writes_the_caller_s_array() -> None:
+    """The norm before the call is not fused into it."""
+    module = parse("""
+        impure func main(c: f32[n, 2, 4], x: f32[n, 8], w: f32[8]) -> f32[n, 2, 4] {
+          dataflow { a = rms_norm(x, w, eps=1.0e-5) z = call_tir_inplace @plus(c, a) [0] -> f32[n, 2, 4] }
+          return z
+        }
+        prim plus(X: f32[n, 2, 4], A: f32[n, 8], out Z: f32[n, 2, 4]) {
+          alloc global S: f32[n, 2] {
+            for i in n, g in 2 { S[i, g] = sum(r in 4) A[i, 4*g + r] }
+            for i in n, g in 2, r in 4 { Z[i, g, r] = X[i, g, r] + S[i, g] }
+          }
+        }
+    """)
+    random = np.random.default_rng(0)
+    c, x, w = (random.normal(size=shape).astype(np.float32) for shape in ((3, 2, 4), (3, 8), (8,)))
+    expected = Interpreter(module).call("main", c.copy(), x, w)
+    found = Session(compile_module(module), device_threads=1).call("main", c, x, w)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(c, found)
+
+
 REPEATED = """
 func main(c: bool[], x: f32[...], z: f32[...]) -> object where v in 1..8 {
   y: object = if c {

@@ -49,6 +49,18 @@ def test_a_number_of_another_type_is_cast(run, value, dtype, element):
     np.testing.assert_array_equal(run(FULL, (2,), value, dtype=dtype, compiled=True), np.array([element] * 2, DType(dtype).numpy))
 
 
+@pytest.mark.parametrize(("given", "value", "dtype", "element"), [("f32", 2.75, "i32", 2), ("f16", -1e9, "u8", 0), ("i32", 300, "i8", 44)])
+def test_a_parameter_of_another_type_is_cast(compute, given, value, dtype, element):
+    program = f'func main(s: scalar[{given}]) -> object {{ y = full(shape[4], s, dtype="{dtype}") return y }}'
+    np.testing.assert_array_equal(compute(program, value), np.array([element] * 4, DType(dtype).numpy))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_bool_is_padded_with_truth_values(compute, value):
+    program = f"func main(x: bool[n]) -> object {{ y = pad(x, before=[1], after=[0], value={value}) return y }}"
+    np.testing.assert_array_equal(compute(program, np.array([True, False])), [bool(value), True, False])
+
+
 def test_arange(run, deduced):
     np.testing.assert_array_equal(run(ARANGE, stop=5), np.arange(5))
     np.testing.assert_array_equal(run(ARANGE, start=2, stop=9, step=3, dtype="f32"), np.arange(2, 9, 3, dtype=np.float32))

@@ -142,6 +142,13 @@ def test_a_scalar_of_f16_is_rounded_once(compute):
             np.testing.assert_array_equal(result, np.float16([number] * 2))
 
 
+@pytest.mark.parametrize("operator", ["multiply(x, {})", "where(const bool[2] [false, false], x, {})", 'full(shape[2], {}, dtype="f16")'])
+def test_a_literal_of_f32_is_rounded_to_f32_and_then_to_the_elements_type(compute, operator):
+    """As an operand of type f32 would be. The number lies above the middle between two numbers of f16, and the f32 in the middle."""
+    program = f"func main(x: f16[2]) -> object {{ y = {operator.format(1 + 2.0**-11 + 2.0**-40)} return y }}"
+    np.testing.assert_array_equal(compute(program, np.ones(2, np.float16)), np.ones(2, np.float16))
+
+
 def test_integers_of_another_type_wrap(run):
     x, literal = np.array([1, 100], np.int8), ScalarValue(300, DType.I32)
     np.testing.assert_array_equal(run(e.ADD, x, literal, compiled=True), np.array([45, -112], np.int8))

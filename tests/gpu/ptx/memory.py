@@ -26,7 +26,7 @@ MANY = -1  # stands for threads of several blocks, and MANY - 1 - b for several 
 
 class History:
     """The accesses of launches to memory. For each piece of a few bytes: who wrote it last and who has read it since, as the number of a
-    thread in its launch (see also MANY), and when. Time goes on from launch to launch."""
+    thread in its launch (see also MANY), and when; and when a thread last read it as a constant. Time goes on from launch to launch."""
 
     def __init__(self) -> None:
         self.time = 1
@@ -34,7 +34,7 @@ class History:
 
     def cover(self, num_pieces: int) -> None:
         """Make room for so many pieces before a launch, which needs nothing that earlier launches noted."""
-        self.writer, self.write_time, self.reader, self.read_time = (np.zeros(num_pieces, np.int32) for _ in range(4))
+        self.writer, self.write_time, self.reader, self.read_time, self.constant_time = (np.zeros(num_pieces, np.int32) for _ in range(5))
 
 
 class Memory:

@@ -1,8 +1,10 @@
-"""The accesses of a launch to global memory, kept per piece of a few bytes: who wrote it last, and who has read it since.
+"""The accesses of a launch to global memory, kept per piece of a few bytes: who wrote it last, who has read it since, and when a thread
+last read it as a constant.
 
 Two accesses of different threads race if one of them is a write, and nothing orders them. Within a block, barriers order accesses, as those
 to shared memory (shadow.py). Between blocks, only signals do. A thread gives a signal by a fence for the whole card, followed by an atomic
-or a strong store. A thread receives it by an atomic or a strong load of the same word, followed by such a fence. A signal orders
+or a strong store. A thread receives it by an atomic or a strong load of the same word, followed by such a fence. Atomics, stores and loads
+of the block's scope (.cta) are no signals between blocks. A signal orders
 
     what its thread did before the first fence, and what other threads of its block did before the last barrier in front of this fence;
     before what the receiving thread does after the second fence, and what other threads of its block do after their next barrier.
@@ -61,7 +63,7 @@ class Races:
         return (offsets >> self.shift)[:, None] + np.arange(max(num_bytes >> self.shift, 1))
 
     def read(self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False) -> None:
-        """Note reads. A read of a constant may return what the memory held before the launch."""
+        """Note reads. A read of a constant may return what the memory held before the launch, or what a later write stores."""
         history, pieces = self.history, self._pieces(offsets, num_bytes)
         own = np.broadcast_to(self.number[index][:, None], pieces.shape)
         written = history.write_time[pieces]
@@ -69,6 +71,8 @@ class Races:
             if constant:
                 self._refuse(written >= self.begin, index, history.writer[pieces], "reads as a constant what the launch writes: {}")
             self._check(index, own, history.writer[pieces], written, "reads what {} wrote")
+        if constant:
+            history.constant_time[pieces] = self.wave.shadow.time
         # Forget readers of the block that a barrier has ordered before this read: what is ordered after it is ordered after them.
         before, times, block = history.reader[pieces], history.read_time[pieces], self.block[index][:, None]
         past = (self._block_of(before) == block) & (times < self.wave.shadow.epoch[index][:, None])
@@ -91,6 +95,7 @@ class Races:
             found = times[pieces]
             if (found >= self.begin).any():
                 self._check(index, own, who[pieces], found, what)
+        self._refuse(history.constant_time[pieces] >= self.begin, index, own, "writes what the launch has read as a constant")
         history.writer[pieces], history.write_time[pieces], history.read_time[pieces] = own, self.wave.shadow.time, 0
         self._refuse(history.writer[pieces] != own, index, history.writer[pieces], "writes at the same time as {}")
 
@@ -162,13 +167,13 @@ class Races:
                 self.signals[offset] = given if found is None or not reads else found.joined(given)
 
     def _given(self, thread: int) -> Signal:
-        """Return what a thread publishes: what its last fence has ordered, and what it knows of other blocks."""
+        """Return what a thread publishes: what its last fence has ordered, and what it knew of other blocks at that time."""
         block, given = (
             int(self.block[thread]),
             Signal(np.zeros(self.num_blocks, np.int32), {int(self.number[thread]): int(self.fenced[thread])}),
         )
         given.blocks[block] = self.ordered[thread]
         for knows, since, signal in self.known.get(block, ()):
-            if knows == thread or self.wave.shadow.epoch[thread] > since:
+            if knows == thread or self.ordered[thread] > since:
                 given = given.joined(signal)
         return given

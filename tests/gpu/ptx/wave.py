@@ -376,20 +376,23 @@ class Wave:
 
     # --- memory ------------------------------------------------------------------------------------------------------------
 
-    def reads(self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False, strong: bool = False) -> None:
-        """Note that threads read global memory. `constant`: the load takes it for unchanging. `strong`: threads may signal by it."""
+    def reads(
+        self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False, strong: bool = False, signals: bool = True
+    ) -> None:
+        """Note that threads read global memory. `constant`: the load takes it for unchanging. `strong`: threads may signal by it, to other
+        blocks if `signals`."""
         self.order.read(index, offsets, num_bytes)
-        if strong:
+        if strong and signals:
             self.races.signal(index, offsets, reads=True, writes=False)
-        else:
+        elif not strong:
             self.races.read(index, offsets, num_bytes, constant=constant)
 
-    def writes(self, index: Index, offsets: Array, num_bytes: int, *, strong: bool = False) -> None:
-        """Note that threads write global memory. `strong`: threads may signal by it."""
+    def writes(self, index: Index, offsets: Array, num_bytes: int, *, strong: bool = False, signals: bool = True) -> None:
+        """Note that threads write global memory. `strong`: threads may signal by it, to other blocks if `signals`."""
         self.order.write(index, offsets, num_bytes)
-        if strong:
+        if strong and signals:
             self.races.signal(index, offsets, reads=False, writes=True)
-        else:
+        elif not strong:
             self.races.write(index, offsets, num_bytes)
 
     def locate(self, space: str, index: Index, addresses: Array, size: int) -> tuple[dict[int, Array], Array]:

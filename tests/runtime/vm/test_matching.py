@@ -48,6 +48,7 @@ def test_a_later_definition_serves_an_earlier_mention() -> None:
 
 
 X = TensorSpec((N, 4), "f32")
+SHAPE = "expected a shape (a tuple of 64-bit integers)"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,12 @@ X = TensorSpec((N, 4), "f32")
         (X, np.frombuffer(bytes(49), np.uint8)[1:].view(np.float32).reshape(3, 4), "expected a compact row-major array"),
         (TensorSpec(None, None, 1), f32(1, 1), "expected rank 1, got rank 2"),
         (ShapeSpec((N, 4)), (3, 5), "dimension 1: expected 4, got 5"),
-        (ShapeSpec((N,)), [3], "expected a shape (a tuple of 64-bit integers), got a list"),
-        (ShapeSpec((N,)), (2**63,), f"expected a shape (a tuple of 64-bit integers), got a tuple ({2**63},)"),
+        (ShapeSpec((N,)), [3], f"{SHAPE}, got a list"),
+        (ShapeSpec((N,)), (2**63,), f"{SHAPE}, but entry 0 is a int {2**63}"),
+        (ShapeSpec(None), (1, "2"), f"{SHAPE}, but entry 1 is a str"),
+        pytest.param(ShapeSpec((N,)), (10**5000,), f"{SHAPE}, but entry 0 is a int of 16610 bits", id="entry of many digits"),
+        pytest.param(ScalarSpec("i64"), -(10**5000), "expected a scalar of type i64, got a int of 16610 bits", id="many digits"),
+        (ScalarSpec("i64"), np.float32(2.5), "expected a scalar of type i64, got a float32 "),
         (ShapeSpec(None, 2), (3,), "expected rank 2, got rank 1"),
         (ScalarSpec("i64", N), 2.5, "expected a scalar of type i64, got a float 2.5"),
         (ScalarSpec("i8"), 128, "expected a scalar of type i8, got a int 128"),

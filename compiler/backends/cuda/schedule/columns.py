@@ -13,7 +13,7 @@ another one writes, so there are no barriers. The order of operations on a colum
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -29,9 +29,8 @@ MOST_KEPT = 160  # maximum number of elements of local arrays that a thread keep
 ZERO = Dim.of(0)
 
 
-def schedule_columns(stmt: Stmt, shared: Mapping[Buffer, Buffer]) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement. `shared` maps an input to the output
-    that shares its memory."""
+def schedule_columns(stmt: Stmt) -> Stmt | None:
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
@@ -53,7 +52,7 @@ def schedule_columns(stmt: Stmt, shared: Mapping[Buffer, Buffer]) -> Stmt | None
     dims = {stmt.var: block.dim, **{group.var: number for group in groups}, **{vector.loop.var: lane for vector in vectors}}
     body = map_stmt(stmt.body, lambda s: s.body if isinstance(s, For) and s.var in dims else s)
     body = rewrite_dims(body, dims)
-    if not _are_apart(body, column.dim, width, shared):
+    if not _are_apart(body, column.dim, width):
         return None
     private = {s.buffer for vector in vectors for s in walk_stmts(vector.loop) if isinstance(s, Store) and s.buffer.scope is Scope.LOCAL}
     if any(indices[-1:] != (column.dim,) for buffer, indices in _accesses(body) if buffer in private):
@@ -115,14 +114,12 @@ def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = Fal
             return all(_writes_columns(inner, groups, is_inside=is_inside) for inner in substatements(stmt))
 
 
-def _are_apart(body: Stmt, column: Dim, width: int, shared: Mapping[Buffer, Buffer]) -> bool:
+def _are_apart(body: Stmt, column: Dim, width: int) -> bool:
     """Return whether no thread reads or writes an element of other memory than local arrays that another thread writes: each access to a
-    buffer that is written is in the thread's own column, and no input is read whose memory is written as an output."""
+    buffer that is written is in the thread's own column."""
     stores = [s for s in walk_stmts(body) if isinstance(s, Store) and s.buffer.scope is not Scope.LOCAL]
-    reads, written = list(loads(body)), {s.buffer for s in stores}
-    if any(shared.get(load.buffer) in written for load in reads):
-        return False
-    own = (x.indices for x in (*stores, *reads) if x.buffer in written)
+    written = {s.buffer for s in stores}
+    own = (x.indices for x in (*stores, *loads(body)) if x.buffer in written)
     return all(at and prove_divisible(at[-1] - column, width) for at in own)
 
 

@@ -10,7 +10,7 @@ what other stages write share one launch: the blocks of one stage follow the blo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from compiler.backends.cuda.schedule.columns import schedule_columns
@@ -19,7 +19,6 @@ from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
 from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, stages, where_computed, write_element
 from compiler.ir.dims import Dim, ceil_div, product_of
-from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Fold
 from compiler.ir.loops.statements import For, LoopKind, Stmt
@@ -34,15 +33,15 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
     """Schedule the nest. Each group of independent stages is a phase."""
     temporaries, body = without_allocations(without_products(prim.body))
     done: list[Stmt] = []
-    for group in _independent_groups(prim, stages(body)):
+    for group in _independent_groups(stages(body)):
         nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
-        done.append(_in_one_launch(nests) if nests else _in_order(group[0], _shared(prim)))
+        done.append(_in_one_launch(nests) if nests else _in_order(group[0]))
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
 
 
 def is_one_launch(prim: PrimFunc) -> bool:
     """Return whether the stages of a function are elementwise nests that share one launch."""
-    groups = _independent_groups(prim, stages(without_allocations(without_products(prim.body))[1]))
+    groups = _independent_groups(stages(without_allocations(without_products(prim.body))[1]))
     return (
         len(groups) == 1
         and all(match_spatial(stmt) is not None for stmt in groups[0])
@@ -50,32 +49,24 @@ def is_one_launch(prim: PrimFunc) -> bool:
     )
 
 
-def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
+def _independent_groups(stmts: Sequence[Stmt]) -> list[list[Stmt]]:
     """Group adjacent stages that are independent: they write different elements, and do not read what other stages of the group write."""
-    shared = _shared(prim)
     groups: list[list[Stmt]] = []
     for stmt in stmts:
-        if groups and all(_are_independent(stmt, other, shared) for other in groups[-1]):
+        if groups and all(_are_independent(stmt, other) for other in groups[-1]):
             groups[-1].append(stmt)
         else:
             groups.append([stmt])
     return groups
 
 
-def _shared(prim: PrimFunc) -> dict[Buffer, Buffer]:
-    """Return a map from each input to the output that shares its memory, if there is one."""
-    buffers = prim.buffers
-    return {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}
-
-
-def _are_independent(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
-    """Return whether two statements are elementwise nests that write different elements, and neither reads what the other writes. `shared`
-    maps an input to the output that shares its memory."""
+def _are_independent(a: Stmt, b: Stmt) -> bool:
+    """Return whether two statements are elementwise nests that write different elements, and neither reads what the other writes."""
     nests = match_spatial(a), match_spatial(b)
     if nests[0] is None or nests[1] is None:
         return False
     mine, other = nests[0].store, nests[1].store
-    read = [{shared.get(load.buffer, load.buffer) for load in loads(stmt)} for stmt in (b, a)]
+    read = [{load.buffer for load in loads(stmt)} for stmt in (b, a)]
     if mine.buffer in read[0] or other.buffer in read[1]:
         return False
     if mine.buffer is not other.buffer:
@@ -128,12 +119,11 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
         write_element(k, nest.store, read_integers(k, nest, point))
 
 
-def _in_order(stmt: Stmt, shared: Mapping[Buffer, Buffer]) -> Stmt:
+def _in_order(stmt: Stmt) -> Stmt:
     """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans, whose columns of the state threads keep.
     `schedule_lanes` takes a parallel loop around loops over lanes that a block can run: a block runs each iteration. Otherwise a thread
-    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial. `shared` maps an input
-    to the output that shares its memory."""
-    if (found := schedule_columns(stmt, shared) or schedule_lanes(stmt)) is not None:
+    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
+    if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
         return found
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:

@@ -26,7 +26,7 @@ from compiler.ir.loops.buffers import Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Reduce, Scalar, dtype_of, identity
 from compiler.ir.loops.statements import Stmt, Store
-from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims, sequence, statements, walk_stmts
+from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims, sequence, statements, written_buffers
 from compiler.ir.loops.write import Array, Kernel, halvings, less, less_equal
 from compiler.ir.prove import prove_divisible
 
@@ -63,7 +63,7 @@ def _programs(body: Stmt) -> list[RowProgram] | None:
     stmts = statements(inner)
     for count in range(1, len(stmts)):
         parts = [sequence(stmts[:count]), sequence(stmts[count:])]
-        written = [{s.buffer for s in walk_stmts(part) if isinstance(s, Store)} for part in parts]
+        written = [written_buffers(part) for part in parts]
         read = [{load.buffer for load in loads(part)} for part in parts]
         if any((mine | made) & other for mine, made, other in zip(read, written, reversed(written), strict=True)):
             continue

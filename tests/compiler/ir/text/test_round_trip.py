@@ -24,7 +24,7 @@ from compiler.ir.loops.functions import Fn, ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import For, Let, LoopKind, Seq, Stmt, Store, When
-from compiler.ir.loops.visit import walk_scalar, walk_scalars
+from compiler.ir.loops.visit import rename_buffers, walk_scalar, walk_scalars
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED, OpDef
 from compiler.ir.text.lexer import MAX_NESTING, ParseError
@@ -340,14 +340,28 @@ def test_words_between_parts_are_no_names() -> None:
         parse("func main(x: f32[func]) -> object where func in 1..8 { return x }")
 
 
+def test_a_buffer_after_a_grouped_contraction_is_no_part_of_it() -> None:
+    prim = parse("""
+        prim main(Q: i32[6], W: i32[6], S: f32[2], out Y: f32[1], out other: f32[1]) {
+          Y[0] = contract_groups(g in 2) [contract(r in 3) Q[3*g + r] by W[3*g + r]] by S[g]
+          other[0] = 1.0
+        }
+    """).prim("main")
+    other = prim.outputs[1]
+    beside = Buffer("beside", other.shape, other.dtype)
+    prim = PrimFunc((*prim.params[:-1], beside), 2, rename_buffers(prim.body, {other: beside}))
+    module = IRModule({"main": prim})
+    assert_equal(parse(print_module(module)), module)
+
+
 def test_numbers_of_other_classes_print_like_plain_numbers() -> None:
     class Way(IntEnum):
         LAST = 3
 
     x = Var("x", tensor([4], DType.F32))
     plain = Call(SAME, (x,), {"axes": [3], "keepdims": False, "scale": 0.5})
-    other = Call(SAME, (x,), {"axes": [Way.LAST], "keepdims": False, "scale": np.float64(0.5)})
-    assert print_node(other) == print_node(plain)
+    for axis, flag, scale in [(Way.LAST, False, np.float64(0.5)), (np.int64(3), np.bool_(False), np.float32(0.5))]:
+        assert print_node(Call(SAME, (x,), {"axes": [axis], "keepdims": flag, "scale": scale})) == print_node(plain)
 
 
 def test_names_of_parameters_survive() -> None:

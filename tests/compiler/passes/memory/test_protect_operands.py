@@ -9,7 +9,7 @@ import pytest
 from compiler.passes.base import Pass
 from compiler.passes.memory.protect_operands import protect_operands
 
-BUMP = "prim bump(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = A[i] + 1.0 } }"
+BUMP = "prim bump(A: f32[n], out B: f32[n]) attrs {inplace=[[0, 1]]} { for i in n { B[i] = B[i] + 1.0 } }"
 COPY = "prim copy(a: f32[n], out out: f32[n]) { for i in n { out[i] = a[i] } }"
 FRESH = "prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = exp(A[i]) } }"
 
@@ -67,7 +67,7 @@ def test_what_a_function_takes_is_copied_for_those_who_read_it_later(becomes: Ca
 
 
 def test_memory_that_the_same_call_reads_by_another_name_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
-    turn = "prim turn(A: f32[n], C: f32[n], out B: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { B[i] = A[i] + C[n - 1 - i] } }"
+    turn = "prim turn(A: f32[n], C: f32[n], out B: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { B[i] = B[i] + C[n - 1 - i] } }"
     before = f"""
         func main(x: f32[n]) -> object {{
           a = call_tir @e(x) -> f32[n] v = reshape(a, shape[n]) b = call_tir_inplace @turn(a, v) [0] -> f32[n] return b
@@ -95,7 +95,7 @@ def test_what_is_ours_and_read_no_more_is_taken(stays: Callable[[Pass, str], Non
 def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) -> None:
     """Both fields of a tuple can be overwritten in place without a copy, because the program has a separate name for each field."""
     both = """prim both(A: f32[n], C: f32[n], out B: f32[n], out D: f32[n]) attrs {inplace=[[0, 2], [1, 3]]} {
-      for i in n { B[i] = A[i] + 1.0 } for i in n { D[i] = C[i] + 1.0 }
+      for i in n { B[i] = B[i] + 1.0 } for i in n { D[i] = D[i] + 1.0 }
     }"""
     before = f"""
         impure func main(x: f32[n], y: f32[n]) -> object {{
@@ -116,7 +116,8 @@ def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) 
 
 
 def test_a_function_states_what_it_overwrites(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Passes and code generation ask the function whether its buffers share memory. Calls that overwrite nothing keep their function."""
+    """Passes and code generation ask the function whether its buffers share memory, and the function reads that memory by the name of the
+    output. Calls that overwrite nothing keep their function."""
     before = """
         impure func main(x: f32[n], y: f32[n]) -> object {
           a = call_tir @add(x, y) -> f32[n]
@@ -126,5 +127,11 @@ def test_a_function_states_what_it_overwrites(becomes: Callable[[Pass, str, str]
         }
         prim add(A: f32[n], B: f32[n], out C: f32[n]) { for i in n { C[i] = A[i] + B[i] } }
     """
-    stated = "prim add_1(A: f32[n], B: f32[n], out C: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { C[i] = A[i] + B[i] } }"
+    stated = "prim add_1(A: f32[n], B: f32[n], out C: f32[n]) attrs {inplace=[[0, 2]]} { for i in n { C[i] = C[i] + B[i] } }"
     becomes(protect_operands, before, before.replace("call_tir_inplace @add", "call_tir_inplace @add_1") + stated)
+
+
+def test_a_function_that_reads_what_it_overwrites_by_another_name_is_copied(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = f"impure func main(x: f32[n]) -> object {{ b = call_tir_inplace @bump(x) [0] -> f32[n] return b }} {BUMP}"
+    before = before.replace("B[i] +", "A[i] +")
+    becomes(protect_operands, before, f"{before.replace('@bump', '@bump_1')} {BUMP.replace('bump', 'bump_1')}")

@@ -57,6 +57,11 @@ def orders(instruction: Instruction) -> bool:
     return bool({"volatile", "acquire", "release", "relaxed", "mmio"} & set(instruction.modifiers))
 
 
+def signals(instruction: Instruction) -> bool:
+    """Return whether threads of other blocks can receive a signal by an access that orders others."""
+    return "cta" not in instruction.modifiers
+
+
 def note_grain(code: Assembler, space: str, num_bytes: int) -> None:
     if space in ("shared", "generic"):
         code.shared_grain = min(code.shared_grain, num_bytes)
@@ -83,7 +88,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
         return parameter
     shift = bits.bit_length() - 4  # log2 of the element's size in bytes
 
-    strong, constant = orders(instruction), "nc" in instruction.modifiers
+    strong, signal, constant = orders(instruction), signals(instruction), "nc" in instruction.modifiers
     note_grain(code, space_of(instruction), bits // 8)
 
     def load(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
@@ -92,7 +97,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
         elif space == "shared":
             wave.shadow.read(wave.threads[index], offsets, bits // 8 * len(writers))
         if space == "global":
-            wave.reads(index, offsets, bits // 8 * len(writers), constant=constant, strong=strong)
+            wave.reads(index, offsets, bits // 8 * len(writers), constant=constant, strong=strong, signals=signal)
         data, at = words[bits], offsets >> shift
         for number, write in enumerate(writers):
             write(wave, index, data[at + number].view(dtype))
@@ -110,14 +115,14 @@ def _st(code: Assembler, instruction: Instruction) -> Step:
     if space in ("param", "const"):
         raise UnknownPtx("stores to parameters and constants are not supported")
 
-    strong = orders(instruction)
+    strong, signal = orders(instruction), signals(instruction)
     note_grain(code, space, bits // 8)
 
     def store(wave: Any, index: Index, words: dict[int, Array], offsets: Array, space: str) -> None:
         if space == "shared" and not strong:
             wave.shadow.write(wave.threads[index], offsets, bits // 8 * len(readers))
         if space == "global":
-            wave.writes(index, offsets, bits // 8 * len(readers), strong=strong)
+            wave.writes(index, offsets, bits // 8 * len(readers), strong=strong, signals=signal)
         data, at = words[bits], offsets >> shift
         for number, read in enumerate(readers):
             data[at + number] = read(wave, index)
@@ -165,7 +170,7 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
     if any(isinstance(operand, Vector) for operand in operands):
         raise UnknownPtx("atomics of vectors are not supported")
     write = code.write(target, dtype) if target is not None else None
-    readers = [code.read(operand, dtype) for operand in operands[1:]]
+    readers, signal = [code.read(operand, dtype) for operand in operands[1:]], signals(instruction)
 
     def combine(old: Array, *values: Array) -> Array:
         if packed is None:
@@ -184,7 +189,7 @@ def _atomic(code: Assembler, instruction: Instruction) -> Step:
         while left.size:
             places, first = np.unique(at[left], return_index=True)
             turn = left[first]
-            if space == "global":
+            if space == "global" and signal:
                 wave.races.signal(wave.threads[index][turn], offsets[turn], reads=True, writes=True)
             old = data[places].view(dtype)
             before[turn] = old

@@ -94,7 +94,7 @@ class Claim:
         if self.num_panels == Dim.of(1):
             yield self.panel
         else:
-            with k.serial("beside", self.num_panels) as i:
+            with k.serial("nearby", self.num_panels) as i:
                 yield self.panel + i
 
     @contextmanager

@@ -366,7 +366,7 @@ class Order:
     def of(k: Kernel, blocks: Blocks, claim: Claim) -> Order:
         """Return the order for the panels of a claim."""
         panels = dim_max(claim.num_panels, 1)
-        return Order(blocks, claim, panels if panels.is_const else k.let("beside", panels, blocks.together, lower=1))
+        return Order(blocks, claim, panels if panels.is_const else k.let("nearby", panels, blocks.together, lower=1))
 
     @property
     def num_parts(self) -> int:

@@ -178,3 +178,21 @@ def test_stages_with_other_lengths_are_no_softmax(agree: Callable[..., Any], red
         }}
     """
     agree(text, f32(5, 1024), rtol=1e-5)
+
+
+SUMS = "alloc global S: f32[n] { for i in n { S[i] = sum(r in m) X[n - 1 - i, r] } for i in n, j in m { Y[i, j] = S[i] + X[i, j] } }"
+SOFTMAX = """alloc global M: f32[n] { alloc global S: f32[n] {
+  for i in n { M[i] = max(r in m) X[i, r] }
+  for i in n { S[i] = sum(r in m) exp(X[i, r] - M[i]) }
+  for i in n, j in m { Y[i, j] = exp(X[i, j] - M[i]) / S[i] + X[i, j] }
+} }"""
+
+
+@pytest.mark.parametrize("columns", [8, 600])
+@pytest.mark.parametrize("body", [SUMS, SOFTMAX], ids=["sums of other rows", "stored values"])
+def test_rows_that_overwrite_what_they_read(agree: Callable[..., Any], body: str, columns: int) -> None:
+    text = f"""
+        impure func main(x: f32[n, {columns}]) -> object {{ y = call_tir_inplace @f(x) [0] -> f32[n, {columns}] return y }}
+        prim f(X: f32[n, m], out Y: f32[n, m]) {{ {body} }}
+    """
+    agree(text, np.random.default_rng(0).normal(size=(7, columns)).astype(np.float32))

@@ -11,7 +11,7 @@ import pytest
 
 from compiler.backends.cpu.schedule.spatial import CHUNK
 from compiler.idioms.product import product_in
-from compiler.idioms.spatial import match_spatial
+from compiler.idioms.spatial import match_spatial, stages
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind
 from compiler.ir.loops.visit import walk_stmts
@@ -74,13 +74,16 @@ def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[
     ("body", "taken"),
     [
         ("for i in n { B[i] = A[i] }", True),
-        ("for i in n { B[i] = B[i] + A[i] }", False),  # Not independent: an iteration reads the output.
+        ("for i in n { B[i] = B[i] + A[i] }", True),
+        ("for i in n { B[i] = B[n - 1 - i] + A[i] }", False),  # Not independent: an iteration reads what another one writes.
+        # Not independent: several iterations may add to one element.
+        ("for i in n { let s within 0..n - 1 = S[i] { B[s] = B[s] + A[i] } }", False),
         # Not independent: the extent of the inner loop differs between iterations of the outer loop.
         ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),
     ],
 )
 def test_what_is_independent(body: str, taken: bool) -> None:
-    prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ {body} }}").prim("f")
+    prim = parse(f"prim f(A: f32[n], S: i32[n], out B: f32[n]) {{ {body} }}").prim("f")
     assert (match_spatial(prim.body) is not None) is taken
 
 
@@ -243,3 +246,45 @@ def test_slots_that_share_a_row_are_written_in_order(agree: Callable[..., Any]) 
         }
     """
     agree(text, f32(400, 64), np.random.default_rng(0).permutation(400).astype(np.int32))
+
+
+IN_PLACE = """
+impure func main(x: i32[n, m]) -> object {{ y = call_tir_inplace @f(x) [0] -> i32[n, m] return y }}
+prim f(X: i32[n, m], out Y: i32[n, m]) {{ {body} }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "body"),
+    [
+        ((1, 3), "let s within 0..100 = X[0, 0] { Y[0, 0] = 7:i32 Y[0, 1] = cast(i32, dim(s)) } Y[0, 2] = 0:i32"),
+        ((3, 5000), "for i in n { let s within 0..100 = X[i, 0] { for j in m { Y[i, j] = cast(i32, dim(s + 1)) } } }"),
+        ((3, 5000), "for i in n { when X[i, 0] < 50 { for j in m { Y[i, j] = 50:i32 } } }"),
+        ((40, 300), "for i in n, j in m { Y[i, j] = X[n - 1 - i, j] }"),
+        ((40, 300), "for i in n, j in m { Y[i, j] = X[i, j] * 2:i32 }"),
+    ],
+    ids=["a let around statements", "a let", "a condition", "other elements", "own elements"],
+)
+def test_a_call_in_place_reads_what_it_has_overwritten(agree: Callable[..., Any], shape: tuple[int, int], body: str) -> None:
+    """The operand and the output are one memory, as in the interpreter: a statement reads what earlier ones have stored there."""
+    agree(IN_PLACE.format(body=body), np.random.default_rng(0).integers(0, 50, shape).astype(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("given", "value", "bounds"),
+    [("i32", "S[i]", "within -8..7"), ("f32", "cast(i64, S[i])", "within 0..7")],
+    ids=["negative integers", "rounded floats"],
+)
+def test_only_slots_are_taken_to_be_different(agree: Callable[..., Any], given: str, value: str, bounds: str) -> None:
+    """Different negative integers name element 0 here, and different floats are cast to one integer."""
+    text = f"""
+        func main(x: f32[n, 64], s: {given}[n]) -> object {{ y = call_tir @f(x, s) -> f32[8, 64] return y }}
+        prim f(X: f32[n, 64], S: {given}[n], out Y: f32[8, 64]) {{
+          for i in 8, j in 64 {{ Y[i, j] = 0.0 }}
+          for i in n {{ let s {bounds} = {value} {{ for j in 64 {{ Y[max(s, 0), j] = X[i, j] }} }} }}
+        }}
+    """
+    *_, last = stages(parse(text).prim("f").body)
+    assert match_spatial(last) is None
+    numbers = np.random.default_rng(0).uniform(0 if given == "f32" else -8, 8, 400)
+    agree(text, f32(400, 64), np.floor(numbers).astype(np.int32) if given == "i32" else numbers.astype(np.float32))

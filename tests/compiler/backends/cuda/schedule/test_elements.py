@@ -107,6 +107,23 @@ def test_stages_that_do_not_touch_each_other_are_one_launch(program: str, phases
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("read", "phases"), [("X[i, j]", 2), ("W[i, j]", 1)])
+def test_a_stage_that_reads_what_another_one_overwrites_in_place_has_a_launch_of_its_own(read: str, phases: int) -> None:
+    program = f"""
+        impure func main(x: f32[n, 48], w: f32[n, 48]) -> object where n in 0..64 {{
+          y = call_tir_inplace @f(x, w) [0, _] -> (f32[n, 48], f32[n, 48])
+          return y
+        }}
+        prim f(X: f32[n, 48], W: f32[n, 48], out Y: f32[n, 48], out Z: f32[n, 48]) {{
+          for i in n, j in 48 {{ Z[i, j] = {read} * 3.0 }}
+          for i in n, j in 48 {{ Y[i, j] = W[i, j] * 2.0 }}
+        }}
+    """
+    module = scheduled(program)
+    (prim,) = (prim for prim in module.prim_functions.values() if "schedule" in prim.attrs)
+    assert len(statements(prim.body)) == phases
+
+
 def test_every_phase_is_a_loop_over_blocks_with_threads_inside() -> None:
     """Each phase of a scheduled nest is a loop over blocks that contains a loop over threads. If the nest was written with CPU loops
     (parallel or vector), these are replaced as well."""
