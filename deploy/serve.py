@@ -257,8 +257,10 @@ def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | N
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:
     if not settings.publish:
         return Publications()
-    is_private = cache is None or is_shared()  # servers on machines that share a volume may not see each other's locks
-    folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-")) if is_private else cache.folder / "web"
+    if cache is None or is_shared():  # servers on machines that share a volume may not see each other's locks
+        folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-"))
+    else:
+        folder = cache.folder / "web"
     return Publications(settings.publish, partial(export, hub_token=hub_token), folder)
 
 
