@@ -23,7 +23,7 @@ assert compiler.machine.intrinsics  # importing the package registers all intrin
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("deploy", "server", "compiler", "runtime")
 PATHS = re.compile(r"`((?:deploy|server|compiler|runtime|tests|docs|docker)/[\w./-]*|[\w-]+\.(?:toml|md|txt))`")
-OF_MODELS = ("merges.txt", "vocab.txt")  # files in the folder of a model
+OF_MODELS = ("merges.txt", "vocab.txt", "relaxserve.toml")  # files in the folder of a model
 
 PAGES = [
     "ARCHITECTURE.md",
