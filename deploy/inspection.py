@@ -36,7 +36,7 @@ from server.messages import Load
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What `relaxserve inspect` shows of a model."""
+    """The facts about a model that `relaxserve inspect` shows."""
 
     source: str
     family: str

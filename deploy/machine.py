@@ -38,7 +38,7 @@ class CacheFolder:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `relaxserve doctor` knows of this machine."""
+    """The facts about this machine that `relaxserve doctor` shows."""
 
     processor: str
     target: Target

@@ -166,7 +166,7 @@ class Kernel(Struct, frozen=True, tag=True):
 
 
 class Base(StrEnum):
-    """What the address of a buffer is relative to."""
+    """The place from which the address of a buffer counts."""
 
     REGISTER = "register"  # the tensor in a register of the calling frame
     ARENA = "arena"  # the planned arena, at an offset

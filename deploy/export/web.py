@@ -112,7 +112,7 @@ class WebVision(msgspec.Struct, frozen=True):
 
 
 class WebModel(msgspec.Struct, frozen=True):
-    """What the runtime in the browser knows of a model."""
+    """The facts about a model that the runtime in the browser reads."""
 
     name: str
     kind: str  # "generator", "embedder" (a decoder without a language head), "encoder" or "transcriber"

@@ -50,7 +50,7 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """What all modes have in common."""
+    """The methods and fields that all modes have."""
 
     files: ModelFiles
     format: WeightFormat

@@ -93,7 +93,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the ingress reads from a request: which replica is wanted, which model, and whether the request may be sent twice."""
+    """The facts that the ingress reads from a request: which replica is wanted, which model, and whether the request may be sent twice."""
 
     wish: Wish = Wish()
     model: str = ""

@@ -50,7 +50,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the memory of a device allows."""
+    """The limits of the memory of a device."""
 
     free_bytes: int  # device memory that programs may still allocate
     reads_host_arrays: bool  # whether kernels read host arrays as fast as device memory: weights may then stay in a mapped file

@@ -10,7 +10,7 @@ from importlib.resources.abc import Traversable
 from fastapi import APIRouter, Request, Response
 
 from server.api.context import Context
-from server.api.routes import new_router
+from server.api.routes import is_known, new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
@@ -39,7 +39,7 @@ def router(context: Context) -> APIRouter:
             raise ApiError(NOT_FOUND_PATH, f"the console has no file {name!r:.80}")
         data = pages[name]
         headers = {**HEADERS, "etag": f'"{hashlib.sha256(data).hexdigest()[:16]}"'}
-        if request.headers.get("if-none-match") == headers["etag"]:
+        if is_known(request, headers["etag"]):
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=MEDIA_TYPES[name.rpartition(".")[2]])
 

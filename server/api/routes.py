@@ -91,3 +91,8 @@ class _StrictJsonRoute(APIRoute):
             return await handle(_StrictJsonRequest(request.scope, request.receive))
 
         return with_strict_json
+
+
+def is_known(request: Request, etag: str) -> bool:
+    """Return whether the client has the version of a file with this tag: its header `If-None-Match` lists the tags of those it has."""
+    return etag in {text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")}

@@ -14,7 +14,7 @@ from starlette.responses import FileResponse
 
 from runtime.web import page_files
 from server.api.context import Context, caller
-from server.api.routes import new_router
+from server.api.routes import is_known, new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 from server.http.auth import WEB_PAGE_SUFFIXES
 from server.models.publications import PublishedFile
@@ -74,8 +74,7 @@ def _part_or_whole(name: str, found: PublishedFile) -> Response:
 
 def _unless_known(request: Request, etag: str) -> Response | None:
     """Return an answer without content if the browser has this version of the file already, otherwise None."""
-    known = {text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")}
-    return Response(status_code=304, headers={**HEADERS, "etag": etag}) if etag in known else None
+    return Response(status_code=304, headers={**HEADERS, "etag": etag}) if is_known(request, etag) else None
 
 
 def _headers(name: str, etag: str) -> dict[str, str]:

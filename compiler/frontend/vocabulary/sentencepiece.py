@@ -41,7 +41,7 @@ TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\n")
 
 @dataclass(slots=True)
 class Vocabulary:
-    """What a tokenizer.model says. Piece i has id i, score `scores[i]` and kind `kinds[i]`. The defaults are sentencepiece's."""
+    """The content of a tokenizer.model. Piece i has id i, score `scores[i]` and kind `kinds[i]`. The defaults are sentencepiece's."""
 
     pieces: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)

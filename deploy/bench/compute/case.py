@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a step has to do at least."""
+    """The least work of a step: bytes to read and operations to compute."""
 
     num_bytes: float  # bytes read
     operations: float

@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What happened in a simulated fleet."""
+    """The result of a simulated fleet."""
 
     jobs: list[Job] = field(default_factory=list[Job])  # the admitted requests
     num_refused: int = 0

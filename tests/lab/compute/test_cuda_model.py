@@ -26,12 +26,17 @@ def predicted(code: StepCode, case: Case, card: Card) -> Step:
     return cuda_model.predicted(code, "bf16", case, card)
 
 
-@pytest.fixture(scope="module")
-def code() -> StepCode:
+def built(shape: str) -> StepCode:
+    """Return the code of the steps ONE and MANY, or skip the test if a tool is missing."""
     try:
-        return code_of("8b-shape", "bf16", (ONE, MANY))
+        return code_of(shape, "bf16", (ONE, MANY))
     except ToolMissing as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def code() -> StepCode:
+    return built("8b-shape")
 
 
 def test_a_step_reads_the_weights_of_all_layers(code: StepCode) -> None:
@@ -59,10 +64,7 @@ def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
 
 @pytest.fixture(scope="module")
 def mixture() -> StepCode:
-    try:
-        return code_of("30b-a3b", "bf16", (ONE, MANY))
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    return built("30b-a3b")
 
 
 def test_a_mixture_decodes_as_fast_as_it_did(mixture: StepCode) -> None:
@@ -126,10 +128,7 @@ def test_slower_tensor_cores_and_memory_slow_down_the_products_that_they_bound(b
 
 @pytest.fixture(scope="module")
 def hybrid() -> StepCode:
-    try:
-        return code_of("0.6b-hybrid", "bf16", (ONE, MANY))
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    return built("0.6b-hybrid")
 
 
 def test_a_hybrid_launches_the_kernels_of_all_its_layers(hybrid: StepCode) -> None:
