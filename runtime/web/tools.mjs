@@ -150,11 +150,36 @@ export class ToolParser {
   }
 }
 
-/** Reads the JSON object of one call, character by character. If the name is known already, the whole object is the arguments. */
+/** Escapes control characters within the strings of a JSON object that is read character by character. Small models leave line ends there
+    as they are. Text that is no object stays as it is. */
+class StringEscaper {
+  inside = false;     // the text so far ends inside a string
+  #first = '';        // the first character that is no white space
+  #isEscape = false;  // the text so far ends with the backslash of an escape
+
+  /** Return a text with its control characters escaped. */
+  escaped(text) { return Array.from(text, (char) => this.escapedChar(char)).join(''); }
+
+  /** Return the next character, or its escape. After a backslash, return the rest of its escape. */
+  escapedChar(char) {
+    this.#first ||= char.trim();
+    if (!this.inside) {
+      this.inside = char === '"' && this.#first === '{';
+      return char;
+    }
+    const isEscape = this.#isEscape;
+    this.#isEscape = char === '\\' && !isEscape;
+    this.inside = isEscape || char !== '"';
+    return char < ' ' ? JSON.stringify(char).slice(isEscape ? 2 : 1, -1) : char;
+  }
+}
+
+/** Reads the JSON object of one call character by character, and escapes control characters in its strings. If the name is known already,
+    the whole object is the arguments. */
 class CallScanner {
   done = false;
   failed = false;
-  #depth = 0; #inString = false; #escaped = false; #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
+  #depth = 0; #strings = new StringEscaper(); #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
   #atKey = true;   // at depth 1: a key comes next, else a value
 
   constructor(name = null) {
@@ -175,7 +200,7 @@ class CallScanner {
       are null or absent, the call has none. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
-      try { this.#arguments = String(JSON.parse(this.#arguments)); } catch { return ''; }
+      try { this.#arguments = new StringEscaper().escaped(String(JSON.parse(this.#arguments))); } catch { return ''; }
     }
     if ('null'.startsWith(this.#arguments) && !this.#anyArguments) {
       if (!this.done && this.#arguments !== 'null') return '';
@@ -188,15 +213,9 @@ class CallScanner {
   }
 
   #take(char) {
-    if (this.#inString) {
-      this.#keep(char);
-      if (this.#escaped) this.#escaped = false;
-      else if (char === '\\') this.#escaped = true;
-      else if (char === '"') this.#inString = false;
-    } else if (char === '"') {
-      this.#inString = true;
-      this.#keep(char);
-    } else if (char === '{' || char === '[') {
+    const isInString = this.#strings.inside, written = this.#strings.escapedChar(char);
+    if (isInString || char === '"') this.#keep(written);
+    else if (char === '{' || char === '[') {
       this.#depth++;
       if (this.#depth > 1 || this.bare) this.#keep(char);
     } else if (char === '}' || char === ']') this.#close(char);

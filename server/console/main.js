@@ -174,7 +174,10 @@ class App {
   #enter() {
     const [, place = "chat", argument] = location.hash.split("/"), view = Object.hasOwn(this.views, place) ? this.views[place] : null;
     if (place === "shared") return this.#receive(argument);
-    if (!view) return this.go("#/chat");
+    if (!view) {
+      history.replaceState(null, "", "#/chat");  // the browser's Back does not lead to the wrong address again
+      return this.#enter();
+    }
     if (this.place && this.place !== place) this.views[this.place].leave();
     this.place = place;
     for (const [name, other] of Object.entries(this.views)) other.root.hidden = name !== place;

@@ -504,9 +504,15 @@ def test_a_count_that_arrives_late_is_not_shown(page, site):
 
 
 def test_an_address_of_no_page_leads_to_the_chat(page, site):
-    page.open(f"{site('writer').url}/#/constructor")
+    url = site("writer").url
+    page.open(f"{url}/#/models")
+    page.js("location.hash = '#/constructor'")
+    page.wait("location.hash === '#/chat'")
     page.see("writer", ".empty h2")
-    assert page.js("location.hash") == "#/chat"
+    page.js("history.back()")
+    page.wait("location.hash === '#/models'")
+    page.open(f"{url}/?#/constructor")
+    page.wait("location.hash === '#/chat'")
 
 
 def test_errors_say_what_happened_and_can_be_tried_again(page, site):
