@@ -356,16 +356,16 @@ class Registry:
         model.loaded = loaded
         model.state = ModelState.READY
         model.claim = None
-        if replaces is not None:
-            self._switch(replaces, model)
-        self._take_aliases(model, model.spec.aliases)
-        self._aliases.adopt(presets, variants, loaded)
-        self._save()
-        self.publications.begin(model.spec)
         load_s = time.monotonic() - began
         try:  # the operation ends after the state file is written, so that a client may rely on the file once it sees the end
+            if replaces is not None:
+                self._switch(replaces, model)
+            self._take_aliases(model, model.spec.aliases)
+            self._aliases.adopt(presets, variants, loaded)
+            self._save()
+            self.publications.begin(model.spec)
             await self._saved.written()
-        finally:  # the model is loaded, even if the operation is cancelled now
+        finally:  # the model is loaded, even if the operation is cancelled or a step has failed
             operation.end(OperationState.SUCCEEDED)
             self._count_load(model, loaded.ready, load_s)
             tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))

@@ -34,8 +34,8 @@ class ChunkFrame:
         """`usage` returns the present counts."""
         options = body.stream_options
         self._usage = usage
-        self._in_each_chunk = options is not None and options.continuous_usage_stats
-        self._in_a_last_chunk = self._in_each_chunk or (options is not None and options.include_usage)
+        self._in_each_chunk = options is not None and bool(options.continuous_usage_stats)
+        self._in_a_last_chunk = self._in_each_chunk or (options is not None and bool(options.include_usage))
         self._constant_tail = b'],"usage":null}' if self._in_a_last_chunk else b"]}"
         self.head = encode(envelope)[:-1] + b',"choices":['  # bytes before the choices of a chunk
 

@@ -50,9 +50,9 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 class StreamOptions(Options):
     """Options of a stream: the chunks that it has beside those of text."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: bool | None = None  # no effect: events are never padded
-    continuous_usage_stats: bool = False
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaFormat(Options):
