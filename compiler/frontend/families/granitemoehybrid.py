@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. Every layer has an MLP, to whose output that of
-experts may be added."""
+"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. Every layer has an MLP. In models with experts,
+the output of the experts is added to the output of the MLP."""
 
 from __future__ import annotations
 
@@ -79,6 +79,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    """Record that GGUF files store the gate and up projections of the MLP as separate tensors."""
     return replace(config, apart=True)
 
 

@@ -85,6 +85,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _connector(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Vision for the image token and the connector, by name."""
     return {
         "image_token": fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 32_000, minimum=0), minimum=0),
         "connector_activation": read_activation(fields, "projector_hidden_act", "gelu"),

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries are scaled up at positions beyond the training length."""
+"""Ministral 3: Mistral whose queries are scaled up at positions beyond the original context (`original_max_position_embeddings`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OLMo 3: OLMo 2 with a window in three of four layers. Layers with a window use the unscaled rope."""
+"""OLMo 3: OLMo 2 with a window in three of four layers. In layers with a window, the rope is not scaled, unless the file states a rope of
+these layers."""
 
 from __future__ import annotations
 

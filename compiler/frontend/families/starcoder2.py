@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, biases on all projections, windows, and an MLP without a gate."""
+"""StarCoder2: layer norms, an MLP without a gate, biases on all projections unless `use_bias` is false, and optional windows."""
 
 from __future__ import annotations
 
