@@ -43,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def strength_of(fields: Fields) -> float:
     """Return the factor by which a scaled rope multiplies queries, and by which it multiplies keys. The factor is computed from
-    `mscale_all_dim`. It is 1 if that field is absent or 0, or if the context is not extended (a `factor` of at most 1)."""
+    `mscale_all_dim`. It is 1 if that field is absent or 0, or if the field `factor` is absent or at most 1."""
     scaling = rope_fields(fields)
     weight, factor = scaling.number("mscale_all_dim", None, zero=True), scaling.number("factor", 1.0)
     return 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
@@ -60,6 +60,8 @@ def _read_mixture(fields: Fields) -> Mixture:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the sizes of heads and the fields of a scaled rope. If there are groups of experts or sigmoid scores, add values that `read`
+    refuses."""
     complete_latent(config, metadata)
     if config.get("n_group", 1) != 1:
         config["topk_method"] = "group_limited_greedy"  # `read` refuses this value
@@ -69,6 +71,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def complete_strength(config: dict[str, Any]) -> None:
+    """Restore `mscale_all_dim` and `mscale` of a scaled rope, if the metadata states the former."""
     if isinstance(scaling := config.get("rope_scaling"), dict) and isinstance(weight := scaling.get("mscale_all_dim"), float):
         # Converters divide mscale_all_dim by 10, and omit mscale, which has the same value.
         config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}

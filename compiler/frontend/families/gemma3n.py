@@ -58,8 +58,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_sizes(fields: Fields) -> tuple[int, ...]:
-    """Return the intermediate size of each layer. Files state one number for all layers or a list with one number for each; absent: 16,384.
-    Raise ConfigError for other values."""
+    """Return the intermediate size of each layer. Files state one number for all layers or a list with one number for each. If the field
+    is absent, the size is 16,384 in all layers. Raise ConfigError for other values."""
     num_layers, given = fields.integer("num_hidden_layers", maximum=10_000), fields.raw("intermediate_size", 16_384)
     sizes = given if isinstance(given, list) else [given] * num_layers
     if len(sizes) != num_layers or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):

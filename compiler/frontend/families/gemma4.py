@@ -197,6 +197,7 @@ def _read_mixture(fields: Fields) -> Mixture | None:
 
 
 def layer(at: Layer, x: Var) -> Var:
+    """Add the outputs of attention, MLP and per-layer embedding to the residual stream, and multiply the sum by a learned number."""
     net = at.step.net
     x = net.add(x, norm(at, attend_shared(at, norm(at, x, NORMS[0])), NORMS[1]))
     x = net.add(x, norm(at, _feed(at, x), NORMS[3]))

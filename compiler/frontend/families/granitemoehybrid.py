@@ -68,6 +68,7 @@ def _feed(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the kind of each layer, whether there is a rope, and the sizes and biases of Mamba-2."""
     config["position_embedding_type"] = "rope" if metadata.get("rope.scaling.finetuned", True) is True else "nope"
     if (attending := read_attending(config)) is not None:
         config["layer_types"] = ["attention" if attends else "mamba" for attends in attending]

@@ -76,6 +76,7 @@ def _attend(at: Layer, h: Var) -> Var:
 
 
 def _convolve(at: Layer, h: Var) -> Var:
+    """Multiply the input by a gate, apply the convolution, multiply its result by another gate, and project."""
     net, size, found = at.step.net, at.step.config.hidden_size, at.step.config.convolution
     assert found is not None, at.step.config
     wide = net.linear(h, at.name("conv.in_proj"), size, 3 * size)
@@ -90,6 +91,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def complete_hybrid(config: dict[str, Any]) -> None:
+    """Add the kind of each layer, if the file states the numbers of key heads. A layer without key heads has a convolution."""
     if (attending := read_attending(config)) is not None:
         config["layer_types"] = [KINDS[attends] for attends in attending]
 

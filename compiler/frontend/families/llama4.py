@@ -165,6 +165,8 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
 
 
 def _attention(at: Layer, h: Var) -> Var:
+    """Attend. In layers with RoPE, queries and keys may get a norm without weights after the rotation. In other layers, queries may grow
+    with their positions."""
     c, (q, k, v) = at.step.config, project_qkv(at, h)
     if at.number in c.unrotated:
         return attend(at, grow(at, q), k, v)

@@ -120,6 +120,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _branch(at: Layer, h: Var) -> Var:
+    """Return the output of the only operation of the layer."""
     c = at.step.config
     if at.number in c.stateful:
         return mamba(at, h, "mixer")
@@ -142,12 +143,13 @@ def _mix(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the kind of each layer, the intermediate size of the MLPs, the size of a head of Mamba-2, and which projections have biases."""
     count, widths = config.get("num_hidden_layers"), config.get("intermediate_size")
     attending = read_attending(config) or []
     kinds = ["attention" if attends else _kind(layer, tensors) for layer, attends in enumerate(attending)]
     config["layers_block_type"] = kinds
     if are_integers(widths) and type(count) is int and len(widths) >= len(kinds):
-        # files have one width per layer: that of experts in layers with experts
+        # Files have one width per layer. In layers with experts, it is that of an expert.
         config["intermediate_size"] = int(max((width for width, kind in zip(widths, kinds, strict=False) if kind == "mlp"), default=1))
     config.pop("partial_rotary_factor", None)  # there is no rope
     if (size := inner_size(metadata, config.get("mamba_num_heads"))) is not None:

@@ -30,6 +30,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-# Files of OLMo 2 name the same architecture, but have no window. The key of the window thus marks OLMo 3.
+# GGUF files of OLMo 2 name the same architecture, but have no window. So the key of the window marks files of OLMo 3.
 GGUF = replace(olmo2.GGUF, fields={"attention.sliding_window": "sliding_window"}, mark="attention.sliding_window")
 FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer, gguf=GGUF)

@@ -43,6 +43,7 @@ def _read_mixture(fields: Fields) -> Mixture:
     found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
     if found.num_chosen != 2:
         raise fields.error("num_experts_per_tok", "2")
+    # SparseMixer's limit of the distance between logits is twice the noise that was added in training.
     return replace(found, sparse_limit=2 * fields.number("router_jitter_noise", 0.01, zero=True))
 
 

@@ -41,6 +41,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
 
 
 def read_experts(fields: Fields) -> Mixture:
+    """Read the experts and the shared expert."""
     found = read_mixture(fields, "num_experts", "moe_intermediate_size")
     return replace(found, shared_size=fields.integer("shared_expert_intermediate_size"))
 
@@ -117,6 +118,7 @@ def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add what `qwen3_moe.complete` adds, the size of a value, and, if the metadata states it, which layers keep a state."""
     qwen3_moe.complete(config, metadata, tensors)
     if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
         config["linear_value_head_dim"] = size

@@ -13,7 +13,7 @@ from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import Var
 
 QKV = ("q_proj", "k_proj", "v_proj")
-UNREAD = (  # fields of generation and of training, which change no result of the program
+UNREAD = (  # fields of generation and of training, and one that repeats encoder_layers; none of them changes what the program computes
     *(
         "encoder_layerdrop",
         "decoder_layerdrop",
@@ -82,6 +82,7 @@ def widen(step: Step, x: Var) -> Var:
 
 
 def layer(at: Layer, x: Var) -> Var:
+    """Attend to the text, then to the audio, and apply the MLP."""
     step, c = at.step, at.step.config
     h = norm(at, x, "self_attn_layer_norm")
     q, k, v = project(step.net, h, at.name("self_attn."), QKV, c.hidden_size, c.num_heads, Dim.of(step.t))
