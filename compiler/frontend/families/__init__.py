@@ -1,1 +1,1 @@
-"""The families of models. Each file states the fields of a family's configuration, its layer, and the names of its weights."""
+"""The families of models. Each file reads the configuration of one family, builds or imports the family's layer, and names its weights."""

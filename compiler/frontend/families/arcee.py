@@ -1,4 +1,4 @@
-"""Arcee (AFM): Llama whose MLP has no gate."""
+"""Arcee (AFM): Llama whose MLP has no gate. Unless the configuration says otherwise, the activation is relu(x) squared."""
 
 from __future__ import annotations
 

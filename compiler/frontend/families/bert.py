@@ -1,4 +1,4 @@
-"""BERT: a norm after attention and after the MLP, and two segments."""
+"""BERT: one norm after attention and one after the MLP, and embeddings of segments, usually two."""
 
 from __future__ import annotations
 

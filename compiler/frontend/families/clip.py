@@ -1,4 +1,5 @@
-"""CLIP: an encoder of texts, in which a token attends to earlier ones, and an encoder of images. Their vectors are in one space."""
+"""CLIP: an encoder of texts, in which a token attends to itself and to earlier tokens, and an encoder of images. The vectors of texts and
+of images are in one space."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ TEXT: Mapping[str, Any] = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-UNREAD = ("projection_dim", "projection_size", "logit_scale_init_value")  # sizes that the model states elsewhere, and the scale of a loss
+# Fields that change no vector: sizes that the file also states elsewhere, and the initial value of a scale that only training uses.
+UNREAD = ("projection_dim", "projection_size", "logit_scale_init_value")
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -40,21 +42,22 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _former(fields: Fields, name: str, defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of an object that only older files have, with its defaults, or {} if the file lacks it. These fields take
-    precedence over the usual object."""
+    """Return the fields of the object `name`, which only older files have, and `defaults` for the fields that this object lacks. Return {}
+    if the object is missing or empty. The caller lets the result override the usual object."""
     given = Fields(fields.raw(name, {}), f"{name} of {fields.where}").values
     return {**defaults, **given} if given else {}
 
 
 def read_whole(fields: Fields, tower: Tower, defaults: Mapping[str, Any], connector: Connector, cutting: Cutting) -> Vision:
-    """Return the configuration of an image encoder that gives one vector per crop, not one per token."""
+    """Return the configuration of an image encoder that gives one vector per crop: `merge` is the number of patches along a whole edge."""
     inner = fields.fields("vision_config", defaults)
     merge = max(1, inner.integer("image_size") // inner.integer("patch_size"))
     return read_tower(fields, tower, defaults, connector=connector, merge=merge, image_token=NO_TOKEN, cutting=cutting)
 
 
 def read_text(fields: Fields, text: Fields, size: int, vision: Vision) -> ModelConfig:
-    """Return the configuration of a model whose encoders of texts and images give vectors with `size` elements."""
+    """Return the configuration of a model whose encoders of texts and images give vectors with `size` elements. `text` has the fields of
+    the encoder of texts, and `vision` is the configuration of the encoder of images."""
     fields.skip(*UNREAD)
     text.skip(*UNREAD)
     config, embedding = read_encoder(text, position_offset=0, num_segments=0), EmbeddingConfig(Pooling.LAST, True, is_stated=True)

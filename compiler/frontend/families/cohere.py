@@ -1,5 +1,5 @@
-"""Cohere (Command R, Aya): attention and MLP in parallel, layer norms without bias, and a RoPE that rotates adjacent pairs of
-dimensions."""
+"""Cohere (Command R, Aya): attention and MLP in parallel, layer norms without bias, and a RoPE that rotates adjacent dimensions as
+pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.frontend.rope import read_rope
 
 def read(fields: Fields) -> ModelConfig:
     config = replace(read_cohere(fields), head_norms=fields.flag("use_qk_norm", False))  # true in Command R+
-    # max_position_embeddings of Command R is 8192, but it was trained on the longer model_max_length.
+    # Command R states a max_position_embeddings of 8192, but the model was trained on longer texts, up to model_max_length.
     config = replace(config, max_context=fields.integer("model_max_length", config.max_context))
     return rotating_neighbours(replace(config, rope=read_rope(fields, config.head_dim, theta=500_000.0)))
 

@@ -11,8 +11,8 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.skip("rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_block")
     # These fields of the original code have the same value in all models.
+    fields.skip("rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_block")
     fields.skip("use_parallel_embedding", "use_gated_activation", "layer_switch")
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 4))
     windows = read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0)

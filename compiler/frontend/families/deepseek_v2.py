@@ -1,4 +1,5 @@
-"""DeepSeek V2 without groups of experts, such as V2-Lite: multi-head latent attention, and mixtures with shared experts."""
+"""DeepSeek V2 without groups of experts, such as V2-Lite: multi-head latent attention, a plain MLP in the first layers, and mixtures with
+shared experts in all other layers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ NAMES = ExpertNames(shared="mlp.shared_experts")
 
 def read(fields: Fields) -> ModelConfig:
     fields.require(topk_method="greedy", scoring_func="softmax", norm_topk_prob=False, moe_layer_freq=1)
-    # n_group and topk_group matter only to other values of topk_method; the other fields concern training
+    # n_group and topk_group matter only with other values of topk_method; ep_size and seq_aux concern training
     fields.skip("n_group", "topk_group", "ep_size", "seq_aux")
     rotated, plain = fields.integer("qk_rope_head_dim", 64), fields.integer("qk_nope_head_dim", 128)
     fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from the other fields
@@ -41,7 +42,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def strength_of(fields: Fields) -> float:
-    """Return the factor of queries and of keys that a scaled rope implies (`mscale_all_dim`)."""
+    """Return the factor by which a scaled rope multiplies queries, and by which it multiplies keys. The factor is computed from
+    `mscale_all_dim`. It is 1 if that field is absent or 0, or if the field `factor` is absent or at most 1."""
     scaling = rope_fields(fields)
     weight, factor = scaling.number("mscale_all_dim", None, zero=True), scaling.number("factor", 1.0)
     return 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
@@ -58,22 +60,27 @@ def _read_mixture(fields: Fields) -> Mixture:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the sizes of heads and the fields of a scaled rope. If there are groups of experts or sigmoid scores, add values that `read`
+    refuses."""
     complete_latent(config, metadata)
     if config.get("n_group", 1) != 1:
-        config["topk_method"] = "group_limited_greedy"  # not supported
+        config["topk_method"] = "group_limited_greedy"  # `read` refuses this value
     if metadata.get("expert_gating_func", SOFTMAX) != SOFTMAX:
-        config["scoring_func"] = "sigmoid"  # not supported
+        config["scoring_func"] = "sigmoid"  # `read` refuses this value
     complete_strength(config)
 
 
 def complete_strength(config: dict[str, Any]) -> None:
+    """Restore `mscale_all_dim` and `mscale` of a scaled rope, if the metadata states the former."""
     if isinstance(scaling := config.get("rope_scaling"), dict) and isinstance(weight := scaling.get("mscale_all_dim"), float):
-        config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}  # converters divide it by 10
+        # Converters divide mscale_all_dim by 10, and omit mscale, which has the same value.
+        config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}
 
 
 def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Add the sizes of projected heads. Newer files state them in fields that end in `_mla`. In older files, which lack these fields,
-    `attention.key_length` and `attention.value_length` are the sizes of projected heads, because the cache held these heads."""
+    """Add the sizes of projected heads that the metadata states. Newer files state them in keys that end in `_mla`. In older files, which
+    lack these keys, `attention.key_length` and `attention.value_length` are the sizes of projected heads, because the cache held these
+    heads. Remove `head_dim`, `num_key_value_heads` and `partial_rotary_factor`, which describe the cached latent vector in newer files."""
     key, value = (metadata.get(f"attention.{part}_length_mla", metadata.get(f"attention.{part}_length")) for part in ("key", "value"))
     rotated = metadata.get("rope.dimension_count")
     if type(key) is int and type(rotated) is int:
@@ -86,11 +93,11 @@ def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Record whether the matrices of keys and of values are separate tensors. Older converters kept them stacked."""
+    """Record in `apart` whether the matrices of keys and of values are separate tensors. Older converters kept them stacked."""
     return replace(config, apart="blk.0.attn_k_b.weight" in tensors)
 
 
-SOFTMAX = 1  # value of expert_gating_func
+SOFTMAX = 1  # value of expert_gating_func in files of models whose router's scores are a softmax
 GGUF = Gguf(
     "deepseek2",
     {**glm4_moe.GGUF_FIELDS, "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},

@@ -1,5 +1,5 @@
-"""DeepSeek V3 and R1, and smaller models such as Moonlight: GLM-4.7-Flash with another rope. GGUF files name the architecture deepseek2;
-they are read as files of GLM-4.7-Flash. Kimi K2 has the same layers under another name."""
+"""DeepSeek V3 and R1, smaller models such as Moonlight, and Kimi K2: the layers of GLM-4.7-Flash, with other default values of fields. GGUF
+files name the architecture deepseek2, and are read as files of GLM-4.7-Flash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.require(scoring_func="sigmoid", moe_layer_freq=1)
     fields.skip("ep_size", "seq_aux", "num_mtp_layers")  # fields about training, and about layers that predict further tokens
     fields.fill(**DEFAULTS, **SIZES, max_position_embeddings=4096, routed_scaling_factor=2.5, rms_norm_eps=1e-6)
-    if "q_lora_rank" not in fields.values:
+    if "q_lora_rank" not in fields.values:  # null means that queries have no latent vector
         fields.fill(q_lora_rank=1536)
     return glm4_moe_lite.read(fields)
 

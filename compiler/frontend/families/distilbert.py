@@ -9,13 +9,15 @@ from compiler.frontend.layers.encoder import EncoderLayer, Head, attend, classif
 from compiler.ir.graph.atoms import Var
 from compiler.ops.elementwise import RELU
 
+# usual field names -> DistilBERT's names of the same fields
 OWN_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(dim=768, n_heads=12, n_layers=6, hidden_dim=3072, activation="gelu")
     fields.fill(**{name: fields.raw(own) for name, own in OWN_NAMES.items()}, hidden_act=fields.raw("activation"))
-    fields.skip("sinusoidal_pos_embds", "tie_weights_")  # the file contains the position table, whether computed or learned
+    # The checkpoint contains the position table, whether computed or learned. The head whose weights may be tied is not served.
+    fields.skip("sinusoidal_pos_embds", "tie_weights_")
     return read_encoder(fields, position_offset=0, num_segments=0)
 
 

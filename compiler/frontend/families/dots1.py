@@ -1,4 +1,5 @@
-"""dots.llm1: a norm per head, a plain MLP in the first layers, then mixtures of experts with shared experts."""
+"""dots.llm1: a norm per query and key head, a plain MLP in as many first layers as the configuration says, and mixtures of experts with
+shared experts in all other layers. Layers from `max_window_layers` on may have a window."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the routing method, noaux_tc
+    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # published models state the method of routing here, noaux_tc
         raise fields.error("scoring_func", "sigmoid")
     fields.require(topk_method="noaux_tc", moe_layer_freq=1)
     fields.fill(first_k_dense_replace=0)

@@ -1,4 +1,5 @@
-"""EmbeddingGemma: the layer of Gemma 3 as an encoder, whose local layers attend to half a window in each direction."""
+"""EmbeddingGemma: the layer of Gemma 3 in an encoder. In layers with a window, a token attends to half a window in each direction. A
+config.json of EmbeddingGemma has the model type gemma3_text, and the reader of Gemma 3 chooses this family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama whose RoPE rotates adjacent pairs of dimensions. One field of the configuration switches all biases."""
+"""ERNIE 4.5: Llama whose RoPE rotates adjacent dimensions as pairs. One field of the configuration, `use_bias`, switches all biases."""
 
 from __future__ import annotations
 

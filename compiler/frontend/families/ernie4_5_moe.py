@@ -1,5 +1,5 @@
-"""ERNIE 4.5 with mixtures of experts: a plain MLP in the first layers, then experts beside shared experts. A bias corrects the choice of
-experts."""
+"""ERNIE 4.5 with mixtures of experts: some layers, by default only the first, have a plain MLP, and all other layers have experts and
+shared experts. A bias corrects the choice of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import ExpertNames, read_mixture
 
 NAMES = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias", correction_rank=2, shared="mlp.shared_experts")
-LEAST_SUM = 1e-6  # the weights of chosen experts are divided by their sum; a lower bound of at most this number never applies
+# The weights of a token's experts are divided by their sum, or by moe_norm_min if the sum is less. A moe_norm_min of at most LEAST_SUM is
+# ignored: in practice, the sum of the chosen scores of a softmax is larger.
+LEAST_SUM = 1e-6
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -38,7 +40,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_dense(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers without experts."""
+    """Return the layers without experts. A layer has experts if it is not before `moe_layer_start_index` or after `moe_layer_end_index`
+    (-1: the last layer), and its number, counted from 1, is a multiple of `moe_layer_interval`."""
     first, every = fields.integer("moe_layer_start_index", 1, minimum=0), fields.integer("moe_layer_interval", 1)
     last = fields.integer("moe_layer_end_index", -1, minimum=-1)
     last = num_layers - 1 if last == -1 else last

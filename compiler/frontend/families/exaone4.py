@@ -1,4 +1,5 @@
-"""EXAONE 4: OLMo 2 with a norm per head. In models with windows, the layers without a window have no RoPE."""
+"""EXAONE 4: OLMo 2 with a norm per query and key head, instead of one norm over all heads. In models with windows, the layers without a
+window have no RoPE."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ def read(fields: Fields) -> ModelConfig:
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
     local = _read_local(fields) if window is not None else [False]
     fields.skip("sliding_window_pattern")  # transformers writes 0 if there is no window
+    # By this rule, the last layer of the model has no window.
     windows = read_windows(fields, window, lambda layer: local[layer % len(local)] and layer + 1 < config.num_layers)
     unrotated = frozenset(layer for layer, size in enumerate(windows) if size is None) if window is not None else frozenset[int]()
     return replace(config, windows=windows, unrotated=unrotated)
 
 
 def _read_local(fields: Fields) -> list[bool]:
-    """Return, for each layer of one period, whether it has a window. The field is a pattern such as "LLLG" (local or global), or a period
-    such as 4."""
+    """Return, for each layer of one period, whether it has a window. The field `sliding_window_pattern` is a pattern such as "LLLG" (L: a
+    window, G: none), or the number of layers in a period, of which the last has no window. If the field is absent, this number is 4. Raise
+    ConfigError for other values."""
     pattern = fields.raw("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return [letter == "L" for letter in pattern]

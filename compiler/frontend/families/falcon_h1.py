@@ -1,4 +1,5 @@
-"""Falcon-H1: attention and Mamba-2 in parallel in each layer, with factors on the inputs and outputs of attention, Mamba-2 and the MLP."""
+"""Falcon-H1: attention and Mamba-2 in parallel in each layer, then a gated MLP. Constant factors multiply the embeddings, the keys, the
+logits, and inputs, outputs and intermediate results of attention, Mamba-2 and the MLP."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def _read_recurrence(fields: Fields, config: ModelConfig) -> Recurrence:
     expanded = fields.integer("mamba_expand", 2) * config.hidden_size
-    # null selects the size computed from mamba_expand
+    # null stands for the size computed from mamba_expand, and an absent field for 1024
     inner_size = fields.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in fields.values else 1024)
     gate, values, keys, queries, steps = fields.numbers("ssm_multipliers", 5) if "ssm_multipliers" in fields else (1.0,) * 5
     return replace(
@@ -83,7 +84,8 @@ def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the sizes and biases of Mamba-2. All factors keep the default 1, because converters multiply the weights by these factors."""
+    """Add the size of Mamba-2, and whether it has a norm and biases. All factors keep the default 1, because converters multiply the
+    weights by these factors. Raise ConfigError if the file has no `output.weight`."""
     if config["tie_word_embeddings"]:
         raise ConfigError("output.weight is missing: the embeddings are multiplied by another factor than the head, expected both")
     config["mamba_d_ssm"] = inner_size(metadata, 1)
@@ -100,7 +102,7 @@ GGUF = Gguf(
     MAMBA_FIELDS,
     {
         **mamba_names("mamba"),
-        # Converters write the norm's name without `weight`.
+        # Converters name this tensor `ffn_norm`, without `.weight` at the end.
         "ffn_norm": "pre_ff_layernorm.weight",
         "ffn_gate": "feed_forward.gate_proj",
         "ffn_up": "feed_forward.up_proj",

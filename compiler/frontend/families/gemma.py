@@ -12,7 +12,7 @@ from compiler.frontend.fields import Fields
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh")
-    fields.skip("hidden_activation")  # the older name of hidden_act
+    fields.skip("hidden_activation")  # some files have this field beside hidden_act
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, bias="attention_bias"))
     return replace(
         config,

@@ -1,5 +1,6 @@
-"""Gemma 3: Gemma 2 without soft caps, with a norm per head, and with a separate rope in layers with a window. Most models also see: they
-have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions among the tokens of an image."""
+"""Gemma 3: Gemma 2 with a norm per query and key head, with a separate rope in layers with a window, and, by default, without soft caps.
+Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions
+among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from compiler.frontend.vision import Connector, Tower, Vision
 
 MULTIMODAL = "gemma3"
 BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose config.json has the model type gemma3_text
-# MULTIMODAL_SIZES has the defaults of the text_config in multimodal models.
+# MULTIMODAL_SIZES has the values that transformers assumes for absent fields in the text_config of multimodal models.
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 BEGIN = "<start_of_image>"  # text that begins an image
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
@@ -28,7 +29,7 @@ IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in 
 def read(fields: Fields) -> ModelConfig:
     if fields.text("model_type") != MULTIMODAL:
         return _read_text(fields)
-    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of decoders alone may keep an empty one
+    vision = _read_vision(fields) if fields.raw("vision_config") else None  # files of decoders alone may keep an empty vision_config
     config = _read_text(text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES}))
     if vision is None or config.encoder is not None:
         return config
@@ -79,7 +80,9 @@ def _read_text(fields: Fields) -> ModelConfig:
 
 
 def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Return the configuration with the ropes of the layers without and with a window."""
+    """Return the configuration with the rope of the layers without a window, and the local rope of the layers with one. Newer files state
+    both in `rope_parameters`. Older files state the base of the local rope in `rope_local_base_freq`. Raise ConfigError if the two fields
+    disagree about the local rope."""
     if "rope_parameters" in fields:
         local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
         fields.require_equal("rope_local_base_freq", local.theta, "rope_parameters.sliding_attention.rope_theta, the newer field")
@@ -89,7 +92,8 @@ def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def read_both_ways(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of an encoder with these layers. Tokens attend to half a window in each direction."""
+    """Return the configuration of an encoder with these layers, which pools by the mean. Tokens attend to half a window in each direction,
+    or, in layers without a window, to their whole text."""
     reaches = tuple(None if window is None else window // 2 for window in config.windows)
     encoder = EncoderConfig(0, 0, 0, reaches=reaches)
     return replace(config, family=BOTH_WAYS, encoder=encoder, embedding=EmbeddingConfig(Pooling.MEAN, True))

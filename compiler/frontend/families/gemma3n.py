@@ -1,6 +1,6 @@
-"""Gemma 3n: several residual streams, of which a layer predicts all, computes the first, and corrects all (AltUp), a learned residual
-connection around attention (LAuReL), per-layer embeddings, and MLPs that keep only large activations. The last layers read the keys and
-values of earlier layers. Images and sound are not read."""
+"""Gemma 3n: several residual streams (AltUp), a learned residual connection around attention (LAuReL), per-layer embeddings, and MLPs that
+keep only large activations in some layers. A layer predicts all streams, computes the first stream, and corrects all of them. The last
+layers read the keys and values of earlier layers. Images and sound are not read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from compiler.ops.manipulate import CONCAT
 from compiler.ops.reduce import MEAN, SUM
 
 MULTIMODAL = "gemma3n"
-PERIOD = 5  # the last layer of each period has no window
-NUM_SPARSE, SPARSITY = 10, 0.95  # layers with sparse activations, if a model with more layers does not state them
-LEAST_SQUARE = 1e-5  # least mean square by which a stream is divided
+PERIOD = 5  # unless layer_types says otherwise, the last layer of each period has no window
+# By default, `activation_sparsity_pattern` is SPARSITY in the first NUM_SPARSE layers and 0 in the others. If a model has no more layers
+# than these, the default is 0 in all of them.
+NUM_SPARSE, SPARSITY = 10, 0.95
+LEAST_SQUARE = 1e-5  # lower bound of the mean square by whose root the elements of a stream are divided
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -38,7 +40,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(num_attention_heads=8, num_key_value_heads=2, head_dim=256, hidden_activation="gelu_pytorch_tanh")
     fields.fill(max_position_embeddings=32_768, tie_word_embeddings=True, num_kv_shared_layers=15)
     fields.skip("altup_coef_clip", "altup_lr_multiplier")  # for training
-    fields.skip("query_pre_attn_scalar")  # transformers does not read it: queries have a norm
+    fields.skip("query_pre_attn_scalar")  # transformers does not read this field: queries have a norm
     sizes = _read_sizes(fields)
     config = read_decoder(fields, act="hidden_activation", intermediate_size=max(sizes), bias="attention_bias")
     config = replace(
@@ -56,7 +58,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_sizes(fields: Fields) -> tuple[int, ...]:
-    """Return the intermediate size of each layer. Files state one for all layers or one for each."""
+    """Return the intermediate size of each layer. Files state one number for all layers or a list with one number for each. If the field
+    is absent, the size is 16,384 in all layers. Raise ConfigError for other values."""
     num_layers, given = fields.integer("num_hidden_layers", maximum=10_000), fields.raw("intermediate_size", 16_384)
     sizes = given if isinstance(given, list) else [given] * num_layers
     if len(sizes) != num_layers or not all(type(size) is int and 0 < size < 1 << 31 for size in sizes):
@@ -81,14 +84,15 @@ def _read_sparsities(fields: Fields, num_layers: int) -> tuple[float, ...]:
 
 
 def widen(step: Step, x: Var) -> Var:
-    """Return the streams side by side, [tokens, streams * size]: the token embeddings and projections of them."""
+    """Return the streams side by side, [tokens, streams * size]. The first is the token embeddings. The others are projections of the token
+    embeddings, scaled to the root mean square of the first."""
     net, size = step.net, step.config.hidden_size
     names = [f"{step.prefix}altup_projections.{number}" for number in range(_num_streams(step) - 1)]
     return net.call(CONCAT, x, *(_as_large(step, net.linear(x, name, size, size), x) for name in names), axis=1)
 
 
 def narrow(step: Step, x: Var) -> Var:
-    """Return the mean of the first stream and of projections of the other streams."""
+    """Return the mean of the first stream and of projections of the other streams, each scaled to the root mean square of the first."""
     net, size, count = step.net, step.config.hidden_size, _num_streams(step)
     first, *others = (net.slice(x, 1, number * size, (number + 1) * size) for number in range(count))
     names = [f"{step.prefix}altup_unembed_projections.{number}" for number in range(count - 1)]
@@ -102,7 +106,8 @@ def _num_streams(step: Step) -> int:
 
 
 def _as_large(step: Step, x: Var, model: Var) -> Var:
-    """Scale each row to the root mean square of the same row of `model`."""
+    """Scale each row of `x` to the root mean square of the same row of `model`. A row of `x` whose mean square is below LEAST_SQUARE stays
+    smaller."""
     net = step.net
     own = net.call(MAXIMUM, _mean_square(step, x), ScalarValue(LEAST_SQUARE, "f32"))
     return net.call(DIVIDE, net.call(MULTIPLY, x, net.call(SQRT, _mean_square(step, model))), net.call(SQRT, own))
@@ -116,6 +121,8 @@ def _mean_square(step: Step, x: Var) -> Var:
 
 
 def layer(at: Layer, x: Var) -> Var:
+    """Predict all streams, compute the first one, and correct all. Then add to all streams but the first a vector that is computed from the
+    corrected first stream and the layer's per-layer embedding."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     predicted = _predict(at, net.reshape(x, t, count, c.hidden_size))
     first = _first(at, predicted)
@@ -128,12 +135,12 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _first(at: Layer, streams: Var) -> Var:
-    """Return the stream that layers compute, [tokens, size]."""
+    """Return the first of `streams[tokens, streams, size]`, which a layer computes by attention and MLP: [tokens, size]."""
     return at.step.net.reshape(at.step.net.slice(streams, 1, 0, 1), at.step.t, at.step.config.hidden_size)
 
 
 def _predict(at: Layer, streams: Var) -> Var:
-    """Add to each of the `streams[tokens, streams, size]` a combination of all of them."""
+    """Return each of `streams[tokens, streams, size]` plus a weighted sum of all of them. The weights are computed from the first."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     factors = net.linear(_modes(at, _first(at, streams)), at.name("altup.prediction_coefs"), count, count * count, format=ROUTER_FORMAT)
     each = net.call(MULTIPLY, net.reshape(streams, t, 1, count, c.hidden_size), net.reshape(factors, t, count, count, 1))
@@ -141,7 +148,8 @@ def _predict(at: Layer, streams: Var) -> Var:
 
 
 def _correct(at: Layer, predicted: Var, first: Var, computed: Var) -> Var:
-    """Add to each predicted stream the error of the first prediction (`computed` - `first`) times the stream's factor."""
+    """Return each predicted stream plus the error of the first prediction (`computed` - `first`) times a factor, which is computed from
+    `computed` for each stream and token."""
     net, c, t, count = at.step.net, at.step.config, at.step.t, _num_streams(at.step)
     factors = net.linear(_modes(at, computed), at.name("altup.correction_coefs"), count, count, format=ROUTER_FORMAT)
     shares = net.reshape(net.add(factors, ScalarValue(1.0, "f32")), t, count, 1)
@@ -150,13 +158,14 @@ def _correct(at: Layer, predicted: Var, first: Var, computed: Var) -> Var:
 
 
 def _modes(at: Layer, x: Var) -> Var:
-    """Return the numbers from which the factors of all streams are computed, [tokens, streams]."""
+    """Return the numbers from which the factors and weights of streams are computed, [tokens, streams]."""
     net, size = at.step.net, at.step.config.hidden_size
     read = net.scale(norm(at, x, "altup.router_norm"), 1 / size)
     return net.call(TANH, net.linear(read, at.name("altup.modality_router"), size, _num_streams(at.step), format=ROUTER_FORMAT))
 
 
 def _compute(at: Layer, x: Var) -> Var:
+    """Return the first stream after attention, the learned residual connection and the MLP. `x` is the predicted first stream."""
     net = at.step.net
     h = norm(at, x, NORMS[0])
     attended = net.add(x, norm(at, attend_shared(at, h), NORMS[1]))
@@ -165,6 +174,7 @@ def _compute(at: Layer, x: Var) -> Var:
 
 
 def _laurel(at: Layer, h: Var) -> Var:
+    """Return the learned residual connection: `h` plus a normalised product of `h` with a matrix of low rank."""
     net, c = at.step.net, at.step.config
     assert c.altup is not None, c
     rank = c.altup.laurel_rank
@@ -173,8 +183,9 @@ def _laurel(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, h: Var) -> Var:
-    """Apply the MLP. In sparse layers, a quantile is subtracted from the gate's elements before the activation, and smaller elements become
-    0. It is the quantile of a normal distribution with the mean and the standard deviation of the elements."""
+    """Apply the MLP. In a sparse layer, a quantile is subtracted from the gate's elements before the activation, and negative differences
+    become 0. The quantile is that of a normal distribution with the mean and the standard deviation of a token's elements, at the layer's
+    sparsity."""
     net, c, size = at.step.net, at.step.config, at.step.config.intermediate_size_of(at.number)
     sparsity = c.sparsities[at.number]
     if not sparsity:
@@ -191,8 +202,9 @@ def _feed(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the fields that a GGUF file states in another form. It states the quantiles of the standard normal distribution instead of the
-    sparsities, in f32. Converters pad the table of per-layer embeddings to the vocabulary."""
+    """Add the fields that a GGUF file states in another form. Instead of the sparsities, the file states quantiles of the standard normal
+    distribution in f32, from which sparsities are computed with six decimals. Converters pad the table of per-layer embeddings to the size
+    of the vocabulary."""
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
     if are_integers(sizes := config.get("intermediate_size")):
         config["intermediate_size"] = sizes.tolist()

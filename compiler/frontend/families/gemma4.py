@@ -1,6 +1,6 @@
 """Gemma 4: layers without a window have larger heads, and may derive values from the projected keys. The last layers may read the keys and
-values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Most models also see
-images of any size. Sound is not read."""
+values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Models of the type
+gemma4 may also read images of any size; models of the other types read only text. Sound is not read."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ ENCODER: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "rms_norm_eps": 1e-6,
 }
-UNIFIED = "gemma4_unified"  # models without separate encoders for images and sound; they have neither experts nor per-layer embeddings
-ROPES = {
+# The type of models without separate encoders of images and sound. They have neither experts nor per-layer embeddings.
+UNIFIED = "gemma4_unified"
+ROPES = {  # the default of rope_parameters
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-PERIOD = 6  # the last layer of each period has no window
+PERIOD = 6  # unless layer_types says otherwise, the last layer of each period has no window
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -74,7 +75,7 @@ def read(fields: Fields) -> ModelConfig:
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.error("use_bidirectional_attention", "vision or null, because attention between text tokens is causal")
     windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
-    windows = (*windows[:-1], None)
+    windows = (*windows[:-1], None)  # the last layer never has a window
     config = replace(
         config,
         attention_scale=1.0,
@@ -116,8 +117,9 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _seeing(outer: Fields, fields: Fields, config: ModelConfig, vision: Vision) -> ModelConfig:
-    """Return the configuration of a decoder with its encoder. In larger models, the tokens of an image attend to all of them in layers with
-    a window."""
+    """Return the configuration of a decoder with its encoder of images. If `use_bidirectional_attention` is "vision", as in larger models,
+    the tokens of an image attend to each other in both directions in layers with a window. `outer` are the fields of the whole model, and
+    `fields` those of the decoder. Raise ConfigError if the image token or the padding token is not in the vocabulary."""
     check_tokens(outer, vision, config.vocab_size, (IMAGE_TOKEN,))
     if fields.raw("use_bidirectional_attention") == "vision":
         vision = replace(vision, both_ways=True, windows_only=True)
@@ -126,6 +128,8 @@ def _seeing(outer: Fields, fields: Fields, config: ModelConfig, vision: Vision) 
 
 
 def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the heads and the rope of the layers without a window. If `attention_k_eq_v` is true, these layers
+    project values with the key matrix, and may have another number of key and value heads."""
     joint, stated = fields.flag("attention_k_eq_v", False), _read_overrides(fields, config)
     num_kv = stated.integer("num_key_value_heads", fields.integer("num_global_key_value_heads", config.num_kv_heads))
     if config.num_heads % num_kv:
@@ -140,7 +144,8 @@ def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
-    """Return the sizes that newer files state for each layer without a window. They must be equal in all these layers."""
+    """Return the object with `head_dim` and `num_key_value_heads` that newer files state for each layer without a window, or one without
+    fields if `per_layer_config` is absent. Raise ConfigError unless there are equal objects for exactly these layers."""
     given = fields.raw("per_layer_config", {})
     layers = {layer for layer, window in enumerate(config.windows) if window is None}
     expected = f"equal objects of head_dim and num_key_value_heads for the layers {', '.join(map(str, sorted(layers)))}"
@@ -153,8 +158,9 @@ def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
 
 
 def sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Let the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last one before them that has the same
-    window. Projections that checkpoints contain for these layers are not used."""
+    """Return a configuration in which the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last layer
+    before all of them that has the same window. Programs do not read the projections that checkpoints contain for these layers. Raise
+    ConfigError if there is no such earlier layer. If the number is 0, return the configuration unchanged."""
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=config.num_layers)
     if not num_shared:
         return config
@@ -171,7 +177,7 @@ def sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _with_widths(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Double the intermediate size of the layers that read the keys and values of others, if the configuration says so."""
+    """Double the intermediate size of the layers that read the keys and values of others, if `use_double_wide_mlp` is true."""
     doubled, layers = fields.flag("use_double_wide_mlp", False), range(config.num_layers)
     sizes = tuple(config.intermediate_size << (doubled and config.kv_source(layer) != layer) for layer in layers)
     return replace(config, intermediate_sizes=sizes) if config.kv_sources else config
@@ -191,6 +197,7 @@ def _read_mixture(fields: Fields) -> Mixture | None:
 
 
 def layer(at: Layer, x: Var) -> Var:
+    """Add the outputs of attention, MLP and per-layer embedding to the residual stream, and multiply the sum by a learned number."""
     net = at.step.net
     x = net.add(x, norm(at, attend_shared(at, norm(at, x, NORMS[0])), NORMS[1]))
     x = net.add(x, norm(at, _feed(at, x), NORMS[3]))
@@ -200,8 +207,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def attend_shared(at: Layer, h: Var) -> Var:
-    """Attend to the keys and values of the layer, or of an earlier layer if this one has none. Each query, key and value head first gets a
-    norm."""
+    """Attend to the keys and values of the layer, or of an earlier layer if this one reads those of another layer. Queries and keys get a
+    norm per head and are rotated. Values get a norm without weights. A layer with keys and values of its own appends them to the cache."""
     net, c, heads = at.step.net, at.step.config, at.heads
     kinds = 1 if c.kv_source(at.number) != at.number else 2 if at.number in c.values_from_keys else 3
     counts = [c.num_heads, heads.num_kv, heads.num_kv][:kinds]
@@ -214,7 +221,9 @@ def attend_shared(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, x: Var) -> Var:
-    """Apply the MLP and, if the model has them, the experts. The experts have separate norms."""
+    """Apply the MLP and, if the model has experts, add their output. `x` is the residual stream. MLP and experts read it after separate
+    norms. With experts, each of the two outputs gets a norm of its own. The router reads `x` after a norm without weights, scaled by a
+    learned vector."""
     net, c, dense = at.step.net, at.step.config, gated_mlp(at, norm(at, x, NORMS[2]))
     if c.mixture is None:
         return dense
@@ -225,7 +234,8 @@ def _feed(at: Layer, x: Var) -> Var:
 
 
 def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
-    """Multiply the layer's per-layer embedding by a gate computed from the residual stream, and project it to the width of the stream."""
+    """Multiply the layer's per-layer embedding by a gate that is computed from `x`, and project the result to the width of the residual
+    stream. `inputs` has the embeddings of all layers, [tokens, layers, size]."""
     net, c = at.step.net, at.step.config
     assert c.layer_inputs is not None, c
     size = c.layer_inputs.size
@@ -235,14 +245,14 @@ def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
 
 
 def layer_inputs(step: Step, x: Var) -> Var | None:
-    """Return the per-layer embeddings: (scaled vectors of a table + a normalised projection of the token embeddings) / sqrt(2). Return None
-    if the model has none."""
+    """Return the per-layer embeddings, [tokens, layers, size]: (scaled vectors of a table + a normalised projection of the token embeddings
+    `x`) / sqrt(2). Return None if the model has none. Tokens with ids beyond the table read its first row."""
     net, c = step.net, step.config
     if c.layer_inputs is None:
         return None
     size, vocab_size = c.layer_inputs.size, c.layer_inputs.vocab_size
     tokens, seen = step.batch.tokens, step.batch.seen
-    if seen is not None:  # a token of an image has the vectors of padding
+    if seen is not None:  # a token of an image reads the vectors of the padding token from the table
         none = net.call(MULTIPLY, seen.at, ScalarValue(0, "i32"))
         tokens = net.call(SCATTER, tokens, seen.at, net.call(ADD, none, ScalarValue(c.image_padding, "i32")), axis=0)
     if vocab_size < c.vocab_size:
@@ -256,8 +266,8 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add the fields that a GGUF file states as one value per layer, or only by having or lacking a tensor. A pair of dimensions does not
-    rotate if the divisor of its frequency is at least UNROTATED."""
+    """Add the fields that a GGUF file states as one value per layer, or only by having or lacking a tensor. Replace the fields of the rope
+    by `rope_parameters`. A pair of dimensions does not rotate if the divisor of its frequency is at least UNROTATED."""
     config["model_type"] = "gemma4_text"
     has_window = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
     config["global_head_dim"], config["head_dim"] = config.get("head_dim"), metadata.get("attention.key_length_swa")
@@ -281,7 +291,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
 
 
-UNROTATED = 1e29
+UNROTATED = 1e29  # least divisor of a frequency that stands for a pair without rotation
 GGUF = Gguf(
     "gemma4",
     {

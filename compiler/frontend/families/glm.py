@@ -1,5 +1,5 @@
-"""GLM-4 of 2024: Llama whose RoPE rotates half of each head, in adjacent pairs of dimensions, and whose MLP stores gate and up as one
-matrix."""
+"""GLM-4 of 2024: Llama with biases on queries, keys and values. Its RoPE rotates half of each head, with adjacent dimensions as pairs, and
+its MLP stores gate and up as one matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: a plain MLP in the first layers, then mixtures of experts with a shared expert."""
+"""GLM-4.5 and 4.6: a plain MLP in the first layers, then mixtures of experts with shared experts. RoPE rotates half of each head."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_shared_mixture(fields: Fields) -> Mixture:
-    """Read a mixture with sigmoid scores, groups of experts, shared experts, and dense first layers."""
+    """Read a mixture with sigmoid scores, groups of experts, shared experts, and dense first layers. Raise ConfigError if the groups do not
+    have equal numbers of experts, or if the best groups have fewer experts than a token chooses."""
     found = read_mixture(fields, "n_routed_experts", "moe_intermediate_size")
     groups = fields.integer("n_group", 1)
     if found.num_experts % groups:

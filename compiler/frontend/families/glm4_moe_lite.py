@@ -18,7 +18,7 @@ from compiler.frontend.layers.mixture import mixture
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.rope import read_rope
 
-KINDS = ("dense", "sparse")
+KINDS = ("dense", "sparse")  # names in mlp_layer_types of layers with a plain MLP and of layers with experts
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -66,11 +66,11 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     complete_latent(config, metadata)
     complete_strength(config)
-    config.setdefault("q_lora_rank", None)
+    config.setdefault("q_lora_rank", None)  # without this key, queries have no latent vector
 
 
 layer = pre_norm(latent_attention, mixture(NAMES))
-# DeepSeek V2 names the same architecture. The mark tells the two apart: only models with sigmoid scores normalise the weights of the chosen
-# experts.
+# Files of DeepSeek V2 name the same architecture. The mark distinguishes files of this family: only models with sigmoid scores normalise
+# the weights of the chosen experts.
 GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
 FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

@@ -1,5 +1,5 @@
-"""GLM-4.1V and GLM-4.6V-Flash: an encoder of images of any size, and the decoder of GLM-4, in which the tokens of an image have three
-coordinates."""
+"""GLM-4.1V and GLM-4.6V-Flash: an encoder of images of any size, and the decoder of GLM-4 of 2025, in which the tokens of an image have
+three coordinates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENCODER: Mapping[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-SECTIONS = (8, 12, 12)
+SECTIONS = (8, 12, 12)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
 IMAGE_TOKEN_ID = 151_343
 
 
@@ -39,7 +39,8 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig], image_token: int) -> ModelConfig:
     """Return the configuration of a model that sees, or that of its decoder alone if there is no `vision_config`. `decoder` reads the
-    fields of the decoder, whose `model_type` must be `kind`, in any spelling; `image_token` is the default of `image_token_id`."""
+    fields of the decoder. If they are in a `text_config`, its `model_type` must be `kind`, in any spelling; otherwise raise ConfigError.
+    `image_token` is the default of `image_token_id`."""
     vision = _read_vision(fields, image_token) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     if text is not fields:
@@ -53,7 +54,7 @@ def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConf
 
 
 def _plain(model_type: str) -> str:
-    """Return a model type as all spellings have it: transformers 4 writes `Glm4vMoe_text`."""
+    """Return a model type in lower case without underscores, so that all spellings are equal: transformers 4 writes `Glm4vMoe_text`."""
     return model_type.lower().replace("_", "")
 
 

@@ -1,4 +1,4 @@
-"""GLM-4.5V and GLM-4.6V: GLM-4.1V with the mixtures of experts of GLM-4.5."""
+"""GLM-4.5V and GLM-4.6V: the encoder of images of GLM-4.1V, and the decoder of GLM-4.5, which has mixtures of experts."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     if isinstance(scaling := config.get("rope_scaling"), dict):
-        config["rope_scaling"] = {**scaling, "truncate": False}
+        config["rope_scaling"] = {**scaling, "truncate": False}  # the metadata does not state this field
 
 
 GGUF = Gguf(

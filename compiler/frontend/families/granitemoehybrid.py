@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. Every layer has an MLP, to whose output that of
-experts may be added."""
+"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. Every layer has an MLP. In models with experts,
+the output of the experts is added to the output of the MLP."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def _feed(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the kind of each layer, whether there is a rope, and the sizes and biases of Mamba-2."""
     config["position_embedding_type"] = "rope" if metadata.get("rope.scaling.finetuned", True) is True else "nope"
     if (attending := read_attending(config)) is not None:
         config["layer_types"] = ["attention" if attends else "mamba" for attends in attending]
@@ -79,6 +80,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    """Record that GGUF files store the gate and up projections of the MLP as separate tensors."""
     return replace(config, apart=True)
 
 

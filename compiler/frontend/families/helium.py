@@ -1,4 +1,4 @@
-"""Helium: Llama whose RoPE rotates adjacent pairs of dimensions."""
+"""Helium: Llama whose RoPE rotates adjacent dimensions as pairs."""
 
 from __future__ import annotations
 

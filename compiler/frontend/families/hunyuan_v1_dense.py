@@ -15,7 +15,7 @@ from compiler.ir.graph.atoms import Var
 def read(fields: Fields) -> ModelConfig:
     # Fields of the original code that select among variants; all models of the family have these values.
     fields.require(use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True, norm_type="rms")
-    # Fields about image tokens, training and classification, and the precision of the head, which `--quantize` decides here.
+    # Fields about other variants, special tokens, training and classification, and the precision of the head, which `--quantize` decides.
     fields.skip("cla_share_factor", "im_newline_id", "mask_init_id", "pad_id", "eod_token_id", "org_vocab_size", "enable_lm_head_fp32")
     fields.skip("class_num", "dense_list", "pool_type", "tokenizer_class")
     fields.fill(head_dim=fields.integer("attention_head_dim", None))
@@ -24,8 +24,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, head_dim: int) -> Rope:
-    """Read the rope. If a "dynamic" scaling has the field `alpha`, the base is multiplied by a fixed factor for sequences of every
-    length."""
+    """Read the rope. If a "dynamic" scaling has the field `alpha`, the rope has no scaling; instead, its base is multiplied once by a power
+    of `alpha`, whatever the length of a sequence."""
     rope, scaling = read_rope(fields, head_dim), rope_fields(fields)
     if not isinstance(rope.scaling, DynamicScaling) or "alpha" not in scaling:
         return rope

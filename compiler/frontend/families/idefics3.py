@@ -12,7 +12,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.towers import SIGLIP, check_tokens, read_tower
 from compiler.frontend.vision import Connector, Tower, Vision
 
-# fields of the decoder that concern other connectors or training, not Llama
+# fields of the decoder that concern training or the connectors of other models
 UNREAD = ("neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_resampler")
 ENCODER = {**SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 IMAGE_TOKEN = "image_token_id"

@@ -1,5 +1,5 @@
-"""InternLM 2 and 2.5: Llama with other names of tensors. One matrix has for each key head the rows of its queries, of the key and of the
-value."""
+"""InternLM 2 and 2.5: Llama with other names of tensors. One matrix stores, for each key head, the rows of the queries that use it, then
+the rows of the key, and then those of the value."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def _attention(at: Layer, h: Var) -> Var:
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    """Record that GGUF files store the matrices of queries, keys and values as separate tensors."""
     return replace(config, apart=True)
 
 

@@ -1,4 +1,4 @@
-"""InternLM 3: Llama with other names of fields. GGUF files name the architecture llama."""
+"""InternLM 3: Llama with other names of fields. GGUF files name the architecture llama, and are read as files of Llama."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     fields.fill(rms_norm_eps=1e-5, head_dim=128, num_key_value_heads=2, max_position_embeddings=32768)
     config = rotating_whole_heads(read_decoder(fields))
-    # Newer files have other names, with which the bias of the output projection has the flag of queries, keys and values.
+    # In newer files, `attention_bias` stands for the biases of all projections of attention, and `mlp_bias` for those of the MLP. In older
+    # files, `qkv_bias` stands for the biases of queries, keys and values, and `bias` for those of the output projection and of the MLP.
     bias, qkv_bias = fields.flag("bias", False), fields.flag("attention_bias", fields.flag("qkv_bias", False))
     return replace(config, qkv_bias=qkv_bias, output_bias=fields.flag("attention_bias", bias), mlp_bias=fields.flag("mlp_bias", bias))
 

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention with a norm per head in all other layers."""
+"""LFM2: gated short convolutions in most layers, attention with a norm per query and key head in all other layers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """Read the whole configuration except the intermediate size."""
+    """Read the fields that LFM2 and LFM2 with experts have in common. `intermediate_size` is read as it stands."""
     theta = fields.number("theta", 1e6)
     fields.fill(tie_word_embeddings=True, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=theta)
-    fields.require_equal("theta", fields.number("rope_theta"), "rope_theta")  # the original name
+    fields.require_equal("theta", fields.number("rope_theta"), "rope_theta")  # `theta` is the original name
+    # These fields of the original code repeat other fields, concern initial weights, or have the same value in all models.
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
     )
-    # These fields of the original code have the same value in all models.
     fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")
     fields.require("because biases of convolutions are not supported", conv_bias=False)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
@@ -56,7 +56,8 @@ def _read_width(fields: Fields, width: int) -> int:
 
 
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers that have a convolution."""
+    """Return the layers that have a convolution. The field `layer_types` overrides the older `full_attn_idxs`; without both, all layers
+    have attention. Raise ConfigError if one of them is malformed."""
     attends = fields.raw("full_attn_idxs", list(range(num_layers)))
     if not isinstance(attends, list) or any(type(layer) is not int or not 0 <= layer < num_layers for layer in attends):
         raise fields.error("full_attn_idxs", f"a list of layers from 0 to {num_layers - 1}")
@@ -75,6 +76,7 @@ def _attend(at: Layer, h: Var) -> Var:
 
 
 def _convolve(at: Layer, h: Var) -> Var:
+    """Multiply the input by a gate, apply the convolution, multiply its result by another gate, and project."""
     net, size, found = at.step.net, at.step.config.hidden_size, at.step.config.convolution
     assert found is not None, at.step.config
     wide = net.linear(h, at.name("conv.in_proj"), size, 3 * size)
@@ -89,6 +91,7 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def complete_hybrid(config: dict[str, Any]) -> None:
+    """Add the kind of each layer, if the file states the numbers of key heads. A layer without key heads has a convolution."""
     if (attending := read_attending(config)) is not None:
         config["layer_types"] = [KINDS[attends] for attends in attending]
 

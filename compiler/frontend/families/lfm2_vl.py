@@ -51,7 +51,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def read_naflex(fields: Fields, **others: Any) -> Vision:
-    """Return the encoder SigLIP 2 for images of any size (NaFlex). `others` are the fields of Vision that the connector determines."""
+    """Return the encoder SigLIP 2 for images of any size (NaFlex). `others` are the fields of Vision that the family or the connector
+    determines. Raise ConfigError if the number of positions (`num_patches`) is not a square."""
     inner = fields.fields("vision_config", ENCODER)
     inner.skip(*UNREAD, "attention_dropout")
     if (edge := isqrt(inner.integer("num_patches"))) ** 2 != inner.integer("num_patches"):

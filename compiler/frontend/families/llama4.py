@@ -1,5 +1,6 @@
 """Llama 4 (Scout, Maverick): most layers have rotary positions and attend within chunks; the others attend to all earlier tokens, without
-RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. Images become crops of one size on a canvas."""
+RoPE. Mixtures of experts, each with a shared expert, may alternate with plain MLPs. An image is placed on a canvas, which is cut into crops
+of one size."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ ENCODER: Mapping[str, Any] = {
     "vision_output_dim": 7680,
 }
 ENCODER_NORM_EPS = 1e-5
-IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in files
+IMAGE_TOKENS = ("image_token_index", "image_token_id")  # fields that may name the image token; the first takes precedence
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -112,7 +113,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 def _read_text(fields: Fields) -> ModelConfig:
     fields.fill(**DEFAULTS)
-    fields.skip("for_llm_compressor")  # says how a script stored the experts, which is seen in the files
+    fields.skip("for_llm_compressor")  # says how a script stored the experts, which the names of the tensors show, too
     dense_size = fields.integer("intermediate_size_mlp")
     config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size, bias="attention_bias")
     config = rotating_neighbours(rotating_whole_heads(config))
@@ -129,7 +130,8 @@ def _read_text(fields: Fields) -> ModelConfig:
 
 
 def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> tuple[int | None, ...]:
-    """Return the chunk size of each layer with chunks, and None for the other layers."""
+    """Return the chunk size of each layer with chunks, and None for the other layers. Raise ConfigError if the size is not a whole number
+    of pages, or if it is null although `layer_types` has layers with chunks."""
     size = fields.integer("attention_chunk_size", None if "attention_chunk_size" in fields.values else 8192)
     if size is not None and size % PAGE_SIZE:
         raise fields.error("attention_chunk_size", f"a multiple of {PAGE_SIZE}, the tokens of a page of keys")
@@ -142,7 +144,7 @@ def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> 
 
 def _read_growth(fields: Fields) -> QueryGrowth | None:
     """Return how queries grow in layers without RoPE, or None if the flag `attn_temperature_tuning` is false. Some files have an integer in
-    place of the flag."""
+    place of the flag, of which 0 stands for false."""
     is_on = fields.raw("attn_temperature_tuning", True)
     if type(is_on) not in (bool, int):
         raise fields.error("attn_temperature_tuning", "true or false")
@@ -163,6 +165,8 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
 
 
 def _attention(at: Layer, h: Var) -> Var:
+    """Attend. In layers with RoPE, queries and keys may get a norm without weights after the rotation. In other layers, queries may grow
+    with their positions."""
     c, (q, k, v) = at.step.config, project_qkv(at, h)
     if at.number in c.unrotated:
         return attend(at, grow(at, q), k, v)
@@ -183,7 +187,7 @@ WITHOUT_NORMS = 128  # number of experts of Maverick, the model whose queries an
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     """Add whether queries and keys have a norm. Files do not state it; llama.cpp derives it from the number of experts. Other fields that
-    files do not state have their defaults in all published models."""
+    files do not state have their defaults in all published models. Raise ConfigError if the file says that no layer has chunks."""
     if metadata.get("attention.sliding_window") == 0:
         raise ConfigError("attention.sliding_window of a GGUF file of Llama 4 is 0, expected chunks; load the safetensors files instead")
     config["use_qk_norm"] = config.get("num_local_experts") != WITHOUT_NORMS

@@ -1,5 +1,5 @@
-"""Decoders whose tokens attend to their whole text, for embeddings: NVIDIA's models of this type, and models such as gte-Qwen2, whose
-config.json has the type of a decoder and `is_causal: false`."""
+"""Decoders whose tokens attend to their whole text, for embeddings: NVIDIA's models of the type llama_bidirec, and models such as
+gte-Qwen2, whose config.json has the type of a decoder and `is_causal: false`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
 NAME = "llama_bidirec"
-CAUSAL = {"llama": llama.read, "qwen2": qwen2.read, "qwen3": qwen3.read}
+CAUSAL = {"llama": llama.read, "qwen2": qwen2.read, "qwen3": qwen3.read}  # readers by the decoder types of models with `is_causal: false`
 POOLINGS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}  # by the names in NVIDIA's models
 
 

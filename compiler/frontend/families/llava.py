@@ -15,7 +15,8 @@ from compiler.frontend.towers import CLIP, PIXTRAL, SIGLIP, check_tokens, read_p
 from compiler.frontend.vision import Connector, Tower, Vision
 
 DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
-# Files omit what equals the defaults of transformers, which are the sizes of a model of 7 billion weights.
+# Files omit fields that equal the defaults of transformers, which OF_DECODERS has for each decoder. SIZES are those of a Llama of 7 billion
+# weights.
 SIZES = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -85,6 +86,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _connector(fields: Fields) -> dict[str, Any]:
+    """Return the fields of Vision for the image token and the connector, by name."""
     return {
         "image_token": fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 32_000, minimum=0), minimum=0),
         "connector_activation": read_activation(fields, "projector_hidden_act", "gelu"),

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries are scaled up at positions beyond the training length."""
+"""Ministral 3: Mistral whose queries are scaled up at positions beyond the original context (`original_max_position_embeddings`)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add how queries grow. The metadata states this in GROWTH, because GROWTH is the mark of files of this family."""
     config["rope_scaling"] = {**(config["rope_scaling"] or {}), "llama_4_scaling_beta": metadata[GROWTH]}
 
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama with sliding windows."""
+"""Mistral: Llama with optional sliding windows."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config.setdefault("sliding_window", None)
 
 
-# For Mistral Small 3.1 and later. Files of earlier models name the architecture llama and omit the window.
+# GGUF files of Mistral Small 3.1 and later models name this architecture. Those of earlier models name llama, and omit the window.
 GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
 FAMILY = DecoderFamily(("mistral",), read, llama.layer, divides=True, gguf=GGUF)

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer. GGUF files of Mixtral name the architecture llama."""
+"""Mixtral: Llama with a mixture of experts in every layer, and optional sliding windows. GGUF files name the architecture llama."""
 
 from __future__ import annotations
 

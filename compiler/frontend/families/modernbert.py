@@ -1,5 +1,5 @@
-"""ModernBERT: rotary positions, norms before attention (except in the first layer) and the MLP, gated MLPs, and a window in two of three
-layers."""
+"""ModernBERT: rotary positions, norms before attention (except in the first layer) and before the MLP, gated MLPs, and, by default, a
+window in two of three layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POOLING = {"cls": Pooling.CLS, "mean": Pooling.MEAN}
 
 
 def read(fields: Fields) -> ModelConfig:
-    # Fields about training, and fields that no version reads.
+    # Fields about training and about the head that predicts masked tokens, and fields that no version of transformers reads.
     fields.skip("position_embedding_type", "layer_norm_eps", "repad_logits_with_grad", "reference_compile", "deterministic_flash_attn")
     fields.skip("sparse_prediction", "sparse_pred_ignore_index", "decoder_bias", "tie_word_embeddings")
     fields.fill(hidden_activation="gelu", max_position_embeddings=8192)
@@ -51,6 +51,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _rope(fields: Fields, head_dim: int, kind: str, scope: str, theta: float) -> Rope:
+    """Read the rope of the layers without a window ("full", "global") or of those with a window ("sliding", "local"). `kind` names these
+    layers in newer files, and `scope` in older ones. `theta` is the default of the base."""
     name = f"{scope}_rope_theta"
     if "rope_parameters" in fields:
         rope = read_rope(fields, head_dim, theta=theta, layer_type=f"{kind}_attention")

@@ -1,4 +1,5 @@
-"""MPNet: BERT without segments. A bias that depends on distance is added to attention scores."""
+"""MPNet: BERT without segments. A text's first token has row 2 of the position table. A bias that depends on the distance between two
+tokens is added to attention scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nemotron and Minitron: layer norms that multiply by 1 + weight, and an MLP without a gate."""
+"""Nemotron and Minitron: layer norms that multiply by 1 + weight, an MLP without a gate, and a RoPE that rotates part of each head."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names 
 
 
 def read(fields: Fields) -> ModelConfig:
-    head_dim = fields.integer("attention_head_dim", 128)  # the former name
+    head_dim = fields.integer("attention_head_dim", 128)  # the former name of head_dim
     fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=head_dim, max_position_embeddings=4096)
     kinds = _read_kinds(fields)
     if fields.integer("num_hidden_layers", len(kinds)) != len(kinds):
@@ -43,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
     for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
         if fields.raw(field):
             raise fields.error(field, f"{expected}, as in all models")
-    # Fields about training, kernels and multi-token prediction, and former names of other fields.
+    # Fields about training, kernels and multi-token prediction, and fields in whose place other fields are read.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
     fields.skip("rms_norm_eps", "num_query_groups", "time_step_rank")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
@@ -59,7 +59,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_kinds(fields: Fields) -> Sequence[str]:
-    """Return the kind of each layer, read from a list of names or a string of letters."""
+    """Return the kind of each layer, read from a list of names or a string of letters. Raise ConfigError for an unknown kind, or if no
+    layer has attention."""
     named = next((name for name in ("layers_block_type", "layer_types") if name in fields), None)
     field = named or "hybrid_override_pattern"
     if named is None and not set(fields.text(field)) <= KINDS.keys():
@@ -102,6 +103,7 @@ def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | Non
 
 
 def _without_mixture(fields: Fields) -> None:
+    """Mark the fields of experts as read, because the model has no experts."""
     fields.skip("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "moe_shared_expert_intermediate_size")
     fields.skip("n_group", "topk_group", "n_shared_experts", "routed_scaling_factor", "moe_latent_size")
 
@@ -118,6 +120,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _branch(at: Layer, h: Var) -> Var:
+    """Return the output of the only operation of the layer."""
     c = at.step.config
     if at.number in c.stateful:
         return mamba(at, h, "mixer")
@@ -127,7 +130,8 @@ def _branch(at: Layer, h: Var) -> Var:
 
 
 def _mix(at: Layer, h: Var) -> Var:
-    """Apply the experts and the shared expert. The routed experts may work on a projection of the residual stream to a smaller size."""
+    """Apply the experts and the shared expert. If the mixture has an `outer_size`, the routed experts work on a projection of `h` to this
+    size, and their output is projected back. The router and the shared expert read `h` itself."""
     net, c, m = at.step.net, at.step.config, at.step.config.mixture
     assert m is not None, c
     shared = mlp(at, h, "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", m.shared_size)
@@ -139,12 +143,13 @@ def _mix(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the kind of each layer, the intermediate size of the MLPs, the size of a head of Mamba-2, and which projections have biases."""
     count, widths = config.get("num_hidden_layers"), config.get("intermediate_size")
     attending = read_attending(config) or []
     kinds = ["attention" if attends else _kind(layer, tensors) for layer, attends in enumerate(attending)]
     config["layers_block_type"] = kinds
     if are_integers(widths) and type(count) is int and len(widths) >= len(kinds):
-        # files have one width per layer: that of experts in layers with experts
+        # Files have one width per layer. In layers with experts, it is that of an expert.
         config["intermediate_size"] = int(max((width for width, kind in zip(widths, kinds, strict=False) if kind == "mlp"), default=1))
     config.pop("partial_rotary_factor", None)  # there is no rope
     if (size := inner_size(metadata, config.get("mamba_num_heads"))) is not None:

@@ -11,7 +11,7 @@ from compiler.frontend.layers.encoder import EncoderLayer, Stem, attend, embedde
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
-OWN_NAMES = {  # field names in most files -> usual field names, which newer files have
+OWN_NAMES = {  # usual field names, which newer files have -> field names in most files
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -21,7 +21,7 @@ OWN_NAMES = {  # field names in most files -> usual field names, which newer fil
     "hidden_act": "activation_function",
     "rope_theta": "rotary_emb_base",
 }
-ABSENT = (  # fields that would select a different layer
+ABSENT = (  # fields that select a different layer unless they are false, zero or empty
     *("prenorm", "parallel_block", "use_rms_norm", "causal", "rotary_emb_interleaved", "rotary_scaling_factor", "rotary_emb_scale_base"),
     *("moe_every_n_layers", "num_experts", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "scale_attn_by_inverse_layer_idx"),
 )

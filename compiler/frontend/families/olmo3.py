@@ -1,4 +1,5 @@
-"""OLMo 3: OLMo 2 with a window in three of four layers. Layers with a window use the unscaled rope."""
+"""OLMo 3: OLMo 2 with a window in three of four layers. In layers with a window, the rope is not scaled, unless the file states a rope of
+these layers."""
 
 from __future__ import annotations
 
@@ -29,6 +30,6 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-# Files of OLMo 2 name the same architecture, but have no window. The key of the window thus marks OLMo 3.
+# GGUF files of OLMo 2 name the same architecture, but have no window. So the key of the window marks files of OLMo 3.
 GGUF = replace(olmo2.GGUF, fields={"attention.sliding_window": "sliding_window"}, mark="attention.sliding_window")
 FAMILY = DecoderFamily(("olmo3",), read, olmo2.layer, gguf=GGUF)

@@ -16,7 +16,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.require("because norms of queries and keys are not supported for phi", qk_layernorm=False)
     config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
     assert config.rope is not None
-    fields.require_equal("rotary_dim", config.rope.size, "head_dim * partial_rotary_factor")  # a former name
+    fields.require_equal("rotary_dim", config.rope.size, "head_dim * partial_rotary_factor")  # older files state the product
     return replace(config, norm=Norm.LAYER, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True)
 
 

@@ -1,4 +1,5 @@
-"""Phi-3: Llama whose projections are stored stacked."""
+"""Phi-3: Llama that stores queries, keys and values as one projection, and gate and up as another. Windows are optional, and RoPE may
+rotate part of each head."""
 
 from __future__ import annotations
 

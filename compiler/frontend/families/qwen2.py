@@ -16,8 +16,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_max_context(fields: Fields, declared: int) -> int:
-    """Return the largest context that is computed as the model was trained. Dual chunk attention, which is not supported, equals plain
-    attention in sequences that fit into the first chunk."""
+    """Return the largest context that is computed as the model was trained. This is `declared` unless the model has dual chunk attention,
+    which is not supported. Dual chunk attention equals plain attention in sequences of at most `chunk_size` - `local_size` tokens. Raise
+    ConfigError if `local_size` is not less than `chunk_size`."""
     if "dual_chunk_attention_config" not in fields:
         return declared
     chunks = fields.fields("dual_chunk_attention_config")
@@ -29,8 +30,10 @@ def _read_max_context(fields: Fields, declared: int) -> int:
 
 
 def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Return the window of each layer. If `use_sliding_window` is true, layers with a number of at least `max_window_layers` have a window,
-    unless it is null. Otherwise the window may have any value, such as the 0 of files that transformers 5 wrote."""
+    """Return the window of each layer. If `use_sliding_window` is true and `sliding_window` is not null, layers with a number of at least
+    `max_window_layers` have a window, unless `layer_types` says otherwise. If `use_sliding_window` is false, no layer has a window, and
+    `sliding_window` may have any value, such as the 0 of files that transformers 5 wrote. Raise ConfigError if `layer_types` has windows
+    and no size is known for them."""
     first, window = fields.integer("max_window_layers", 28, minimum=0), None
     if fields.flag("use_sliding_window", False):
         window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)

@@ -21,7 +21,7 @@ from compiler.frontend.towers import check_tokens
 from compiler.frontend.vision import Tower
 
 WHOLE, THINKER = "qwen2_5_omni", "qwen2_5_omni_thinker"
-SPEAKING = ("talker", "token2wav")
+SPEAKING = ("talker", "token2wav")  # prefixes of the tensors that are left out
 TEXT: dict[str, Any] = {  # the defaults of transformers, which are the sizes of the model of 7 billion weights
     "model_type": "qwen2_5_omni_text",
     "vocab_size": 152_064,
@@ -33,10 +33,10 @@ TEXT: dict[str, Any] = {  # the defaults of transformers, which are the sizes of
     "max_position_embeddings": 32_768,
     "rope_theta": 1_000_000.0,
 }
-AUDIO = {"n_window": 100, "output_dim": 3584}
+AUDIO = {"n_window": 100, "output_dim": 3584}  # defaults of the audio_config
 IMAGE_TOKEN = "image_token_index"
-MOST_S = 300  # seconds of a recording that the processor takes
-FRAME_S = 0.02
+MOST_S = 300  # most seconds of a recording that the processor takes
+FRAME_S = 0.02  # seconds of a frame
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -56,8 +56,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def thinker_of(fields: Fields, whole: str, decoder: Mapping[str, Any]) -> tuple[Fields, Fields]:
-    """Return the fields of the thinker, and those of its decoder, whose defaults are `decoder`. In a model of the family `whole`, the
-    thinker is the part `thinker_config`; otherwise it is the whole model."""
+    """Return the fields of the thinker, and those of its decoder, with the defaults `decoder`. If `whole` is the model type, the thinker is
+    the part `thinker_config`; otherwise it is the whole model. The thinker states whether the embeddings are tied. Raise ConfigError if the
+    `model_type` of the decoder is not that of `decoder`."""
     thinker = fields
     if fields.text("model_type") == whole:
         fields.skip(*fields.values)

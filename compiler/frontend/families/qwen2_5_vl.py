@@ -1,5 +1,5 @@
-"""Qwen2.5-VL: like Qwen2-VL, but patches of images attend to each other within windows in most layers of the encoder, whose layers are like
-those of a decoder."""
+"""Qwen2.5-VL: like Qwen2-VL, but in most layers of the encoder, patches of images attend to each other only within windows. The layers of
+the encoder have the norms and the gated MLP of decoders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_windowed(fields: Fields, tower: Tower, **others: Any) -> Vision:
-    """Return an encoder whose patches attend within windows. `others` are fields of Vision that the family determines."""
+    """Return an encoder whose patches attend within windows, except in the layers `fullatt_block_indexes`, in which they attend to their
+    whole crop. `others` are fields of Vision that the family determines."""
     inner = fields.fields("vision_config", WINDOWED)
     inner.skip("tokens_per_second")  # concerns videos
     whole, edge = inner.raw("fullatt_block_indexes"), inner.integer("patch_size") * inner.integer("spatial_merge_size")

@@ -1,5 +1,5 @@
-"""Qwen2-Audio: the encoder of Whisper-large-v3, whose frames become rows in pairs, and the decoder of Qwen2. It hears the first 30 s of a
-recording."""
+"""Qwen2-Audio: the encoder of Whisper-large-v3, the decoder of Qwen2, and a connector that makes one row of two neighbouring frames. The
+model hears the first 30 s of a recording."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def read(fields: Fields) -> ModelConfig:
     text = text_fields(fields, DEFAULTS)
     if text.text("model_type") != "qwen2":
         raise text.error("model_type", "'qwen2'")
-    text.skip("use_mrope")  # false in the published files; `use_sliding_window` decides over windows
+    text.skip("use_mrope")  # false in the published files
     config = qwen2.read(text)
     listening = read_listening(
         fields,

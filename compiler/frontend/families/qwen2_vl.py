@@ -26,7 +26,7 @@ ENCODER: Mapping[str, Any] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-SECTIONS = (16, 24, 24)
+SECTIONS = (16, 24, 24)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
 UNREAD = ("model_type", "spatial_patch_size", "init_std", "tie_word_embeddings")
 IMAGE_TOKEN, IMAGE_TOKEN_ID = "image_token_id", 151_655
 NORM_EPS = 1e-6
@@ -41,7 +41,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def text_of(fields: Fields, kind: str) -> Fields:
-    """Return the fields of the decoder, which are at the top level in older files."""
+    """Return the fields of the decoder, with defaults of the family. Older files have these fields at the top level; newer files have them
+    in `text_config`, whose default of `model_type` is `kind`."""
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     fields.skip("vision_config", IMAGE_TOKEN, "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id")
     text.fill(rms_norm_eps=1e-5, num_key_value_heads=8, rope_theta=1e6)
@@ -57,8 +58,8 @@ def seeing(
     *,
     interleaved: bool = False,
 ) -> ModelConfig:
-    """Return the configuration of a decoder with its encoder of images, if it has one. `text` has the fields of the decoder. `sections` and
-    `interleaved` are those of `read_axes`."""
+    """Return the configuration of a decoder with its encoder of images, or `config` itself if `vision` is None. `text` has the fields of
+    the decoder. `sections` and `interleaved` are the arguments `default` and `interleaved` of `read_axes`."""
     if vision is None:
         return config
     assert config.rope is not None
@@ -77,7 +78,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def read_like_qwen(fields: Fields, tower: Tower, defaults: Mapping[str, Any], names: FieldNames = QWEN_NAMES, **others: Any) -> Vision:
-    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs."""
+    """Return an encoder like that of Qwen2-VL. `others` are the fields of Vision in which it differs, except `image_token`, which is only
+    the default of `image_token_id`."""
     inner = fields.fields("vision_config", defaults)
     inner.skip(*UNREAD)
     image_token = fields.integer(IMAGE_TOKEN, others.pop("image_token", IMAGE_TOKEN_ID), minimum=0)

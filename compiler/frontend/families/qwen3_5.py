@@ -24,10 +24,13 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def text_of(fields: Fields, model_type: str) -> Fields:
+    """Return the fields of the decoder: those in `text_config`, or all fields if there is no such object."""
     return text_fields(fields, {"model_type": model_type}) if "text_config" in fields else fields
 
 
 def delta(at: Layer, h: Var) -> Var:
+    """Apply the gated delta rule. Checkpoints have one matrix for queries, keys and values, and one each for the inputs `z`, `b` and `a` of
+    `gated_delta`."""
     net, size, r = at.step.net, at.step.config.hidden_size, at.step.config.recurrence
     assert r is not None, at.step.config
     names = at.name("linear_attn.in_proj_qkv"), at.name("linear_attn.in_proj_z")
@@ -37,12 +40,13 @@ def delta(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add the size of a value, which the metadata states only for all heads together."""
     if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
         config["linear_value_head_dim"] = size
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Record that converters reorder value heads: head i reads key head i % num_keys."""
+    """Record in `tiled` that converters reorder value heads: value head i reads key head i % num_keys."""
     assert config.recurrence is not None, config
     return replace(config, recurrence=replace(config.recurrence, tiled=True))
 

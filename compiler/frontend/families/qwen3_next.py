@@ -31,7 +31,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """Read the whole configuration except the fields of the MLP or the experts."""
+    """Read the whole configuration except the fields of the experts."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
     config = read_decoder(fields, bias="attention_bias")
     fields.require("because attention is gated in all models of the family", attn_output_gate=True)
@@ -41,6 +41,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
 
 
 def read_experts(fields: Fields) -> Mixture:
+    """Read the experts and the shared expert."""
     found = read_mixture(fields, "num_experts", "moe_intermediate_size")
     return replace(found, shared_size=fields.integer("shared_expert_intermediate_size"))
 
@@ -60,7 +61,8 @@ def _read_recurrence(fields: Fields, num_layers: int) -> Recurrence:
 
 
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers that keep a state."""
+    """Return the layers that keep a state: those that `layer_types` calls linear_attention or, without this field, all except every
+    `full_attention_interval`-th. Raise ConfigError if all layers keep a state."""
     every = fields.integer("full_attention_interval", 4)
     kinds = read_kinds(fields, [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)], KINDS)
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
@@ -75,7 +77,8 @@ def mixed(delta: Branch) -> Branch:
 
 
 def gated_attention(at: Layer, h: Var) -> Var:
-    """Attend, and multiply the result by a gate. The query projection has, for each head, the rows of the query, then those of the gate."""
+    """Attend, multiply the result by the sigmoid of a gate, and project. The query projection has, for each head, the rows of the query,
+    then those of the gate."""
     net, t, c = at.step.net, at.step.t, at.step.config
     heads, kv_heads, size = c.num_heads, c.num_kv_heads, c.head_dim
     sizes = [2 * heads * size, kv_heads * size, kv_heads * size]
@@ -88,8 +91,9 @@ def gated_attention(at: Layer, h: Var) -> Var:
 
 
 def _stacked_delta(at: Layer, h: Var) -> Var:
-    """Apply the gated delta rule with stacked projections. Checkpoints group the rows by key head. A group has the head's query, its key,
-    and the values and gates of the value heads that share the key. GGUF files stack queries, keys and values, each for all heads."""
+    """Apply the gated delta rule with stacked projections. Safetensors files group the rows by key head. A group has the head's query, its
+    key, and the values and gates of the value heads that share the key. Newer GGUF files (`apart`) have one matrix for the queries, then
+    the keys, then the values of all heads, and another for the gates. All files group the rows of `b` and `a` by key head."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     each = r.num_heads // r.num_keys
@@ -114,6 +118,7 @@ def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add what `qwen3_moe.complete` adds, the size of a value, and, if the metadata states it, which layers keep a state."""
     qwen3_moe.complete(config, metadata, tensors)
     if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
         config["linear_value_head_dim"] = size
@@ -122,7 +127,8 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 
 def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
-    """Record whether projections are stacked as in safetensors files, as the first converters left them."""
+    """Record in `apart` whether the gates have a matrix of their own. The first converters left the projections stacked as in safetensors
+    files."""
     assert config.recurrence is not None, config
     first = min(config.recurrence.layers, default=0)
     return replace(config, apart=f"blk.{first}.ssm_in.weight" not in tensors)

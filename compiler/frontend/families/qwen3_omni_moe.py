@@ -17,7 +17,7 @@ from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 
 WHOLE, THINKER = "qwen3_omni_moe", "qwen3_omni_moe_thinker"
-SPEAKING = ("talker", "code2wav")
+SPEAKING = ("talker", "code2wav")  # prefixes of the tensors that are left out
 TEXT: dict[str, Any] = {  # the defaults of transformers
     "model_type": "qwen3_omni_moe_text",
     "vocab_size": 3584,
@@ -33,9 +33,10 @@ TEXT: dict[str, Any] = {  # the defaults of transformers
     "num_experts_per_tok": 8,
     "norm_topk_prob": True,
 }
+# defaults of the audio_config
 AUDIO = {"n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584}
 IMAGES = ("apply_vit_abs_pos_embed", "image_size", "tokens_per_second")  # fields that change nothing, or concern videos
-HALF_PIECE = 50  # hops: the only number for which the processor counts tokens right
+HALF_PIECE = 50  # hops of half a piece; with any other number, the processor counts tokens wrongly
 FRAMES = 4  # frames of two hops each, of which three convolutions make one row
 
 

@@ -1,5 +1,5 @@
-"""Qwen3-VL: an encoder of images of any size with an interpolated table of positions, and the decoder of Qwen3, which adds the results of
-several layers of the encoder to its first layers."""
+"""Qwen3-VL: an encoder of images of any size with an interpolated table of positions, and the decoder of Qwen3. The results of several
+layers of the encoder are added to the residual stream after the first layers of the decoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENCODER: Mapping[str, Any] = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
-SECTIONS = (24, 20, 20)
+SECTIONS = (24, 20, 20)  # by default, the numbers of rotated pairs of each axis: see `read_axes`
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -35,8 +35,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConfig]) -> ModelConfig:
-    """Return the configuration of a Qwen3-VL model, or that of its decoder alone if there is no `vision_config`. `decoder` reads the fields
-    of the decoder, and `kind` is the default of `model_type` in `text_config`."""
+    """Return the configuration of a model with Qwen3-VL's encoder, or that of its decoder alone if there is no `vision_config`. `decoder`
+    reads the fields of the decoder, and `kind` is the default of `model_type` in `text_config`."""
     vision = _read_vision(fields) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
     text.fill(rope_theta=500_000.0)

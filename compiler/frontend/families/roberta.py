@@ -1,4 +1,4 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose first position is one more than the padding token's id. Lower rows of the position table
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT in which a text's first token has the row pad_token_id + 1 of the position table. Lower rows
 belong to padding."""
 
 from __future__ import annotations

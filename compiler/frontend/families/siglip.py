@@ -41,7 +41,8 @@ def require_head(inner: Fields) -> None:
 
 
 def read_padded(fields: Fields, defaults: Mapping[str, Any], vision: Vision) -> ModelConfig:
-    """Return the configuration of a model with this encoder of images. `defaults` are those of its `text_config`."""
+    """Return the configuration of a model with this encoder of images, and with an encoder of texts that are padded to its number of
+    positions. `defaults` are those of `text_config`. Raise ConfigError if the vectors of texts and images differ in size."""
     text = fields.fields("text_config", defaults)
     size = text.integer("projection_size", text.integer("hidden_size"))
     if size != vision.hidden_size:

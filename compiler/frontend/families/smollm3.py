@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which some layers have no rotary positions."""
+"""SmolLM3: Llama in which some layers have no rotary positions. If `use_sliding_window` is true, these layers have a window."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read(fields: Fields) -> ModelConfig:
     config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
     unrotated = read_unrotated(fields, config.num_layers)
     window = fields.integer("sliding_window", None)
-    fields.skip("max_window_layers")  # a field of Qwen2 that files contain and no version reads
+    fields.skip("max_window_layers")  # a field of Qwen2 that files contain, and that no version of SmolLM3's code reads
     return replace(
         config,
         mlp_bias=fields.flag("mlp_bias", False),
@@ -25,8 +25,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers without RoPE. Despite its name, `no_rope_layers` has a 1 for each layer with RoPE. An empty list counts as
-    absent."""
+    """Return the layers without RoPE. Despite its name, `no_rope_layers` has a 1 for each layer with RoPE. If it is absent or empty, every
+    `no_rope_layer_interval`-th layer has no RoPE. Raise ConfigError if the list is too short or has other numbers than 0 and 1."""
     period = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.raw("no_rope_layers")
     if rotates is None or rotates == []:

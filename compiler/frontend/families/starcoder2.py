@@ -1,4 +1,4 @@
-"""StarCoder2: layer norms, biases on all projections, windows, and an MLP without a gate."""
+"""StarCoder2: layer norms, an MLP without a gate, biases on all projections unless `use_bias` is false, and optional windows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=2)
+    # Fields of StarCoder, which transformers does not read for StarCoder2.
     fields.skip("activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
-    fields.skip("norm_type", "mlp_type", "layer_norm_epsilon")  # fields of StarCoder, which transformers does not read
+    fields.skip("norm_type", "mlp_type", "layer_norm_epsilon")
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_epsilon"))
     bias = fields.flag("use_bias", True)
     windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)

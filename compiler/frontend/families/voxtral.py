@@ -1,5 +1,5 @@
-"""Voxtral: the encoder of Whisper-large-v3, four frames of which become a row, and the decoder of Mistral in the layout of Llama. It hears
-a recording in windows of 30 s."""
+"""Voxtral: the encoder of Whisper-large-v3, a connector that makes one row of four neighbouring frames, and the decoder of Mistral in the
+layout of Llama. The model hears a recording in windows of 30 s."""
 
 from __future__ import annotations
 
