@@ -14,6 +14,8 @@ MAX_CLASSES = 1 << 16
 
 
 class Scores(StrEnum):
+    """How the outputs of a classification head become scores."""
+
     SOFTMAX = "softmax"  # each text has exactly one class
     SIGMOID = "sigmoid"  # each text may have several of the classes, or none; or there is only one class
     RAW = "raw"  # the outputs are the scores
@@ -26,7 +28,8 @@ class Classes:
 
 
 def read_classes(fields: Fields) -> Classes | None:
-    """Return the classes of a model's head, or None if the model has no classification head."""
+    """Return the classes of a model's head, or None if `architectures` names no model with a classification head. Raise ConfigError if the
+    fields of the head are not supported."""
     architectures = fields.raw("architectures", [])
     if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
         return None
@@ -48,7 +51,8 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
 
 def read_scores(fields: Fields, num_classes: int) -> Scores:
     """Return how outputs become scores: by the activation function that the file names, or else as `problem_type` says. Without both,
-    several outputs pass through a softmax, and the single output of a reranker through a sigmoid."""
+    several outputs pass through a softmax. A single output then passes through a sigmoid, as also with `single_label_classification`. Raise
+    ConfigError for another function or `problem_type`."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
     activation = fields.raw("sbert_ce_default_activation_function", activation)

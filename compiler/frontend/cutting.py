@@ -29,13 +29,14 @@ NAFLEX = Cutting(Naflex(256), BILINEAR, 1 / 255, HALF, HALF)
 CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
-MIXED_TOKENS = 64, 256  # least and most tokens of an image
-MIXED_TOLERANCE = 2.0  # an image is cut into tiles if its pixels exceed this number times the most pixels to which others are scaled
+MIXED_TOKENS = 64, 256  # least and most tokens of an image that is not cut into tiles
+# An image is cut into tiles if it has more pixels than this number times the most pixels of an image that is not cut.
+MIXED_TOLERANCE = 2.0
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),
 )
-FILLED_TOKENS = 280
+FILLED_TOKENS = 280  # most tokens of an image
 MOST_GRID_CROPS = 64
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
@@ -45,10 +46,11 @@ def has_processor(folder: Path) -> bool:
 
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
-    """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
+    """Return how images become crops: by the way of cutting in `vision.cutting`, with the numbers that the image processor's file states.
+    Raise ConfigError if there is no such file, or if it asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     fit = _read_fit(fields, vision, known.fit)
-    # With Filled, the encoder normalises pixels, so the file says that the image processor does not.
+    # With Filled, the encoder normalises pixels, so the file says that the image processor does not. Its mean and deviation are ignored.
     fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
     if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, and its processor resizes
         fields.require(do_resize=True)
@@ -118,7 +120,8 @@ def _require_crop_size(fields: Fields, vision: Vision) -> None:
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled, at most as many as one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled. The most pixels are lowered to what one call of the encoder takes.
+    Raise ConfigError if even the least pixels are more."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
@@ -141,7 +144,8 @@ def _num_patches(vision: Vision, fit: Fit) -> int:
 
 
 def _capped(fields: Fields, vision: Vision, known: Capped) -> Capped:
-    """Read the longest edge that an image may have. It is lowered to that of the largest square that one call of the encoder takes."""
+    """Read the longest edge that an image may have. A longer one is lowered to the edge of the largest square that one call of the encoder
+    takes."""
     size = fields.fields("size", {"longest_edge": known.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
