@@ -45,7 +45,8 @@ class Joint(Derived):
 
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
     """Return the source with joined tensors: tensors whose names differ only in the number for which `*` stands in a pattern become one
-    tensor. A pattern is a name within a layer. If one of the tensors is missing or has another shape or type, they are not joined, and
+    tensor, in the order of their numbers. A pattern is a name within a layer, without the ending such as `.weight`; patterns without `*`
+    are ignored. If their numbers are not 0, 1, 2 and so on, or if one of them has another shape or type, they are not joined, and
     `Accounting` reports them."""
     found: dict[str, dict[int, str]] = {}
     for pattern in (pattern for pattern in patterns if "*" in pattern):

@@ -1,5 +1,5 @@
-"""The registry of families: every module of compiler/frontend/families, by the model types that it reads. A module is found without
-registration."""
+"""The registry of families: the `FAMILY` of every module of compiler/frontend/families, by the model types that it reads. A module is found
+without registration. Also read the configuration of a model directory by the family that reads its model type."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the fields of a model directory's config.json."""
+    """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, and ConfigError if the file cannot
+    be read."""
     if not lexists(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
     return read_json(file)

@@ -28,6 +28,8 @@ CONNECTOR_NORM_EPS = 1e-5
 
 
 class Squares(TowerLayers):
+    """Builds the encoder of `n` crops of one size, and its connector."""
+
     def __init__(self, net: Net, vision: Vision, n: Dim, crop_ids: Var, starts: Var) -> None:
         super().__init__(net, vision, n * vision.num_places, crop_ids, starts)
         self.n = n
@@ -96,6 +98,7 @@ class Squares(TowerLayers):
         return net.reshape(net.weight(full, size) if name == self.names.class_token else net.weight(full, count, size), 1, count, size)
 
     def without_class(self, x: Var) -> Var:
+        """Return the vectors of patches, [patches of all crops, size], without those of class tokens."""
         net, vision = self.net, self.vision
         if not vision.has_class:
             return x

@@ -103,7 +103,8 @@ class Derived:
 
 
 class MappedFile:
-    """A file mapped as read-only memory."""
+    """A file mapped as read-only memory. Raise DamagedFile if it cannot be opened, is empty, or contains something else in place of
+    tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,7 +130,8 @@ class MappedFile:
         return view if view.flags.aligned else view.copy()  # a header of odd length misaligns the data
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Release only pages entirely within the range, since neighbouring tensors may be in use."""
+        """Release the memory of the pages of a range: they are read again on the next access. Pages that lie only partly within the range
+        are kept, since neighbouring tensors may be in use."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
@@ -137,7 +139,7 @@ class MappedFile:
 
     def add_to(self, digest: hashlib.blake2b, header_bytes: int) -> None:
         """Update the digest with the file's name, size, modification time and header, and with samples of its data. The samples distinguish
-        copies with equal modification times."""
+        files that have all else in common. Then release the memory of the whole file."""
         digest.update(f"{self.path.name}\0{self.num_bytes}\0{self._modified_ns}\0".encode())
         digest.update(self.memory[:header_bytes])
         span = self.num_bytes - header_bytes
@@ -221,7 +223,8 @@ class BesideFolders:
 
 
 class Renamed(Derived):
-    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order."""
+    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order,
+    once in a name. Raise DamagedFile if two tensors get the same name."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -242,8 +245,8 @@ class Renamed(Derived):
 
 
 def open_safetensors(path: str | Path) -> Safetensors:
-    """Open the weights of a file or of a model directory. Raise UnsafeFile if the weights are pickles, and ModelError if there are none, if
-    some are missing, or if it is not clear which files belong together."""
+    """Open the weights of a file or of a model directory. Raise UnsafeFile if the weights are pickles, DamagedFile if a file violates the
+    format, and ModelError if there are no weights, if some are missing, or if it is not clear which files belong together."""
     path = Path(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise _unsafe([path.name])
@@ -268,8 +271,8 @@ def open_safetensors(path: str | Path) -> Safetensors:
 
 
 def _parts(found: list[Path]) -> list[Path] | None:
-    """Return the parts of a model in order, or its only file. Return None if the names do not say that all files are parts of one model.
-    Raise ModelError if parts are missing."""
+    """Return the parts of a model in order, or its only file. Return None if there are no files, or if the names do not say that all files
+    are parts of one model. Raise ModelError if parts are missing."""
     names = {tuple(parts_of(file.name)) for file in found}
     if len(names) != 1:
         return None
@@ -318,8 +321,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if it is none, or if a key is repeated, since readers
-    differ in which of its values counts."""
+    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if the text is no JSON object, or if a key is repeated,
+    since readers differ in which of its values counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
