@@ -1,5 +1,5 @@
 """The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3 are read, in
-little-endian order. A model may be split into several files, of which the first has the metadata.
+little-endian order. A model may be split into several files, of which the first has the metadata of the model.
 
 Lengths and counts in the file are checked against the remaining bytes before memory is allocated for them.
 """
@@ -99,7 +99,8 @@ class GgufTensor:
 
 
 class GgufFile:
-    """The metadata and the tensors of a GGUF file, by their names in the file. The path may be that of any part of a split file."""
+    """The metadata and the tensors of a GGUF file, by their names in the file. The path may be that of any part of a split file. Raise
+    DamagedFile if a part violates the format, and ModelError if parts are missing or the file has an unsupported version or format."""
 
     def __init__(self, path: str | Path) -> None:
         paths = [Path(path).with_name(name) for name in parts_of(Path(path).name)]
@@ -124,7 +125,8 @@ class GgufFile:
             raise DamagedFile(f"{name} has split.no {found[0]!r} and split.count {found[1]!r}, expected {number} and {len(self._parts)}")
 
     def read(self, name: str) -> Tensor:
-        """Return the tensor: a view of the file if it holds plain numbers, an f32 array if it is quantised."""
+        """Return the tensor: if it holds plain numbers, a view of the file, or a copy if they are not aligned; if it is quantised, an f32
+        array."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             assert tensor.format.dtype is not None, name
@@ -132,7 +134,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format.blocks).reshape(tensor.shape)
 
     def first_rows(self, name: str, count: int) -> Tensor:
-        """Return the first `count` rows of a matrix, without decoding the others."""
+        """Return the first `count` rows of a matrix, or all if there are fewer, without decoding the others."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             return self.read(name)[:count]

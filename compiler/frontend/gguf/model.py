@@ -69,7 +69,8 @@ class Part:
 
 
 class GgufModel:
-    """A WeightSource that reads a GGUF file, and the configuration of the file's model."""
+    """A WeightSource that reads a GGUF file, and the configuration of the file's model. Raise UnknownModel if no family reads the file, and
+    another ModelError if it is damaged, has something else than a model, or has a configuration that is not supported."""
 
     def __init__(self, path: str | Path) -> None:
         self.file = GgufFile(path)
@@ -224,7 +225,7 @@ def _require_model(file: GgufFile) -> None:
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors
-    files."""
+    files. Raise DamagedFile if the heads have no even number of rows."""
     if tensor.shape[0] % (2 * num_heads):
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with an even number of rows")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -232,8 +233,8 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
-    """Reorder the rotated rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
-    files."""
+    """Reorder the first `rotated` rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
+    files. Raise DamagedFile if the heads have fewer rows."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with {rotated} rotated rows each")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

@@ -150,7 +150,8 @@ class Net:
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
     def tolerates(self, format: WeightFormat, w: Var) -> str | None:
-        """Return the type to which machines may round the inputs of a product by `w`, "i8" or "bf16", or None if they may not round them."""
+        """Return the type to which machines may round the inputs of a product by `w`, `i8` or `bf16`. Return None if they may not round
+        them."""
         if format.fast and (self._is_decoded(w) or not format.as_stored):
             return "i8"
         return "bf16" if self.rounds and format.bits <= 16 else None
@@ -354,8 +355,9 @@ class Net:
         return self.call(MULTIPLY, self.call(LAYER_NORM, x, ones, zeros, eps=eps), weight)
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
-        """Return the logits of all ranks, [rows, vocab]. If the format of other matrices has fewer than 8 bits, or rounds inputs to 8 bits,
-        the head has 8 bits, or the form in which the checkpoint stores it, and its inputs are not rounded to 8 bits."""
+        """Return the logits of all ranks, [rows, vocab]. If the format of other matrices has fewer than 8 bits, or lets inputs be rounded
+        to 8 bits, the head has another one: its inputs are not rounded to 8 bits, and floats become integers of 8 bits, or keep 16 bits if
+        the format is `as_stored`."""
         format = None
         if self.format.bits < 8 or self.format.fast:
             format = AS_STORED if self.format.as_stored else WeightFormat(8)

@@ -38,6 +38,8 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
+    """Matrices of codes of this kind, NF4 or FP4."""
+
     kind: Kind
 
     @property
@@ -66,7 +68,7 @@ class Codes:
         return (numbers * np.repeat(self._scales(parts, state), state.block)[: numbers.size]).reshape(state.shape)
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return None if a group spans two rows, or if its length is no multiple of 8."""
+        """Return None, so that programs read floats, if a group spans two rows, or if its length is no multiple of 8."""
         state = self._state(read(self._state_part))
         length = state.shape[1]
         if length % state.block or not is_even(length, length // state.block):
@@ -119,7 +121,8 @@ class Codes:
 
 
 def read_bitsandbytes(fields: Fields) -> tuple[Method, ...]:
-    """Read which floats the codes stand for. The other fields say in which type the library computes; here, `--quantize` decides that."""
+    """Read which floats the codes stand for. Raise ConfigError for codes of 8 bits. The other fields say in which type the library
+    computes; here, `--quantize` decides that."""
     if fields.flag("load_in_8bit", fields.flag("_load_in_8bit", False)):
         raise fields.error("load_in_8bit", "false: of bitsandbytes, codes of 4 bits (NF4, FP4) are read")
     kind = fields.text("bnb_4bit_quant_type", "fp4").lower()

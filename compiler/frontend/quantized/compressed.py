@@ -146,7 +146,8 @@ def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
 
 def read_compressed(fields: Fields) -> tuple[Method, ...]:
     """Read the schemes of the quantised matrices. Schemes for activations, and for cached keys and values, are ignored, since both are
-    stored in other types here."""
+    stored in other types here. Raise ConfigError for sparse or transformed matrices, and for schemes that are unknown or cannot be told
+    apart by their tensors."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     fields.skip("kv_cache_scheme")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):

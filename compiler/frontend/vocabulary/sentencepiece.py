@@ -136,6 +136,7 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
 
 
 def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
+    """Return the content of tokenizer.json for a vocabulary and the tokens that other files state."""
     is_bpe, has_bytes = vocabulary.model == BPE, BYTE in vocabulary.kinds
     # Transformers writes the mark of a text's beginning after each special token too, or, if `legacy` is false, only at the beginning.
     everywhere = vocabulary.has_prefix and stated.flag("legacy", True)
@@ -182,7 +183,8 @@ def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Norm
 
 
 def _scored(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, float]]:
-    """Return all tokens with their scores. As in sentencepiece, the score of a defined piece is so high that it is always used."""
+    """Return all tokens with their scores, in the order of their ids. As in sentencepiece, the score of a defined piece is so high that it
+    is always used. Raise ModelError if ids are missing."""
     texts = {id: text for text, id in ids.items()}
     if len(texts) != max(texts) + 1:
         missing = next(id for id in range(len(texts)) if id not in texts)
