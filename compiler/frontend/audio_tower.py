@@ -9,7 +9,7 @@ from compiler.frontend.audio import Listening
 from compiler.frontend.config import read_activation
 from compiler.frontend.fields import Fields
 
-# Names of a size of the encoder: in Whisper's and Qwen's files, and in Voxtral's.
+# The names of the encoder's sizes in Whisper's and Qwen's files, and those in Voxtral's.
 SIZES: Mapping[str, str] = {
     "d_model": "hidden_size",
     "encoder_layers": "num_hidden_layers",

@@ -36,6 +36,7 @@ def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[Heard
 
 
 def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[KVGroup, ...]:
+    """Return the groups of the layers that append keys and values, in the order that `groups_of` describes."""
     kinds: dict[tuple[Heads, int | None], list[int]] = {}
     for layer in config.keeping:
         window = config.windows[layer]

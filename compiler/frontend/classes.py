@@ -23,6 +23,8 @@ class Scores(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Classes:
+    """The classes of a classification head, in the order of its outputs, and how the outputs become scores."""
+
     names: tuple[str, ...]
     scores: Scores
 
@@ -38,6 +40,7 @@ def read_classes(fields: Fields) -> Classes | None:
 
 
 def _read_names(fields: Fields) -> tuple[str, ...]:
+    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if a name is missing."""
     named = fields.raw("id2label")
     if named is None:
         count = fields.integer("num_labels", 2, maximum=MAX_CLASSES)

@@ -48,6 +48,8 @@ ACTIVATIONS = {
 
 
 class Norm(StrEnum):
+    """The kind of a model's norms: RMS norms, or layer norms with or without a bias."""
+
     RMS = "rms"
     LAYER = "layer"
     LAYER_WITHOUT_BIAS = "layer_without_bias"
@@ -263,6 +265,7 @@ class ModelConfig:
         return Heads(self.num_kv_heads, self.head_dim, None if self.latent is None else self.latent.rank)
 
     def rope_of_layer(self, layer: int) -> Rope | None:
+        """Return the layer's rope, or None if its queries and keys do not rotate."""
         if layer in self.unrotated:
             return None
         return self.local_rope if self.local_rope is not None and self.windows[layer] is not None else self.rope

@@ -33,6 +33,8 @@ NORM = {"weight": "gamma", "bias": "beta"}
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
+    """Where a variable's data begin in the file, and their shape and type."""
+
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     start: int
@@ -99,6 +101,7 @@ class Ct2Whisper:
     # --- names -----------------------------------------------------------------------------------------------------------
 
     def _named(self) -> Any:
+        """Yield the name in transformers of each tensor, with its rows."""
         yield "model.decoder.embed_tokens.weight", _Rows("decoder/embeddings/weight")
         for side in ("encoder", "decoder"):
             yield f"model.{side}.embed_positions.weight", _Rows(f"{side}/position_encodings/encodings")
@@ -115,6 +118,7 @@ class Ct2Whisper:
     # --- variables -------------------------------------------------------------------------------------------------------
 
     def _info(self, rows: _Rows) -> TensorInfo:
+        """Return the description of a tensor. Raise DamagedFile if its variable is missing, cannot be cut so, or has unfit scales."""
         variable = self._variable(rows.variable)
         shape, dtype = variable.shape, variable.dtype
         if not shape or shape[0] % rows.parts:

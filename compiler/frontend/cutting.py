@@ -42,6 +42,7 @@ OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other cr
 
 
 def has_processor(folder: Path) -> bool:
+    """Return whether a folder has a file that may describe the image processor."""
     return (folder / FILE).is_file() or (folder / LATER_FILE).is_file()
 
 
@@ -89,6 +90,7 @@ def _read_fit(fields: Fields, vision: Vision, known: Fit) -> Fit:
 
 
 def _tiles(fields: Fields, vision: Vision, known: Tiles) -> Tiles:
+    """Read the longest edge to which an image is scaled, and whether it is cut into tiles."""
     crop_size = vision.crop_size
     longest_edge = fields.fields("size", {"longest_edge": known.longest_edge}).integer("longest_edge", minimum=2)
     if longest_edge > MOST_CROPS_PER_EDGE * crop_size:
@@ -108,13 +110,14 @@ def _grid(fields: Fields, vision: Vision, known: Grid) -> Grid:
 
 
 def _canvas(fields: Fields, vision: Vision, known: Canvas) -> Canvas:
-    """Read how many crops a canvas has at most."""
+    """Read how many crops a canvas has at most, and whether an image that is smaller than a canvas is enlarged."""
     _require_crop_size(fields, vision)
     most = fields.integer("max_patches", known.most_crops, maximum=MOST_GRID_CROPS)
     return Canvas(most_crops=most, enlarges=fields.flag("resize_to_max_canvas", False))
 
 
 def _require_crop_size(fields: Fields, vision: Vision) -> None:
+    """Raise ConfigError if the file states another size of crops than config.json."""
     if fields.raw("size", size := {"height": vision.crop_size, "width": vision.crop_size}) != size:
         raise fields.error("size", f"{size}, as image_size in config.json")
 
@@ -225,6 +228,8 @@ def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
 
 
 def _fields_of(folder: Path) -> Fields:
+    """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Raise ConfigError if there
+    are none."""
     if (folder / FILE).is_file():
         return Fields(read_json(folder / FILE), FILE)
     if (folder / LATER_FILE).is_file() and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):

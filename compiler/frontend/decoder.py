@@ -9,7 +9,8 @@
                                                        added to these tokens after the first layers; then `seen_lasts[v]` if the tokens of
                                                        an image attend to all of them: the last positions of the images of these tokens;
                                                        then `axes[t, 3]` if tokens of an image have three coordinates
-                                                       for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
+                                                       for speech models, instead of `hidden`: attention[h, heads * frames] of the aligned
+                                                       heads to the audio
     part(..., (cache, scales?)*) -> x[t, size]         for each stage of a model but the last: the residual stream after its layers
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
@@ -202,6 +203,7 @@ def prefix_of_decoder(tensors: Mapping[str, object]) -> str:
 
 
 def _result(step: Step, family: DecoderFamily, entry: str, layers: range) -> Var:
+    """Return what the program `entry` returns, computed by these layers."""
     x, batch = _stream(step, family) if layers.start == 0 else step.batch.tokens, step.batch
     for number in layers:
         x = deepened(step, family.layer(Layer(step, number), x), number)

@@ -57,6 +57,8 @@ UNUSED = (
 
 @dataclass(frozen=True, slots=True)
 class EncodeBounds:
+    """The largest numbers of tokens and of texts in one call, for which memory is planned."""
+
     max_tokens: int
     max_texts: int
 
@@ -93,6 +95,8 @@ def build_encode(
 
 @dataclass(slots=True)
 class _Encode:
+    """The program `encode` under construction. `prefix` begins the names of the weights."""
+
     net: Net
     config: ModelConfig
     family: EncoderFamily
@@ -102,6 +106,7 @@ class _Encode:
     n: DimVar
 
     def vectors(self) -> Var:
+        """Return the vector of each text, or the outputs of its classes: [n - 1, size]."""
         c, net = self.config, self.net
         stem = Stem(net, c, self.texts, self.prefix)
         x = self.family.embed(stem)

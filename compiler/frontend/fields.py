@@ -90,9 +90,11 @@ class Fields:
         return float(value) if type(value) is int else value
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return true or false, or the default if the field is absent. Raise ConfigError for another value."""
         return self._get(name, default, "true or false", lambda v: type(v) is bool)
 
     def text(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return a text. If the field is absent, return the default. Raise ConfigError as `integer` does."""
         return self._get(name, default, "a text", lambda v: isinstance(v, str))
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:

@@ -1,8 +1,8 @@
 """Refuse matrices with values that are not finite numbers, since these spread to every answer for which they are read.
 
-Each load runs a step of one token, and checks that its results are finite. This step reads all weights except most rows of an embedding
-table and most experts. These are matrices, so only matrices are checked here. Vectors are not, because some have infinite values on
-purpose.
+Each load runs a step of one token, and checks that its results are finite. This step reads most weights, but not most rows of an embedding
+table, most experts, and the encoders of images and of audio in conversations. Nearly all that it does not read are matrices, so only
+matrices are checked here. Vectors are not, because some have infinite values on purpose.
 """
 
 from __future__ import annotations

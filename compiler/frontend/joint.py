@@ -59,6 +59,7 @@ def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
 
 
 def _complete(source: WeightSource, by_number: Mapping[int, str]) -> bool:
+    """Return whether the numbers are 0, 1, 2 and so on, and all tensors have the same shape and type."""
     kinds = {(source.tensors[name].shape, source.tensors[name].dtype) for name in by_number.values()}
     return len(kinds) == 1 and _are_counted(by_number)
 

@@ -68,6 +68,7 @@ def add_listening(net: Net, config: ModelConfig) -> None:
 
 
 def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, sounding: Var, n: Dim, frame_ids: Var, ends: Var) -> Var:
+    """Return the rows, [n, hidden size], from the spectrogram `x`: apply the encoder, and then the connector."""
     size, frames = listening.hidden_size, n if listening.piece_hops else listening.merge * n
     encoder, connector = (
         next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)

@@ -98,6 +98,7 @@ class ExpertNames:
 
     @property
     def of_experts(self) -> tuple[str, ...]:
+        """The names of the projections of experts: those that read the input, and last the one that computes the output."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
@@ -157,6 +158,7 @@ class StackedExperts(Derived):
         self.source.release(self.parts[name].stored if name in self.parts else name)
 
     def _whole(self, name: str, stored: str) -> Tensor:
+        """Return a stored tensor, from which the tensor `name` is read now. Forget it if no other tensor is to be read from it."""
         if stored not in self._begun:
             self._begun[stored] = self.source.read(stored), {other for other, part in self.parts.items() if part.stored == stored}
         tensor, unread = self._begun[stored]

@@ -15,6 +15,8 @@ from compiler.machine.target import GPU, Target
 
 
 class Numerics(StrEnum):
+    """Whether products may round their operands to bf16. With PORTABLE they may not, with FAST they may."""
+
     AUTO = "auto"  # portable if weights are quantised, except to floats of 8 bits; otherwise fast
     PORTABLE = "portable"
     FAST = "fast"

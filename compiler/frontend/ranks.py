@@ -98,6 +98,7 @@ class RankWeights(Derived):
         super().__init__(whole, tensors)
 
     def _rows_of(self, name: str, shape: Shape, wanted: Shape) -> slice:
+        """Return the rows of a tensor that this rank has."""
         num_parts, rest = divmod(shape[0], wanted[0]) if shape and wanted and wanted[0] else (0, 0)
         if num_parts == 0 or rest or self._num_ranks % num_parts or shape[1:] != wanted[1:]:
             raise CannotDivide(f"tensor {name!r} is {list(shape)}, which cannot be cut into {list(wanted)} for {self._num_ranks} ranks")

@@ -66,12 +66,14 @@ def gguf_family(metadata: Mapping[str, Any]) -> tuple[Gguf, str] | None:
 
 
 def decoder_family(model_type: str) -> DecoderFamily:
+    """Return the family that reads this model type, which must be that of a decoder."""
     family = FAMILIES[model_type]
     assert isinstance(family, DecoderFamily), model_type
     return family
 
 
 def encoder_family(model_type: str) -> EncoderFamily:
+    """Return the family that reads this model type, which must be that of an encoder."""
     family = FAMILIES[model_type]
     assert isinstance(family, EncoderFamily), model_type
     return family

@@ -77,7 +77,9 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    theta: float
+    """The rotation of queries and keys by the positions of their tokens: the angle of each pair of dimensions."""
+
+    theta: float  # base: without scaling, pair i turns by theta^(-2i / size) radians per position
     size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
     interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
@@ -164,10 +166,12 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
 
 
 def rope_fields(config: Fields) -> Fields:
+    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent."""
     return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling")
 
 
 def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | None:
+    """Return the scaling of frequencies, or None if there is none. Raise ConfigError if it is unknown or malformed."""
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))

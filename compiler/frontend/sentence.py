@@ -14,9 +14,11 @@ from compiler.frontend.fields import Fields, read_json
 
 
 class Pooling(StrEnum):
+    """How the vectors of a text's tokens become one vector."""
+
     MEAN = "mean"  # mean over all tokens
     CLS = "cls"  # vector of the first token
-    LAST = "last"
+    LAST = "last"  # vector of the last token
     MAX = "max"  # maximum over all tokens, per element
     WEIGHTED_MEAN = "weighted mean"  # mean over all tokens, each weighted by its position in the text, from 1
     ROOT_MEAN = "mean over the root"  # sum over all tokens, divided by the square root of their number
@@ -104,6 +106,7 @@ def _length_of_tokenizer(directory: Path) -> int | None:
 
 
 def _load(path: Path) -> Fields:
+    """Return the fields of a file, or no fields if there is no such file."""
     return Fields(read_json(path) if path.exists() else {}, path.name)
 
 
@@ -156,6 +159,8 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
 
 
 def _read_pooling(fields: Fields) -> Pooling:
+    """Return the pooling that the config.json of a module states. Raise ConfigError if it is unknown, if there are several, or if tokens of
+    prompts are not pooled."""
     fields.require("because tokens of the prompt cannot be excluded from pooling", include_prompt=True)
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))

@@ -3,7 +3,8 @@
     see(pixels[n, side, side * 3], crop_ids[n * places], starts[n + 1]) -> rows[n * rows of a crop, hidden size]
 
 The program scales and normalises the bytes, multiplies each patch by a matrix, adds its position vector, and applies the layers of the
-encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row.
+encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row. In
+a model that embeds images, a row has the size of an embedding instead of the decoder's hidden size.
 """
 
 from __future__ import annotations

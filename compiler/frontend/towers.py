@@ -25,7 +25,7 @@ PIXTRAL: Mapping[str, Any] = {
 }
 COLOURS = 3
 PIXTRAL_NORM_EPS = 1e-5
-KINDS = ("axial", "default")  # names in files of RoPE by row and column
+KINDS = ("axial", "default")  # values of `rope_type` that stand for RoPE by row and column
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
 UNREAD = (
     "model_type",

@@ -134,6 +134,7 @@ class Vision:
 
     @property
     def any_size(self) -> bool:
+        """Whether crops may have any size; otherwise they are squares with edges of `crop_size` pixels."""
         return self.cutting.fit.any_size
 
     @property

@@ -78,8 +78,8 @@ class WeightSource(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return an identity of the files, for caches. Sources with equal digests have equal tensors. Computing the digest reads a few
-        hundred kilobytes per file."""
+        """Return an identity of the files, for caches: files with equal digests are taken to be equal. A source that renames, joins or
+        decodes tensors of another one has the same digest. Computing the digest reads a few hundred kilobytes per file."""
         ...
 
 
@@ -290,6 +290,8 @@ def _unsafe(names: list[str]) -> UnsafeFile:
 
 
 def _open_sharded(directory: Path, index: Path) -> Safetensors:
+    """Open the shards that an index names. Raise ModelError if shards are missing, and DamagedFile if the index is malformed, or names
+    files elsewhere or tensors that no shard has."""
     if index.stat().st_size > MAX_HEADER_BYTES:
         raise DamagedFile(f"{index.name} has {index.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read")
     content = _parse_object(index.read_bytes(), index.name)
@@ -361,6 +363,7 @@ def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[st
 
 
 def _check_tensor(entry: object, where: str) -> tuple[TensorInfo, int]:
+    """Return the description of a tensor and the offset of its bytes in the data. Raise DamagedFile if the entry is malformed."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DamagedFile(f"{where}: expected an object of dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None

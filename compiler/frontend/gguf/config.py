@@ -104,6 +104,7 @@ def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
 
 
 def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Set the size of a head if the file does not state it, and the fraction of a head that rotates."""
     hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
     if "head_dim" not in config and type(hidden_size) is int and type(num_heads) is int and num_heads > 0:
         config["head_dim"] = hidden_size // num_heads
@@ -127,6 +128,8 @@ def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> No
 
 
 def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the field `rope_scaling`, or None without scaling. Divisors of the frequencies become a scaling of type longrope, also those
+    of Llama 3. Raise ModelError for a mix of scalings that is not supported."""
     if ROPE_FACTORS in file.tensors:
         divisors = _divisors(file, ROPE_FACTORS)
         return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}

@@ -91,6 +91,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
+    """How a tensor is stored, and where."""
+
     shape: tuple[int, ...]  # outermost dimension first; the file lists the innermost first
     format: Format
     start: int  # byte offset in the file
@@ -117,6 +119,8 @@ class GgufFile:
             self.tensors = {**self.tensors, **part.tensors}
 
     def _require_part(self, part: _Part, number: int) -> None:
+        """Raise ModelError if the file is a part of a split file but is not named like one, and DamagedFile if it is another part than its
+        name says."""
         found = part.metadata.get("split.no", 0), part.metadata.get("split.count", 0) or 1
         if found != (number, len(self._parts)):
             name = part.file.path.name
@@ -233,6 +237,8 @@ class _Cursor:
         return Texts(memory, marks, at, length)
 
     def value(self, code: int) -> Any:
+        """Return the next value, which has the type with this code: a number, a text, an array of numbers (NumPy) or of texts (`Texts`).
+        Raise DamagedFile for other types, and for more than MAX_STRINGS texts in arrays."""
         if code in NUMBERS:
             return self.number(code)
         if code == STRING:
@@ -252,6 +258,8 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    """Return the number of tensors, and that of entries of the metadata. Raise ModelError for another version or byte order, and
+    DamagedFile for another kind of file or too large numbers."""
     if (magic := cursor.take(4)) != MAGIC:
         raise DamagedFile(f"{cursor.name} is no GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
     version = cursor.number(4)
@@ -277,6 +285,7 @@ def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: MappedFile) -> dict[str, GgufTensor]:
+    """Return the tensors by name. Raise DamagedFile if a name is repeated, or if data overlap or do not lie within the file."""
     described: dict[str, tuple[tuple[int, ...], Format, int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.text()

@@ -112,6 +112,7 @@ class GgufModel:
         return tensor if restore is None else restore(tensor)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
+        """Return the parts of the matrix's form: the blocks as they are in the file, or the parts into which NumPy takes them apart."""
         part = self._parts[name]
         rows, format = self._rows_of(self.file.blocks(part.stored_as), part), self.file.tensors[part.stored_as].format.blocks
         found = format.parts(rows) if isinstance(format, CodedBlocks) else (rows,)
@@ -138,6 +139,8 @@ class GgufModel:
         return self.file.digest()
 
     def _read_parts(self) -> Iterator[Part]:
+        """Yield the tensors of the model: stacks are taken apart, and layers that predict further tokens are left out. Raise DamagedFile if
+        the projections of queries, keys and values are stacked, but have an unexpected number of rows."""
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
                 continue  # these tensors are part of the configuration
@@ -187,15 +190,19 @@ class GgufModel:
         return own if stem not in self._layer_names else f"model.layers.{match[1]}.{self._layer_names[stem]}.{kind}"
 
     def _restore(self, part: Part) -> Callable[[Tensor], Tensor] | None:
+        """Return the function that undoes a change by converters to this tensor, or None if the family names none."""
         return self._gguf.restored.get(self._hub_name(part.name).partition(".layers.")[2].partition(".")[2])
 
     def _is_rotated(self, part: Part) -> bool:
+        """Return whether RoPE rotates the results of this tensor, so that converters may have reordered its rows."""
         return re.search(r"\.attn_[qk]\.", part.name) is not None
 
     def _is_shifted_norm(self, part: Part) -> bool:
+        """Return whether converters added a number to this tensor, the weights of a norm."""
         return self._gguf.norm_offset != 0 and part.name.endswith("norm.weight") and UNSHIFTED not in part.name
 
     def _info(self, part: Part) -> TensorInfo:
+        """Return the description of a tensor as `read` returns it. Raise DamagedFile if a change by converters cannot be undone."""
         tensor = self.file.tensors[part.stored_as]
         dtype = FLOAT32 if self._is_shifted_norm(part) else tensor.format.dtype or FLOAT32
         if (restore := self._restore(part)) is not None:

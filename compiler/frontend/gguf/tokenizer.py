@@ -208,6 +208,7 @@ class _Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
+        """The kind of each token (`vocabulary/pieces.py`). Without a statement, all tokens are normal ones."""
         types = self._numbers("token_type", len(self._texts))
         return [1] * len(self._texts) if types is None else [int(kind) for kind in types]
 
@@ -221,6 +222,7 @@ class _Vocabulary:
         return value
 
     def token_id(self, name: str) -> int | None:
+        """Return the id that an entry states, or None if it states none. Raise DamagedFile if no token has the id."""
         value = self.get(name)
         if value is None or value == 0xFFFFFFFF:  # 0xFFFFFFFF stands for no token
             return None
@@ -229,6 +231,7 @@ class _Vocabulary:
         return value
 
     def end_ids(self) -> tuple[int, ...]:
+        """Return the ids of the tokens that end an answer, which the file states or the texts of tokens show, in ascending order."""
         ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
         return tuple(sorted(ends | self._listed_ends() | self._unstated_ends()))
 

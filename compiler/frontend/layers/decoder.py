@@ -271,6 +271,7 @@ def _judged(step: Step, x: Var, verdict: Verdict) -> Var:
 
 
 def _head(step: Step) -> str:
+    """Return the name of the head: that of the token embedding if both are tied."""
     return step.embedding if step.config.tie_word_embeddings else own_head(step.prefix)
 
 
@@ -330,6 +331,7 @@ def parallel(attention: Branch, feed: Branch) -> Branch:
 
 
 def residual(layer: Layer, x: Var, branch: Var) -> Var:
+    """Add the result of a branch, times the configuration's factor, to the residual stream."""
     return layer.step.net.add(x, scaled(layer.step, branch, layer.step.config.residual_scale))
 
 

@@ -364,11 +364,13 @@ class Net:
         return self.gathered(self.linear(x, name, in_size, vocab // self.ranks, bias=bias, format=format))
 
     def _observe(self, x: Atom, names: Sequence[str]) -> None:
+        """Record the squares of an input of these matrices, if squares are collected."""
         if self.squares is not None:
             wide = self.as_f32(x) if isinstance(x, Var) else x
             self.squares[tuple(f"{name}.weight" for name in names)] = self.call(SUM, self.call(MULTIPLY, wide, wide), axes=0)
 
     def _is_decoded(self, w: Var) -> bool:
+        """Return whether `held` returned this matrix: the checkpoint stores it as encoded numbers."""
         return w in self._decoded
 
     def _held(self, w: Var, format: WeightFormat) -> Var:

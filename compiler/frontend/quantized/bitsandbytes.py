@@ -87,6 +87,7 @@ class Codes:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def _state(self, stored: Array) -> _State:
+        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if they are too many or malformed."""
         where = "its quant_state"
         try:
             found = json.loads(stored.tobytes()) if stored.nbytes <= MOST_STATE_BYTES else None
@@ -111,6 +112,7 @@ class Codes:
         return stored >> np.uint8(4) | stored << np.uint8(4)
 
     def _scales(self, parts: Parts, state: _State) -> Floats:
+        """Return the scale of each group as a float. Raise DamagedFile if the codes stand for other floats than those of their kind."""
         if not np.array_equal(parts[MAP].astype(np.float32), FLOATS_OF_CODES[self.kind]):
             raise DamagedFile(f"its {MAP} is {parts[MAP].tolist()!r:.80}, expected the floats of {self.kind}")
         if not state.nested_block:

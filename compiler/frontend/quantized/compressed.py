@@ -128,6 +128,7 @@ class Bytes:
 
 
 def _form(infos: Infos, bits: int, length: int) -> Form | None:
+    """Return the form of a matrix whose groups are consecutive inputs, or None if products of integers do not support these groups."""
     groups = infos["weight_scale"].shape[1]
     if not is_even(length, groups):
         return None
@@ -165,6 +166,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
 
 
 def _read_scheme(scheme: Fields, kind: str) -> Method:
+    """Return the method of a scheme that has the format `kind`. Raise ConfigError if it is not supported."""
     weights = scheme.fields("weights")
     bits, number = weights.integer("num_bits"), weights.text("type")
     if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:

@@ -89,6 +89,7 @@ class Scaled:
 
 
 def read_fp8(fields: Fields) -> tuple[Method, ...]:
+    """Read the shape of blocks. Raise ConfigError if experts are stored in another format."""
     fields.skip("activation_scheme", "modules_to_not_convert", "modules_to_convert", "fmt", "scale_fmt")
     fields.require(expert_dtype="fp8")
     return (Scaled("weight_scale_inv", block_of(fields, "weight_block_size")),)
@@ -100,6 +101,7 @@ def read_fbgemm(fields: Fields) -> tuple[Method, ...]:
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int] | None:
+    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if it is malformed."""
     if name not in fields:
         return None
     match fields.raw(name):

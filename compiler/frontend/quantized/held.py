@@ -37,7 +37,8 @@ from compiler.ir.numbers import Kind, num_per_byte, stored_as
 Array = NDArray[Any]
 Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
 NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
-MOST_UNREAD = 4  # matrices of which some parts are kept: programs read the codes of queries, keys and values before their scales
+# Largest number of matrices whose unread parts are kept: a program may read the codes of queries, keys and values before their scales.
+MOST_UNREAD = 4
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 

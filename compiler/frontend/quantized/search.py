@@ -79,6 +79,8 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Search:
+    """The program under construction, for rows of `length` values. `operands` are the weights and the importance of each."""
+
     builder: Builder
     form: Form
     n: DimVar

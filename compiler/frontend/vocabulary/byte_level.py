@@ -82,6 +82,7 @@ def _vocabulary(content: bytes) -> dict[str, int]:
 
 
 def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges in order, each as its two tokens. Raise DamagedFile if a line is not two tokens that make a third."""
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -121,6 +122,7 @@ def _shows_nothing(text: str) -> bool:
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, kind: Kind, stated: Stated, ids: Mapping[str, int]) -> None:
+    """Let the tokenizer put the begin token before a text if the files say so, or RoBERTa's tokens around texts and pairs of texts."""
     roles = {role: (text, ids[text]) for role in stated.roles if (text := stated.role(role)) in ids and text is not None}
     if not kind.is_roberta:
         add_ends(tokenizer, roles.get("bos_token") if stated.flag("add_bos_token", False) else None, None)

@@ -68,6 +68,8 @@ def stated(files: Mapping[str, bytes], defaults: Mapping[str, str | dict[str, An
 
 
 def _added(config: Mapping[str, Any], file: Mapping[str, Any], are_special: set[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the ids and fields of added tokens: those in tokenizer_config.json, or, if it has none, those in added_tokens.json. The latter
+    states no fields: of its tokens, those in `are_special` are special."""
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         for key, value in decoder.items():
@@ -98,6 +100,7 @@ def _token(value: object, where: str, *, special: bool) -> dict[str, Any]:
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if there is no such file. Raise DamagedFile if the content is anything else."""
     if name not in files:
         return {}
     try:
