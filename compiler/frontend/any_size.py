@@ -10,9 +10,9 @@ turns the results for the patches of a square into a row. Except in SigLIP 2, Ro
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
 patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of
-several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table, and `shares` is the only operand. In Gemma 4, the
-position vector is the sum of a vector for the row and one for the column, without such operands. If images are embedded, each crop becomes
-one row.
+several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table, so there are no `taps`. In Gemma 4, the position
+vector is the sum of a vector for the row and one for the column, so there are neither `taps` nor `shares`. If images are embedded, each
+crop becomes one row.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ class Listening:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    merge: int  # neighbouring frames that become one row
+    merge: int  # neighbouring frames of 20 ms that become one row; if windows consist of pieces, a longer frame has as many
     joining: Joining
-    audio_token: int  # token in whose places the rows are read
+    audio_token: int  # token whose embeddings the rows replace
     connector_activation: Activation | None = None
     # Whether frames after the end of a recording give no rows, and no frame of the recording attends to them; otherwise the model hears
     # silence up to the end of the window.

@@ -77,7 +77,7 @@ class QueryGrowth:
     `1 + beta * log(1 + (position + ahead) // original_context)`, which grows with its position."""
 
     beta: float
-    original_context: int  # positions after which the factor first grows; Llama 4 calls it floor_scale
+    original_context: int  # number of positions after which the factor first grows; Llama 4 calls it floor_scale
     ahead: int = 0  # 1 if the formula counts positions from 1, as in Llama 4
 
 

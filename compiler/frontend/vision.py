@@ -52,7 +52,7 @@ class Cutting:
 
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    rescale: float  # factor of the bytes of a pixel
+    rescale: float  # factor that multiplies the bytes of a pixel
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
 
@@ -83,7 +83,7 @@ class Vision:
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
-    num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
+    num_frames: int = 0  # frames of the matrix of patches, each of which is the same image; 0: the matrix has no axis of frames
     theta: float = 10_000.0  # base of RoPE by row and column, in encoders that have it
     window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop

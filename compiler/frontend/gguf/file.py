@@ -24,9 +24,9 @@ from compiler.frontend.weights import MappedFile, Tensor
 from runtime.split_files import parts_of
 
 MAGIC = b"GGUF"
-MAX_METADATA_BYTES = 256 << 20  # vocabularies take a few megabytes
+MAX_METADATA_BYTES = 256 << 20  # a vocabulary takes a few megabytes, or 12 MB if it is large
 MAX_ENTRIES = 1 << 16  # maximum number of metadata entries
-MAX_STRINGS = 1 << 22  # maximum number of texts in arrays; a vocabulary and its merges have less than a million
+MAX_STRINGS = 1 << 22  # maximum number of texts in all arrays together; a vocabulary and its merges have fewer than a million
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
@@ -57,8 +57,8 @@ class Texts:
     list of 260,000 texts takes 20 MB."""
 
     def __init__(self, memory: mmap, marks: Sequence[int], end: int, length: int) -> None:
-        """`marks` has the offset of every STRIDE-th text, which its length precedes; `end` is the offset behind the last text. The caller
-        has checked that all texts lie within the file."""
+        """`marks` has the offsets of the first text and then of every STRIDE-th one. A text begins with its length, and its offset is that
+        of the length. `end` is the offset behind the last text. The caller has checked that all texts lie within the file."""
         self._memory, self._marks, self._end, self._length = memory, marks, end, length
 
     def __len__(self) -> int:

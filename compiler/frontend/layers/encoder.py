@@ -22,9 +22,9 @@ class Texts:
     """The inputs of an encoder."""
 
     tokens: Var
-    positions: Var
-    text_ids: Var
-    starts: Var
+    positions: Var  # position of each token in its text
+    text_ids: Var  # index of each token's text
+    starts: Var  # first token of each text, followed by the number of tokens
     segments: Var | None = None  # segment of each token; None: the model does not distinguish the texts of a pair
     # `angles` has the cosines and sines per rope, computed once for all layers.
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
