@@ -15,11 +15,11 @@ def groups_of(
     config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None, *, coarse: bool = False
 ) -> tuple[CacheGroup, ...]:
     """Return the cache groups: first the layers that keep all tokens, then those with windows, from the smallest window on, then those with
-    states, and last the keys and values of a speech model's audio. Layers whose keys and values differ in number or size are in different
-    groups. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If `layers` names the layers of a
-    stage, a group has only its layers in this stage, possibly none: all stages of a model have the same groups, so that one page table
-    serves all of them. `dtype` is the type of cached keys and values. `coarse` says whether products round the rows that they read to 8
-    bits."""
+    states, and last the keys and values of a speech model's audio. Layers whose key and value heads differ in number or size are in
+    different groups. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If `layers` names the
+    layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same groups, so that one
+    page table serves all of them. `dtype` is the type of cached keys and values. `coarse` says whether products round the rows that they
+    read to 8 bits."""
     attention = _of_attention(config, dtype, max_context)
     groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype, coarse=coarse)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)

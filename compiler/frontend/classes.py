@@ -40,7 +40,8 @@ def read_classes(fields: Fields) -> Classes | None:
 
 
 def _read_names(fields: Fields) -> tuple[str, ...]:
-    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if a name is missing."""
+    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if names are missing, no
+    texts, or too many."""
     named = fields.raw("id2label")
     if named is None:
         count = fields.integer("num_labels", 2, maximum=MAX_CLASSES)

@@ -155,7 +155,7 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The configuration of a model of any family. A field that a family does not have keeps the value that changes nothing."""
+    """The configuration of a model of any family. Fields that do not concern a family keep their defaults."""
 
     family: str
     vocab_size: int

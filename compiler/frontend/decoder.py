@@ -189,8 +189,8 @@ def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
 
 
 def table_and_head(config: ModelConfig, tensors: Mapping[str, object]) -> tuple[str, str]:
-    """Return the names of the table of embeddings and of the head. Only a model whose embeddings are not tied has a tensor with the second
-    name."""
+    """Return the names of the table of embeddings and of the head. Programs read a head beside the table only if the embeddings are not
+    tied."""
     prefix = prefix_of_decoder(tensors)
     return f"{prefix}{decoder_family(config.family).embedding}.weight", f"{own_head(prefix)}.weight"
 

@@ -106,9 +106,9 @@ class Fields:
         return tuple(float(v) for v in self._get(name, REQUIRED, f"a list of {length} positive numbers", fits))
 
     def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
-        """Return the object in a field; an absent field counts as an empty object. `defaults` supplies fields that the object does not even
-        have as null, and `overrides` adds or replaces fields. Later calls return the same object, and ignore these arguments. Raise
-        ConfigError if the field is no object."""
+        """Return the object in a field; an absent field counts as an empty object. `defaults` supplies fields that the object lacks, but
+        does not replace null, and `overrides` adds or replaces fields. Later calls return the same object, and ignore these arguments.
+        Raise ConfigError if the field is no object."""
         if name not in self._nested:
             nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
             nested.values = {**defaults, **nested.values, **overrides}

@@ -159,7 +159,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
         raise fields.error("config_groups", "an object of schemes")
     schemes = [Fields(group, f"{name} of config_groups") for name, group in groups.items()]
     found = [_read_scheme(scheme, scheme.text("format", kind)) for scheme in schemes if "weights" in scheme]
-    # Matrices have the first method that fits. `Packed` is last, because tensors of NVFP4 have all names that it needs, and more.
+    # A matrix has the first method that fits its tensors. NVFP4 also has tensors `weight_packed` and `weight_scale`, so `Packed` is last.
     methods = sorted(dict.fromkeys(found), key=lambda method: isinstance(method, Packed))
     if sum(isinstance(method, Packed) or method == MXFP4 for method in methods) > 1:
         raise fields.error("config_groups", "the same number of bits in all pack-quantized schemes")

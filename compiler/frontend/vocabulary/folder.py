@@ -72,7 +72,7 @@ def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
 
 
 def _class_of(files: Mapping[str, bytes]) -> str | None:
-    """Return the name of the tokenizer's class, without the ending `Fast`: the one that the tokenizer's files name, or else the usual one
+    """Return the name of the tokenizer's class, without the ending `Fast`: the one that tokenizer_config.json names, or else the usual one
     of the model's type, or None if the type is not in BY_MODEL either. For Qwen 3.5, the type decides: the tokenizers of all models of Qwen
     name one class, but those of Qwen 3.5 split texts in their own way."""
     kind = _field(files, "config.json", "model_type")
