@@ -51,7 +51,8 @@ class _Rows:
 
 
 class Ct2Whisper:
-    """The tensors of a model.bin, under the names of transformers."""
+    """The tensors of a model.bin, under the names of transformers. Raise ConfigError if the file has another model than Whisper, and
+    DamagedFile if it violates the format, or if a variable that Whisper has is missing or unfit."""
 
     def __init__(self, path: Path) -> None:
         self._file = MappedFile(path)

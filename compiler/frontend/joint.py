@@ -16,8 +16,8 @@ def joint_name(pattern: str) -> str:
 
 
 class Joint(Derived):
-    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read. `members` has
-    the names of these tensors, in order, by the name of the joined one."""
+    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read; it then releases them.
+    `members` has the names of these tensors, in order, by the name of the joined one."""
 
     def __init__(self, source: WeightSource, members: Mapping[str, tuple[str, ...]]) -> None:
         self.members = members

@@ -164,7 +164,8 @@ def _no_data(head: bytes, num_bytes: int) -> str:
 
 
 class Safetensors:
-    """The tensors of one file, or of all shards of a model."""
+    """The tensors of one file, or of all shards of a model. Raise DamagedFile if a file violates the format, or if two files have a tensor
+    of the same name."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._files: list[tuple[MappedFile, int]] = []  # each file with the start of its data

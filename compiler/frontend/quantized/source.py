@@ -77,7 +77,8 @@ def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
 
 
 class QuantizedWeights:
-    """A WeightSource that decodes the quantised tensors of another source."""
+    """A WeightSource that decodes the quantised tensors of another source. The parts of quantised matrices, scales of the cache and scales
+    of activations are hidden. Raise DamagedFile if the parts of a matrix do not fit together."""
 
     def __init__(self, stored: WeightSource, methods: tuple[Method, ...]) -> None:
         self._stored = stored
