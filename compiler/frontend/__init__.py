@@ -1,1 +1,1 @@
-"""Read model files and build programs: read the configuration and the weights, and build the step of the model's family."""
+"""Read a model's configuration and weights from its files, and build the programs that compute the model."""

@@ -12,8 +12,8 @@ from compiler.ir.types import TensorType
 
 
 def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str]) -> None:
-    """Raise WeightMismatch unless the source has the weights of the program, and no others. `unused` are shell patterns of the names of
-    further tensors that the source may have."""
+    """Raise WeightMismatch unless the source has all weights of the program, in their shapes, and no other tensors. `unused` are shell
+    patterns of the names of further tensors that the source may have. A matrix of integers without scales is refused, too."""
     accounting = Accounting(source)
     for func in module.graph_functions.values():
         for weight in func.weights:
@@ -34,7 +34,7 @@ class Accounting:
         self._unscaled: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...]) -> None:
-        """Record that the model needs this tensor in this shape."""
+        """Record that the model needs this tensor in this shape. If the source does not have it so, `check` reports that."""
         self._taken.add(name)
         if (info := self._tensors.get(name)) is None:
             self._missing.append(f"{name} {list(shape)}")
@@ -48,6 +48,7 @@ class Accounting:
         self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     def check(self) -> None:
+        """Raise WeightMismatch if needed tensors are missing or unfit, or if tensors are left that were neither taken nor ignored."""
         surplus = sorted(self._tensors.keys() - self._taken)
         kinds = (
             ("missing", self._missing),

@@ -20,8 +20,9 @@ def default_heads(num_layers: int, num_heads: int) -> Heads:
 
 
 def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
-    """Return the heads that a file of the folder names. If no file names any, or a file names layers that the model does not have, return
-    those of `default_heads`. Raise ConfigError if a file names other things than heads, or a head twice."""
+    """Return, sorted, the heads in the field FIELD of the first file of FILES that has it. If no file has the field, or if it names layers
+    that the model does not have, return those of `default_heads`. Raise ConfigError if the field is anything but a list of different heads,
+    if the list is empty, or if a head's number is too large for the model."""
     for name in FILES:
         found = read_json(folder / name).get(FIELD) if (folder / name).is_file() else None
         if found is None:

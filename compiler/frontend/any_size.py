@@ -5,12 +5,14 @@
 
 An operand with a question mark exists only in some encoders. The `n` crops of a call consist of `q` squares of `m` patches, and each square
 becomes one row. A patch is a row of bytes, and its point is its row and column in its crop. `ends` says after which patch each crop ends.
-The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder. Except in SigLIP 2,
-RoPE rotates queries and keys by row and column.
+The program scales and normalises the bytes, multiplies each patch by a matrix, and applies the layers of the encoder. The connector then
+turns the results for the patches of a square into a row. Except in SigLIP 2, RoPE rotates queries and keys by row and column.
 
 In Qwen2.5-VL, a patch attends only to patches of its window in most layers, so the patches of each window are adjacent. In Qwen3-VL, a
 patch gets a position vector, the sum of four vectors of a table (`taps`) times their weights (`shares`), and a row has the results of
-several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table. If images are embedded, each crop becomes one row.
+several layers. In SigLIP 2 and GLM-4.1V, this sum is over all `e` vectors of the table, so there are no `taps`. In Gemma 4, the position
+vector is the sum of a vector for the row and one for the column, so there are neither `taps` nor `shares`. If images are embedded, each
+crop becomes one row.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from compiler.ops.reduce import SUM
 
 class AnySize(TowerLayers):
     """Build the layers that all encoders of crops of any size share. A subclass for each encoder has the function `rows`, which returns the
-    rows of squares."""
+    rows of squares. `crops` are the operands `crop_ids` and `ends` of the program. `windows` and `taps` are the operands in the brackets
+    with question marks; they are empty if the encoder has none."""
 
     def __init__(
         self, net: Net, vision: Vision, squares: Dim, crops: tuple[Var, Var], windows: tuple[Var, ...], taps: tuple[Var, ...]
@@ -41,7 +44,8 @@ class AnySize(TowerLayers):
         self.windows = (windows[0], _starts(net, windows[1])) if windows else None
 
     def embedded(self, patches: Var, *, bias: bool = False) -> Var:
-        """Return the vectors of patches, [places, size]. An encoder that was trained on pairs of frames sees an image twice."""
+        """Return the vectors of patches, [places, size]. To an encoder that was trained on pairs of frames, an image is a pair of equal
+        frames."""
         net, vision, name = self.net, self.vision, f"{self.encoder}{self.names.patch}"
         x = normalised(net, vision, net.reshape(patches, self.places, vision.patch_size**2 * COLOURS))
         given = net.vector(f"{name}.bias", vision.hidden_size) if bias else None
@@ -49,7 +53,7 @@ class AnySize(TowerLayers):
 
     def patch_matrix(self, name: str) -> Var:
         """Return the matrix that multiplies patches, [size, values], with the values of a pixel next to each other. Most checkpoints order
-        values by colour first."""
+        values by colour first. If the checkpoint has a matrix for each frame, return their sum, since all frames are equal."""
         net, size, patch, frames = self.net, self.vision.hidden_size, self.vision.patch_size, self.vision.num_frames
         if frames:
             w = net.call(SUM, net.as_f32(net.weight(name, size, COLOURS, frames, patch, patch)), axes=[2])
@@ -58,8 +62,8 @@ class AnySize(TowerLayers):
         return net.reshape(net.call(PERMUTE_DIMS, w, axes=(0, 2, 3, 1)), size, patch**2 * COLOURS)
 
     def positions(self) -> Var:
-        """Return the position vector of each patch, [places, size]. It is interpolated from the table of positions, which is scaled to the
-        crop."""
+        """Return the position vector of each patch, [places, size], if the encoder scales its table of positions to the crop. The vector is
+        interpolated: it is the sum of all vectors of the table times `shares`."""
         net, vision, (shares,) = self.net, self.vision, self.taps
         table = net.weight(f"{self.encoder}{self.names.positions}", vision.table_edge**2, vision.hidden_size)
         return net.product(shares, net.call(PERMUTE_DIMS, table, axes=(1, 0)), format=self.format)
@@ -77,7 +81,7 @@ class AnySize(TowerLayers):
 
 
 class LikeDecoders(AnySize):
-    """Build layers that have the norms and the gated MLP of decoders."""
+    """Build layers that have the RMS norms and the gated MLP of decoders."""
 
     def norm(self, x: Var, name: str) -> Var:
         return self.net.rms_norm(x, name, self.vision.hidden_size, self.vision.norm_eps)

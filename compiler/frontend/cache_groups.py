@@ -1,4 +1,4 @@
-"""Group the layers of a decoder by what they cache per token: the layers of a group share its pages."""
+"""Group the layers of a decoder by what they cache: the layers of a group share its pages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix
 def groups_of(
     config: ModelConfig, dtype: DType, max_context: int, layers: range | None = None, *, coarse: bool = False
 ) -> tuple[CacheGroup, ...]:
-    """Return the cache groups: first the layers that keep all tokens, then those with windows, then those with states, and last the keys
-    and values of a speech model's audio. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If
-    `layers` names the layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same
-    groups, so that one page table serves all of them. `coarse` says whether products round their rows to 8 bits."""
+    """Return the cache groups: first the layers that keep all tokens, then those with windows, from the smallest window on, then those with
+    states, and last the keys and values of a speech model's audio. Layers whose key and value heads differ in number or size are in
+    different groups. A layer with a window of at least `max_context` tokens counts as one that keeps all tokens. If `layers` names the
+    layers of a stage, a group has only its layers in this stage, possibly none: all stages of a model have the same groups, so that one
+    page table serves all of them. `dtype` is the type of cached keys and values. `coarse` says whether products round the rows that they
+    read to 8 bits."""
     attention = _of_attention(config, dtype, max_context)
     groups = *attention, *_of_states(config, sum(group.bytes_per_page for group in attention)), *_of_audio(config, dtype, coarse=coarse)
     return groups if layers is None else tuple(replace(group, layers=tuple(n for n in group.layers if n in layers)) for group in groups)
@@ -34,6 +36,7 @@ def _of_audio(config: ModelConfig, dtype: DType, *, coarse: bool) -> tuple[Heard
 
 
 def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[KVGroup, ...]:
+    """Return the groups of the layers that append keys and values, in the order that `groups_of` describes."""
     kinds: dict[tuple[Heads, int | None], list[int]] = {}
     for layer in config.keeping:
         window = config.windows[layer]
@@ -46,8 +49,9 @@ def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[
 
 
 def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:
-    """Return the group of layers with states. States are saved at the shortest interval at which they take no more memory per token than
-    keys and values do (`kv_bytes` per page of all layers), but at least every MOST_TOKENS tokens."""
+    """Return the group of layers with states, or nothing if there are none. Of the intervals PAGE_SIZE, 2 * PAGE_SIZE and so on, states are
+    saved at the shortest one at which they take no more memory per token than keys and values do (`kv_bytes` per page of all layers), but
+    at least every MOST_TOKENS tokens."""
     if not config.stateful:
         return ()
     layers, sizes = tuple(sorted(config.stateful)), _sizes(config)

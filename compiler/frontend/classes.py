@@ -14,6 +14,8 @@ MAX_CLASSES = 1 << 16
 
 
 class Scores(StrEnum):
+    """How the outputs of a classification head become scores."""
+
     SOFTMAX = "softmax"  # each text has exactly one class
     SIGMOID = "sigmoid"  # each text may have several of the classes, or none; or there is only one class
     RAW = "raw"  # the outputs are the scores
@@ -21,12 +23,15 @@ class Scores(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Classes:
+    """The classes of a classification head, in the order of its outputs, and how the outputs become scores."""
+
     names: tuple[str, ...]
     scores: Scores
 
 
 def read_classes(fields: Fields) -> Classes | None:
-    """Return the classes of a model's head, or None if the model has no classification head."""
+    """Return the classes of a model's head, or None if `architectures` names no model with a classification head. Raise ConfigError if the
+    fields of the head are not supported."""
     architectures = fields.raw("architectures", [])
     if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
         return None
@@ -35,6 +40,8 @@ def read_classes(fields: Fields) -> Classes | None:
 
 
 def _read_names(fields: Fields) -> tuple[str, ...]:
+    """Return the names in `id2label`, or LABEL_0, LABEL_1 and so on for `num_labels` classes. Raise ConfigError if names are missing, no
+    texts, or too many."""
     named = fields.raw("id2label")
     if named is None:
         count = fields.integer("num_labels", 2, maximum=MAX_CLASSES)
@@ -48,7 +55,8 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
 
 def read_scores(fields: Fields, num_classes: int) -> Scores:
     """Return how outputs become scores: by the activation function that the file names, or else as `problem_type` says. Without both,
-    several outputs pass through a softmax, and the single output of a reranker through a sigmoid."""
+    several outputs pass through a softmax. A single output then passes through a sigmoid, as also with `single_label_classification`. Raise
+    ConfigError for another function or `problem_type`."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
     activation = fields.raw("sbert_ce_default_activation_function", activation)

@@ -48,6 +48,8 @@ ACTIVATIONS = {
 
 
 class Norm(StrEnum):
+    """The kind of a model's norms: RMS norms, or layer norms with or without a bias."""
+
     RMS = "rms"
     LAYER = "layer"
     LAYER_WITHOUT_BIAS = "layer_without_bias"
@@ -55,14 +57,15 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The settings that only encoders have: learned positions, segments, bidirectional attention."""
+    """The settings that only encoders have: learned positions, segments, and to which tokens a token attends."""
 
     num_positions: int  # rows of the position table; 0: no position table
     position_offset: int  # row of the position table for a text's first token
     num_segments: int  # segments that embeddings distinguish; 0: no segment embeddings
     relative_buckets: int = 0  # buckets in MPNet's table of relative positions; 0: no relative positions
     embedding_size: int | None = None  # size of token embeddings, which are projected to the hidden size; None: the hidden size
-    reaches: tuple[int | None, ...] = ()  # per layer: how far a token attends in either direction; None or no entry: to its whole text
+    # Per layer: how many tokens away a token attends in either direction; None: to its whole text. Empty: to its whole text in all layers.
+    reaches: tuple[int | None, ...] = ()
     looks_back: bool = False  # whether a token attends only to itself and earlier tokens
     is_padded: bool = False  # whether texts are padded to the number of positions, as in training; tokens attend to the padding, too
     class_pooling: Pooling = Pooling.CLS  # how the vectors of a text become the vector that a classification head reads
@@ -74,7 +77,7 @@ class QueryGrowth:
     `1 + beta * log(1 + (position + ahead) // original_context)`, which grows with its position."""
 
     beta: float
-    original_context: int  # positions after which the factor first grows; Llama 4 calls it floor_scale
+    original_context: int  # number of positions after which the factor first grows; Llama 4 calls it floor_scale
     ahead: int = 0  # 1 if the formula counts positions from 1, as in Llama 4
 
 
@@ -84,7 +87,7 @@ class Heads:
 
     num_kv: int  # number of key and value heads; divides the number of query heads
     size: int  # elements of a key
-    value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are projected separately
+    value_size: int | None = None  # a value is the first `value_size` elements of its key; None: the cache has values beside keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ class Hearing:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
+    """The configuration of a model of any family. Fields that do not concern a family keep their defaults."""
+
     family: str
     vocab_size: int
     hidden_size: int
@@ -171,7 +176,7 @@ class ModelConfig:
     values_from_keys: frozenset[int] = frozenset()  # layers that project values with the key matrix
     # `kv_sources` has per layer the layer whose keys and values it reads. If empty, each layer reads the keys and values that it computes.
     kv_sources: tuple[int, ...] = ()
-    intermediate_sizes: tuple[int, ...] = ()  # intermediate size per layer; empty: the same in all layers
+    intermediate_sizes: tuple[int, ...] = ()  # intermediate size per layer; empty: `intermediate_size` in all layers
     attending: frozenset[int] | None = None  # layers that have attention; None: all layers without a state
     latent: Latent | None = None
     layer_inputs: LayerInputs | None = None
@@ -194,11 +199,11 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
     convolution: ShortConvolution | None = None
     recurrence: Recurrence | None = None
-    embedding_scale: float = 1.0
+    embedding_scale: float = 1.0  # multiplies the token embeddings
     residual_scale: float = 1.0  # multiplies the outputs of attention and MLP before they are added to the residual stream
-    logit_scale: float = 1.0
+    logit_scale: float = 1.0  # multiplies the logits before the soft cap
     factors: BranchFactors | None = None
-    head_bias: bool = False
+    head_bias: bool = False  # bias of the projection to logits
     mixture: Mixture | None = None
     apart: bool = False  # whether matrices that safetensors checkpoints stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
@@ -207,15 +212,16 @@ class ModelConfig:
     hearing: Hearing | None = None
     vision: Vision | None = None
     listening: Listening | None = None
-    image_padding: int = 0  # token whose per-layer embeddings the tokens of images have
+    image_padding: int = 0  # token whose per-layer embeddings the tokens of images have, in models with per-layer embeddings
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
-    auto_format: str = "auto"  # the format of weights that "auto" stands for on CPUs; "auto": that of the files
+    auto_format: str = "auto"  # name of the format of weights that the setting "auto" stands for on CPUs; "auto": the format of the files
 
     @property
     def is_causal(self) -> bool:
+        """Whether the model is a decoder, with a KV cache or states. False for all encoders, even those whose tokens look back only."""
         return self.encoder is None
 
     @property
@@ -247,6 +253,7 @@ class ModelConfig:
         return tuple(layer for layer in sorted(attending) if self.kv_source(layer) == layer)
 
     def kv_source(self, layer: int) -> int:
+        """Return the layer whose keys and values this layer reads: itself, or an earlier one."""
         return self.kv_sources[layer] if self.kv_sources else layer
 
     def intermediate_size_of(self, layer: int) -> int:
@@ -258,6 +265,7 @@ class ModelConfig:
         return Heads(self.num_kv_heads, self.head_dim, None if self.latent is None else self.latent.rank)
 
     def rope_of_layer(self, layer: int) -> Rope | None:
+        """Return the layer's rope, or None if its queries and keys do not rotate."""
         if layer in self.unrotated:
             return None
         return self.local_rope if self.local_rope is not None and self.windows[layer] is not None else self.rope
@@ -276,9 +284,11 @@ def read_decoder(
     intermediate_size: int | None = None,
     bias: str = "",
 ) -> ModelConfig:
-    """Read the fields that most decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
-    RMS norm. `eps` and `default_head_dim` are the values of absent fields, and `eps_field` and `act` are names of fields. If
-    `intermediate_size` is given, the field is not read. `bias` names the flag that gives biases to all projections of attention."""
+    """Read the fields that most decoders have: sizes, grouped heads, rotary positions, and a norm. Unless the family overrides it, the norm
+    is an RMS norm. `eps` and `default_head_dim` are the values of absent fields; if `default_head_dim` is 0, heads divide the hidden size.
+    `eps_field` and `act` are the names of the fields of the epsilon and of the activation. If `intermediate_size` is given, the field is
+    not read. `bias` names the flag that gives biases to all projections of attention; without a name, they have none. Raise ConfigError if
+    a required field is missing, or a field has an unsupported value."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -310,12 +320,14 @@ def read_decoder(
 
 
 def require_causal(fields: Fields) -> None:
+    """Raise ConfigError if the fields say that a decoder's attention is not causal."""
     fields.require("because attention in decoders is causal", is_causal=True)
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
-    """Return the fields of the decoder within a multimodal model. Fields outside `text_config` do not affect the decoder, except
-    `tie_word_embeddings`, since the head belongs to the outer model."""
+    """Return the fields of the decoder within a multimodal model: those in `text_config`, with these `defaults`. Fields outside do not
+    affect the decoder and count as read, except `tie_word_embeddings`, which overrides the one inside, since the head belongs to the outer
+    model. Raise ConfigError if the decoder is not causal."""
     fields.skip(*fields.values)
     text = fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
     require_causal(text)
@@ -323,6 +335,7 @@ def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
 
 
 def read_activation(fields: Fields, name: str, default: str) -> Activation:
+    """Return the activation that the field `name` names, or `default`. Raise ConfigError for an unknown one."""
     found = ACTIVATIONS.get(fields.text(name, default))
     if found is None:
         raise fields.error(name, f"one of {', '.join(ACTIVATIONS)}")
@@ -330,8 +343,9 @@ def read_activation(fields: Fields, name: str, default: str) -> Activation:
 
 
 def read_windows(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer. If `layer_types` is present, it overrides the family's rule `has_window(layer)`.
-    Raise ConfigError if a layer has a window and `window` is None."""
+    """Return the window of each layer: `window` tokens, or None. By the family's rule, the layers for which `has_window(layer)` is true
+    have a window, or no layer if `window` is None. If the field `layer_types` is present, it overrides the rule; raise ConfigError if it is
+    malformed, or gives a layer a window although `window` is None."""
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     rule = ["sliding_attention" if window is not None and has_window(layer) else "full_attention" for layer in range(num_layers)]
     types = read_kinds(fields, rule, ("sliding_attention", "full_attention"))
@@ -368,6 +382,8 @@ def read_softcap(fields: Fields, name: str, default: float | None) -> float | No
 
 
 def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, relative_buckets: int = 0) -> ModelConfig:
+    """Read the fields that encoders like BERT have: learned positions, layer norms, and biases everywhere. The other arguments become the
+    fields of EncoderConfig with these names. Raise ConfigError if a required field is missing, or a field has an unsupported value."""
     fields.require(position_embedding_type="absolute", is_decoder=False)
     fields.skip("tie_word_embeddings")  # concerns the head that predicts masked tokens, which is not served
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")

@@ -5,7 +5,7 @@
     number of aliases; per alias: name, name of the variable
 
 Numbers are little-endian. A text is preceded by its length and ends in a zero. The tensors are offered under the names of transformers:
-projections that the file joins are taken apart by rows. Matrices of integers are decoded with their scales.
+projections that the file joins are taken apart by rows. Matrices of integers are divided by their scales.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ NORM = {"weight": "gamma", "bias": "beta"}
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
+    """Where a variable's data begin in the file, and their shape and type."""
+
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     start: int
@@ -49,7 +51,8 @@ class _Rows:
 
 
 class Ct2Whisper:
-    """The tensors of a model.bin, under the names of transformers."""
+    """The tensors of a model.bin, under the names of transformers. Raise ConfigError if the file has another model than Whisper, and
+    DamagedFile if it violates the format, or if a variable that Whisper has is missing or unfit."""
 
     def __init__(self, path: Path) -> None:
         self._file = MappedFile(path)
@@ -58,7 +61,8 @@ class Ct2Whisper:
         self.tensors: Mapping[str, TensorInfo] = {name: self._info(rows) for name, rows in self._places.items()}
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a config.json as transformers writes it."""
+        """Return the fields of a config.json as transformers writes it, from the sizes of the variables. Raise ConfigError if the model
+        scales embeddings or has another activation than GELU, and DamagedFile if a variable is missing or has another rank."""
         if self._number("decoder/activation") != GELU or self._number("decoder/scale_embeddings"):
             raise ConfigError(f"{FILE} has another activation than GELU, or scales embeddings; convert the model again from its original")
         vocab_size, size = self._shape("decoder/embeddings/weight", 2)
@@ -98,6 +102,7 @@ class Ct2Whisper:
     # --- names -----------------------------------------------------------------------------------------------------------
 
     def _named(self) -> Any:
+        """Yield the name in transformers of each tensor, with its rows."""
         yield "model.decoder.embed_tokens.weight", _Rows("decoder/embeddings/weight")
         for side in ("encoder", "decoder"):
             yield f"model.{side}.embed_positions.weight", _Rows(f"{side}/position_encodings/encodings")
@@ -114,6 +119,7 @@ class Ct2Whisper:
     # --- variables -------------------------------------------------------------------------------------------------------
 
     def _info(self, rows: _Rows) -> TensorInfo:
+        """Return the description of a tensor. Raise DamagedFile if its variable is missing, cannot be cut so, or has unfit scales."""
         variable = self._variable(rows.variable)
         shape, dtype = variable.shape, variable.dtype
         if not shape or shape[0] % rows.parts:
@@ -178,13 +184,14 @@ def _num_bytes(variable: _Variable) -> int:
 
 
 class _Header:
-    """Reads the variables' descriptions, and checks that each lies within the file."""
+    """Reads the variables' descriptions, and checks that the data of each variable lies within the file."""
 
     def __init__(self, file: MappedFile) -> None:
         self._file, self._at = file, 0
 
     def variables(self) -> tuple[dict[str, _Variable], int]:
-        """Return the variables and aliases by name, and the number of bytes before the first variable's data."""
+        """Return the variables by name and by alias, and the number of bytes before the first variable's data. Raise ConfigError if the
+        file has another model than Whisper, and DamagedFile if it violates the format."""
         if (version := self._number(4)) != VERSION:
             raise DamagedFile(f"{FILE} has version {version}, expected {VERSION}; convert the model with a newer CTranslate2")
         if (found := self._text()) != CLASS:
@@ -233,7 +240,7 @@ class _Header:
         return int.from_bytes(self._file.memory[at : at + num_bytes], "little")
 
     def _take(self, num_bytes: int) -> int:
-        """Skip bytes, and return where they begin. Raise DamagedFile if the file ends before."""
+        """Skip bytes, and return where they begin. Raise DamagedFile if the file has fewer bytes."""
         at, self._at = self._at, self._at + num_bytes
         if self._at > self._file.num_bytes:
             raise DamagedFile(f"{FILE} ends after {self._file.num_bytes} bytes, in the middle of a variable. Is the download complete?")

@@ -29,26 +29,29 @@ NAFLEX = Cutting(Naflex(256), BILINEAR, 1 / 255, HALF, HALF)
 CANVAS = Cutting(Canvas(most_crops=16), BILINEAR, 1 / 255, HALF, HALF)
 FILLED = Cutting(Filled(0), BICUBIC, 1 / 255, HALF, HALF)
 CAPPED = Cutting(Capped(1024), BICUBIC, 1 / 255, CLIP_MEAN, CLIP_DEVIATION)
-MIXED_TOKENS = 64, 256  # least and most tokens of an image
-MIXED_TOLERANCE = 2.0  # an image is cut into tiles if its pixels exceed this number times the most pixels to which others are scaled
+MIXED_TOKENS = 64, 256  # least and most tokens of an image that is not cut into tiles
+# An image is cut into tiles if it has more pixels than this number times the most pixels of an image that is not cut.
+MIXED_TOLERANCE = 2.0
 MIXED = Cutting(
     Mixed(least_pixels=0, most_pixels=0, splits=True, least_crops=2, most_crops=10, tile_edge=512, unsplit_pixels=0),
     *(BILINEAR, 1 / 255, HALF, HALF),
 )
-FILLED_TOKENS = 280
+FILLED_TOKENS = 280  # most tokens of an image
 MOST_GRID_CROPS = 64
 OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other crops; off by default
 
 
 def has_processor(folder: Path) -> bool:
+    """Return whether a folder has a file that may describe the image processor."""
     return (folder / FILE).is_file() or (folder / LATER_FILE).is_file()
 
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
-    """Return how images become crops. Raise ConfigError if the file asks for a way of cutting that the server does not have."""
+    """Return how images become crops: by the way of cutting in `vision.cutting`, with the numbers that the image processor's file states.
+    Raise ConfigError if there is no such file, or if it asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
     fit = _read_fit(fields, vision, known.fit)
-    # With Filled, the encoder normalises pixels, so the file says that the image processor does not.
+    # With Filled, the encoder normalises pixels, so the file says that the image processor does not. Its mean and deviation are ignored.
     fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
     if not isinstance(fit, Mixed):  # files of LFM2-VL say `do_resize: false`, and its processor resizes
         fields.require(do_resize=True)
@@ -87,6 +90,7 @@ def _read_fit(fields: Fields, vision: Vision, known: Fit) -> Fit:
 
 
 def _tiles(fields: Fields, vision: Vision, known: Tiles) -> Tiles:
+    """Read the longest edge to which an image is scaled, and whether it is cut into tiles."""
     crop_size = vision.crop_size
     longest_edge = fields.fields("size", {"longest_edge": known.longest_edge}).integer("longest_edge", minimum=2)
     if longest_edge > MOST_CROPS_PER_EDGE * crop_size:
@@ -106,19 +110,21 @@ def _grid(fields: Fields, vision: Vision, known: Grid) -> Grid:
 
 
 def _canvas(fields: Fields, vision: Vision, known: Canvas) -> Canvas:
-    """Read how many crops a canvas has at most."""
+    """Read how many crops a canvas has at most, and whether an image that is smaller than a canvas is enlarged."""
     _require_crop_size(fields, vision)
     most = fields.integer("max_patches", known.most_crops, maximum=MOST_GRID_CROPS)
     return Canvas(most_crops=most, enlarges=fields.flag("resize_to_max_canvas", False))
 
 
 def _require_crop_size(fields: Fields, vision: Vision) -> None:
+    """Raise ConfigError if the file states another size of crops than config.json."""
     if fields.raw("size", size := {"height": vision.crop_size, "width": vision.crop_size}) != size:
         raise fields.error("size", f"{size}, as image_size in config.json")
 
 
 def _free(fields: Fields, vision: Vision, known: Free) -> Free:
-    """Read the least and the most pixels to which an image is scaled, at most as many as one call of the encoder takes."""
+    """Read the least and the most pixels to which an image is scaled. The most pixels are lowered to what one call of the encoder takes.
+    Raise ConfigError if even the least pixels are more."""
     size = fields.fields("size", {"shortest_edge": known.least_pixels, "longest_edge": known.most_pixels})
     least = fields.integer("min_pixels", size.integer("shortest_edge"))
     most = fields.integer("max_pixels", size.integer("longest_edge"))
@@ -141,7 +147,8 @@ def _num_patches(vision: Vision, fit: Fit) -> int:
 
 
 def _capped(fields: Fields, vision: Vision, known: Capped) -> Capped:
-    """Read the longest edge that an image may have. It is lowered to that of the largest square that one call of the encoder takes."""
+    """Read the longest edge that an image may have. A longer one is lowered to the edge of the largest square that one call of the encoder
+    takes."""
     size = fields.fields("size", {"longest_edge": known.longest_edge})
     for name in size.values.keys() - {"longest_edge"}:
         if name in size:
@@ -221,6 +228,8 @@ def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
 
 
 def _fields_of(folder: Path) -> Fields:
+    """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Raise ConfigError if there
+    are none."""
     if (folder / FILE).is_file():
         return Fields(read_json(folder / FILE), FILE)
     if (folder / LATER_FILE).is_file() and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):

@@ -9,13 +9,15 @@
                                                        added to these tokens after the first layers; then `seen_lasts[v]` if the tokens of
                                                        an image attend to all of them: the last positions of the images of these tokens;
                                                        then `axes[t, 3]` if tokens of an image have three coordinates
-                                                       for speech models, instead of `hidden`: attention[h, heads * frames] to the audio
+                                                       for speech models, instead of `hidden`: attention[h, heads * frames] of the aligned
+                                                       heads to the audio
     part(..., (cache, scales?)*) -> x[t, size]         for each stage of a model but the last: the residual stream after its layers
     observed(...same arguments as step...) -> (logits[r, vocabulary], squares[in]*)    to measure what the matrices read: see `Net.squares`
 
 A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group, and `squares` for
-each input of matrices. Only caches of 8 bits have `scales`. Models with states have further arguments, listed in
-`runtime/step_arguments.py`. A program without the first layer has the residual stream x[t, size] before its layers in place of `tokens`.
+each input of matrices. Only caches of 8 bits have `scales`. Models with states, and speech models, have further arguments before
+`logit_rows`: see `runtime/step_arguments.py`. A program without the first layer has the residual stream x[t, size] before its layers in
+place of `tokens`.
 """
 
 from __future__ import annotations
@@ -98,9 +100,11 @@ def build_step(
     layers: range | None = None,
     ranks: int = 1,
 ) -> IRModule:
-    """Build the program `entry` of a step. `dtypes` has the type of each tensor of the checkpoint, `forms` the forms of the matrices that
-    it stores as encoded numbers. With `layers` the program computes only these layers: with the first layer it also embeds the tokens, and
-    only the program of the last layer has a head. If `ranks` is more than 1, each of these ranks runs the program."""
+    """Build a module with the program `entry` of a step. For a speech model it also has the program `hear`; with the entry `both` it has
+    `see` and `listen` if the model sees or listens. `dtypes` has the type of each tensor of the checkpoint, and `forms` has the forms of
+    the matrices that it stores as encoded numbers. With `layers`, the program computes only these layers: with the first layer, it also
+    embeds the tokens. Only the entry `part` has no head, so it is meant for layers before the last. If `ranks` is more than 1, each of
+    these ranks runs the program. Raise CannotDivide if the model cannot be divided over that many ranks."""
     net = Net(dtypes, format, forms=forms, numerics=numerics, ranks=ranks)
     return _module(net, of_rank(config, ranks), bounds, cache_dtype, entry, layers)
 
@@ -185,18 +189,21 @@ def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
 
 
 def table_and_head(config: ModelConfig, tensors: Mapping[str, object]) -> tuple[str, str]:
-    """Return the names of the table of embeddings, and of the head that a model has whose embeddings are not tied."""
+    """Return the names of the table of embeddings and of the head. Programs read a head beside the table only if the embeddings are not
+    tied."""
     prefix = prefix_of_decoder(tensors)
     return f"{prefix}{decoder_family(config.family).embedding}.weight", f"{own_head(prefix)}.weight"
 
 
 def prefix_of_decoder(tensors: Mapping[str, object]) -> str:
-    """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
+    """Return the prefix of the names of the decoder's weights, or "" if no name has a known prefix. Most multimodal checkpoints nest the
+    decoder under an extra `language_model.`."""
     known = (f"{PREFIX}decoder.", f"language_model.{PREFIX}", f"{PREFIX}language_model.", f"{PREFIX}text_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(tensors, prefix) for prefix in known)), "")
 
 
 def _result(step: Step, family: DecoderFamily, entry: str, layers: range) -> Var:
+    """Return what the program `entry` returns, computed by these layers."""
     x, batch = _stream(step, family) if layers.start == 0 else step.batch.tokens, step.batch
     for number in layers:
         x = deepened(step, family.layer(Layer(step, number), x), number)

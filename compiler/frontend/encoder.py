@@ -5,7 +5,8 @@
 A model that embeds images too has the program `see` beside it (`compiler/frontend/seeing.py`), which gives a vector for each image.
 
 The `t` tokens of `n - 1` texts are concatenated without padding (`compiler/ops/attention/ragged.py`). An embedding model returns one vector
-per text, pooled as the model was trained and not normalised; a model with a classification head returns the output of each class.
+per text, pooled and projected as the model was trained and not normalised; a model with a classification head returns the output of each
+class.
 `segments` is a parameter of models that classify pairs and distinguish the two texts.
 """
 
@@ -56,6 +57,8 @@ UNUSED = (
 
 @dataclass(frozen=True, slots=True)
 class EncodeBounds:
+    """The largest numbers of tokens and of texts in one call, for which memory is planned."""
+
     max_tokens: int
     max_texts: int
 
@@ -69,6 +72,8 @@ def build_encode(
     forms: Mapping[str, Form] = NO_FORMS,
     numerics: Numerics = Numerics.AUTO,
 ) -> IRModule:
+    """Build a module with the program `encode`, and with `see` if the model embeds images. `dtypes` has the type of each tensor of the
+    checkpoint, and `forms` has the forms of the matrices that it stores as encoded numbers."""
     # Arithmetic, not reading weights, limits the speed of encoding whole texts. Floats of 16 bits would only cost precision.
     net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms, numerics=numerics)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
@@ -90,6 +95,8 @@ def build_encode(
 
 @dataclass(slots=True)
 class _Encode:
+    """The program `encode` under construction. `prefix` begins the names of the weights."""
+
     net: Net
     config: ModelConfig
     family: EncoderFamily
@@ -99,6 +106,7 @@ class _Encode:
     n: DimVar
 
     def vectors(self) -> Var:
+        """Return the vector of each text, or the outputs of its classes: [n - 1, size]."""
         c, net = self.config, self.net
         stem = Stem(net, c, self.texts, self.prefix)
         x = self.family.embed(stem)
@@ -134,8 +142,8 @@ class _Encode:
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
     def window_bias(self, number: int) -> tuple[Constant, ...]:
-        """Return the bias on attention scores that limits layer `number` to its window or to earlier tokens; empty if tokens attend to
-        their whole text."""
+        """Return the bias on attention scores that keeps tokens of layer `number` from attending beyond their window or to later tokens;
+        empty if they attend to their whole text."""
         c = self.config
         assert c.encoder is not None
         if c.encoder.looks_back:

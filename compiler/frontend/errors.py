@@ -1,11 +1,13 @@
-"""Errors in a model's files.
+"""Errors of a model, nearly all of them in its files.
 
-ModelError                a ValueError: the files are at fault, not the program
-    UnknownModel          no family reads models of this type
-    ConfigError           a field of a configuration is missing or has an unsupported value
-    DamagedFile           a file violates its format
-    UnsafeFile            a file has a format that runs code when it is opened
-    WeightMismatch        the tensors in the files are not those of the model, or have other shapes
+ModelError                a ValueError: the files or the settings of a load are at fault, not the program
+    UnknownModel          no family reads models of this type, or only without experts, which the file has
+    ConfigError           a file of JSON is absent or unreadable, a field is missing, or a field or a setting has an unsupported value
+    DamagedFile           a file of weights or of a vocabulary cannot be opened, or violates its format
+    UnsafeFile            a file has a format that can run code when it is opened
+    WeightMismatch        the tensors in the files are not those of the model, have other shapes, or are integers without scales
+
+`ranks.py`, `splitting.py` and `vocabulary/folder.py` define further kinds of ModelError.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 
 class ModelError(ValueError):
-    """Raised if the files of a model cannot be used."""
+    """Raised if the files of a model cannot be used, or not with the settings of the load."""
 
 
 class UnknownModel(ModelError):

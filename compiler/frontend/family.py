@@ -15,7 +15,7 @@ from compiler.frontend.weights import Tensor
 from compiler.ir.graph.atoms import Var
 
 Read = Callable[[Fields], ModelConfig]  # reads a config.json
-Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]
+Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]  # see `Gguf.complete`
 
 
 def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -28,7 +28,8 @@ def _as_it_is(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How GGUF files of the family differ from those of most decoders (gguf/model.py)."""
+    """How GGUF files of the family differ from those of most decoders (gguf/model.py). Keys of the metadata omit the architecture that
+    precedes them in the file."""
 
     architecture: str  # value of `general.architecture`
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> name of the field in config.json
@@ -43,13 +44,14 @@ class Gguf:
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     query_norm: str | None = None  # a flag of config.json, which is true if queries have a norm
     with_experts: str | None = None  # value of `general.architecture` of models with experts; None: the same
-    mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
+    # A metadata key that tells the family from others of the same architecture: only in its files, the value is true, or a number except 0.
+    mark: str | None = None
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
     halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
-    norm_offset: float = 0.0  # converters added this to the weights of norms
+    norm_offset: float = 0.0  # converters added this to the weights of norms, except those of Mamba-2 and similar layers (`ssm_norm`)
     # `restored` maps names in safetensors files, within a layer, to functions that undo a change by converters.
     restored: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
-    # `complete(config, metadata, tensor names)` adds the fields that no single metadata entry states.
+    # `complete(config, metadata, tensor names)` adds to the fields of the config.json those that no single metadata entry states.
     complete: Complete = _complete_nothing
     # `adapt(configuration, tensor names)` adapts the configuration to how converters arrange tensors.
     adapt: Callable[[ModelConfig, Container[str]], ModelConfig] = _as_it_is
@@ -57,12 +59,14 @@ class Gguf:
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily:
+    """A family of decoders: how its configuration is read, how a layer is built, and how its weights are named."""
+
     model_types: tuple[str, ...]  # values of `model_type` in config.json
     read: Read
     layer: Callable[[Layer, Var], Var]  # applies one layer to the residual stream
     embedding: str = "embed_tokens"  # name of the token embedding
     last_norm: str = "norm"  # name of the norm before the head
-    # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs).
+    # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs), or returns None if a model has none.
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
     # `widen` computes the residual stream from the token embeddings, and `narrow` computes the input of the last norm from the residual
     # stream.
@@ -78,13 +82,15 @@ class DecoderFamily:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    model_types: tuple[str, ...]
+    """A family of encoders: how its configuration is read, how its parts are built, and how its weights are named."""
+
+    model_types: tuple[str, ...]  # values of `model_type` in config.json
     read: Read
-    layer: Callable[[EncoderLayer, Var], Var]
+    layer: Callable[[EncoderLayer, Var], Var]  # applies one layer to the vectors of tokens
     # `head` computes the outputs of the classes from the pooled vectors of texts. None: no model of the family classifies.
     head: Callable[[Head, Var], Var] | None
     prefix: str  # prefix of all weight names in models that were saved with a head for some task
-    embed: Callable[[Stem], Var] = embedded
+    embed: Callable[[Stem], Var] = embedded  # computes the input of the first layer
     layers: str = "encoder.layer"  # name that precedes the layer numbers
     last_norm: str | None = None  # name of a norm that follows the layers; None: no norm
     # `join` projects the vectors of texts to the space that the model has for texts and images. None: vectors stay as they are.

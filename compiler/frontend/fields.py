@@ -18,6 +18,8 @@ SPECIAL, SPECIAL_FLOATS = "__float__", {"Infinity": math.inf, "-Infinity": -math
 
 
 def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
+    """Return the JSON value in a file. Raise ConfigError if the file cannot be read, has more than `most_bytes` bytes, is not JSON, or is
+    only a stand-in for a file that was not downloaded."""
     try:
         if (size := regular(path).stat().st_size) > most_bytes:
             raise ConfigError(f"{path.name} has {size} bytes; at most {most_bytes} are read")
@@ -50,15 +52,17 @@ class Fields:
         self._nested: dict[str, Fields] = {}
 
     def __contains__(self, name: str) -> bool:
+        """Return whether the field is present. It then counts as read."""
         self.asked.add(name)
         return self.values.get(name) is not None
 
     def raw(self, name: str, default: Any = None) -> Any:
+        """Return the value of a field, whatever its kind, or the default if the field is absent."""
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> Any:
-        """Return an integer within the limits. If the field is absent, return the default, which may have any type. Raise ConfigError if
-        there is no default, or for any other value."""
+        """Return an integer within the limits. If the field is absent, return the default, which may have any type. Raise ConfigError if an
+        absent field has no default, or if the value is anything but such an integer."""
         return self._get(name, default, f"an integer from {minimum} to {maximum}", lambda v: type(v) is int and minimum <= v <= maximum)
 
     def fill(self, **defaults: Any) -> None:
@@ -79,27 +83,32 @@ class Fields:
                 yield name, value
 
     def number(self, name: str, default: Any = REQUIRED, *, zero: bool = False) -> Any:
-        """Return a positive, finite number, or possibly zero if `zero` is true. An integer is converted to a float, since some files write
-        floats as integers."""
+        """Return a positive number below 1e30, or possibly zero if `zero` is true. An integer is converted to a float, since some files
+        write floats as integers. If the field is absent, return the default. Raise ConfigError as `integer` does."""
         expected = "a positive number or zero" if zero else "a positive number"
         value = self._get(name, default, expected, lambda v: type(v) in (int, float) and (0 < v < 1e30 or (zero and v == 0)))
         return float(value) if type(value) is int else value
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return true or false, or the default if the field is absent. Raise ConfigError for another value."""
         return self._get(name, default, "true or false", lambda v: type(v) is bool)
 
     def text(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return a text. If the field is absent, return the default. Raise ConfigError as `integer` does."""
         return self._get(name, default, "a text", lambda v: isinstance(v, str))
 
     def numbers(self, name: str, length: int) -> tuple[float, ...]:
+        """Return the positive numbers of a list with this length. Raise ConfigError if the field is absent or anything else."""
+
         def fits(value: Any) -> bool:
             return isinstance(value, list) and len(value) == length and all(type(v) in (int, float) and 0 < v < 1e30 for v in value)
 
         return tuple(float(v) for v in self._get(name, REQUIRED, f"a list of {length} positive numbers", fits))
 
     def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
-        """Return the object in a field. `defaults` supplies fields that the object lacks, and `overrides` adds or replaces fields. Later
-        calls return the same object, and ignore these arguments."""
+        """Return the object in a field; an absent field counts as an empty object. `defaults` supplies fields that the object lacks, but
+        does not replace null, and `overrides` adds or replaces fields. Later calls return the same object, and ignore these arguments.
+        Raise ConfigError if the field is no object."""
         if name not in self._nested:
             nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
             nested.values = {**defaults, **nested.values, **overrides}
@@ -107,7 +116,8 @@ class Fields:
         return self._nested[name]
 
     def require(self, why: str = "", /, **wanted: bool | float | str | None) -> None:
-        """Raise ConfigError if a field is present and has another value than the only supported one. `why` ends the message."""
+        """Raise ConfigError if one of these fields is present and has another value than the given one, the only supported one. `why` ends
+        the message."""
         for name, value in wanted.items():
             found = self.raw(name, value)
             if found != value or isinstance(found, bool) is not isinstance(value, bool):
@@ -120,6 +130,7 @@ class Fields:
             raise self.error(name, f"{value}, the value of {source}")
 
     def error(self, name: str, expected: str) -> ConfigError:
+        """Return the error that the field has another value than expected."""
         return ConfigError(f"{name} of {self.where} is {self.values.get(name)!r:.80}, expected {expected}")
 
     def _get(self, name: str, default: Any, expected: str, fits: Any) -> Any:

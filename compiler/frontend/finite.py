@@ -1,8 +1,8 @@
 """Refuse matrices with values that are not finite numbers, since these spread to every answer for which they are read.
 
-Each load runs a step of one token, and checks that its results are finite. This step reads all weights except most rows of an embedding
-table and most experts. These are matrices, so only matrices are checked here. Vectors are not, because some have infinite values on
-purpose.
+Each load runs a step of one token, and checks that its results are finite. This step reads most weights, but not most rows of an embedding
+table, most experts, and the encoders of images and of audio in conversations. Nearly all that it does not read are matrices, so only
+matrices are checked here. Vectors are not, because some have infinite values on purpose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.ir.blocks import BLOCKS
 from runtime.files import AGAIN
 
 PIECE = 1 << 18  # values that are checked at once, which fit into a cache
-# the bits of the exponent, which all are 1 in infinity and NaN, and the type of integers of the same size
+# for each type of floats: the type of integers of the same size, and the bits of the exponent, which all are 1 in infinity and NaN
 EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
     np.dtype(np.float32): (np.uint32, 0x7F800000),
     np.dtype(np.float16): (np.uint16, 0x7C00),
@@ -29,7 +29,8 @@ EXPONENTS: Mapping[np.dtype[Any], tuple[type[np.unsignedinteger[Any]], int]] = {
 
 
 class Checked(Derived):
-    """A source that checks matrices when they are read. Reading one with a value that is not finite raises DamagedFile."""
+    """A source that checks matrices of floats, and blocks of GGUF files, when they are read. Reading one with a value that is not finite
+    raises DamagedFile."""
 
     def __init__(self, source: WeightSource) -> None:
         super().__init__(source, source.tensors)

@@ -18,8 +18,8 @@ NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernor
 
 
 class Gemma4(LikeDecoders):
-    """RoPE rotates the first half of each query and key head by the patch's column, and the second half by its row. Attention and the MLP
-    each have a norm before and after."""
+    """Gemma 4's encoder. RoPE rotates the first half of each query and key head by the patch's column, and the second half by its row.
+    Attention and the MLP each have a norm before and after."""
 
     bias = False
 

@@ -50,8 +50,8 @@ def add_hearing(net: Net, config: ModelConfig, group: HeardGroup) -> None:
 
 
 def heard_tensors(group: HeardGroup, parts: DimVar) -> tuple[Var, ...]:
-    """Return the inputs that hold the keys and values of audio, with room for `parts` parts of pages, and their scales if they have 8
-    bits."""
+    """Return the inputs that hold the keys and values of audio, with room for `parts` parts, and their scales if they have 8 bits. A page
+    of the group consists of several parts."""
     return tuple(
         Var(name, tensor(shape, DType(dtype)))
         for name, (shape, dtype) in zip(("heard", "heard_scales"), group.arrays_of(parts), strict=False)

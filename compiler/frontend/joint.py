@@ -16,8 +16,8 @@ def joint_name(pattern: str) -> str:
 
 
 class Joint(Derived):
-    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read. `members` has
-    the names of these tensors, in order, by the name of the joined one."""
+    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read; it then releases them.
+    `members` has the names of these tensors, in order, by the name of the joined one."""
 
     def __init__(self, source: WeightSource, members: Mapping[str, tuple[str, ...]]) -> None:
         self.members = members
@@ -45,7 +45,8 @@ class Joint(Derived):
 
 def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
     """Return the source with joined tensors: tensors whose names differ only in the number for which `*` stands in a pattern become one
-    tensor. A pattern is a name within a layer. If one of the tensors is missing or has another shape or type, they are not joined, and
+    tensor, in the order of their numbers. A pattern is a name within a layer, without the ending such as `.weight`; patterns without `*`
+    are ignored. If their numbers are not 0, 1, 2 and so on, or if one of them has another shape or type, they are not joined, and
     `Accounting` reports them."""
     found: dict[str, dict[int, str]] = {}
     for pattern in (pattern for pattern in patterns if "*" in pattern):
@@ -58,6 +59,7 @@ def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
 
 
 def _complete(source: WeightSource, by_number: Mapping[int, str]) -> bool:
+    """Return whether the numbers are 0, 1, 2 and so on, and all tensors have the same shape and type."""
     kinds = {(source.tensors[name].shape, source.tensors[name].dtype) for name in by_number.values()}
     return len(kinds) == 1 and _are_counted(by_number)
 

@@ -5,11 +5,13 @@ in place of the embeddings of audio tokens.
 
 A call computes `n` rows of one window, each from `m` frames. The samples cover the hops of these frames and one further hop, which the last
 frame reads beside its own hops. `sounding` is 1 for hops of the window. It is 0 for the further hop if that lies behind the window, where
-the spectrogram is zero. In Qwen2.5-Omni, `sounding` is 0 for all hops behind the recording, which the second convolution does not read
-either. `loudest` is the largest energy of the whole recording: much lower energies are raised to a floor below it. Frames of one group
-attend to each other, and `ends` says after which frame each group ends. Frames after the end of a recording are in a group of their own. A
-row depends only on its own window. In Qwen3-Omni, a call computes `n` whole pieces of a window, of `m` rows each
-(`layers/audio_pieces.py`).
+the spectrogram is zero. In Qwen2.5-Omni and Qwen3-Omni, `sounding` is 0 for all hops behind the recording. In Qwen2.5-Omni, the second
+convolution does not read these hops either. `loudest` is the largest energy of the whole recording: much lower energies are raised to a
+floor below it. Frames of one group attend to each other, and `ends` says after which frame each group ends. Frames after the end of a
+recording are in a group of their own, unless the model hears every window to its end. A row depends only on its own window.
+
+In Qwen3-Omni, a call computes `n` whole pieces of a window (`layers/audio_pieces.py`). A piece has `m` frames, and each becomes one row, so
+there are n * m rows. The samples then cover no further hop.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ def add_listening(net: Net, config: ModelConfig) -> None:
 
 
 def _rows(net: Net, config: ModelConfig, listening: Listening, x: Var, sounding: Var, n: Dim, frame_ids: Var, ends: Var) -> Var:
+    """Return the rows, [n, hidden size], from the spectrogram `x`: apply the encoder, and then the connector."""
     size, frames = listening.hidden_size, n if listening.piece_hops else listening.merge * n
     encoder, connector = (
         next(filter(None, (prefix_of(net.dtypes, prefix) for prefix in known)), known[0]) for known in (ENCODERS, CONNECTORS)

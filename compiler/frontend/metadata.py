@@ -43,7 +43,8 @@ NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "act
 
 
 def require_read(fields: Fields, model_type: str) -> None:
-    """Raise ConfigError if there are fields that the family did not read: they might change what the model computes."""
+    """Raise ConfigError if the family left fields unread that are neither in METADATA nor have the value in NEUTRAL: they might change what
+    the model computes."""
     found = {path: value for path, value in fields.unread() if not _may_stay_unread(path.rpartition(".")[2], value)}
     if found:
         raise ConfigError(

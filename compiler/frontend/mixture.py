@@ -26,7 +26,8 @@ class Scoring(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClippedGate:
-    """Experts compute `g * sigmoid(alpha * g) * (u + 1)`, with the gate g clamped to at most `limit` and u to -limit .. limit."""
+    """Experts compute `g * sigmoid(alpha * g) * (u + 1)` from the gate g, clamped to at most `limit`, and the result u of the up
+    projection, clamped to -limit .. limit."""
 
     alpha: float
     limit: float
@@ -34,6 +35,9 @@ class ClippedGate:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
+    """A mixture of experts in place of a layer's MLP. The router gives each expert a score; the experts with the best scores process the
+    token, and their outputs are summed with routing weights."""
+
     num_experts: int
     num_chosen: int  # number of experts per token
     size: int  # intermediate size of an expert
@@ -42,11 +46,11 @@ class Mixture:
     # SparseMixer computes the routing weights, each by a softmax over the logits whose relative distance to the expert's own is at most
     # this limit. None: `scoring` says how the routing weights are computed.
     sparse_limit: float | None = None
-    normalized: bool = True  # divide the routing weights of the chosen experts by their sum
+    normalized: bool = True  # divide the routing weights of the chosen experts by their sum; without effect if `sparse_limit` is given
     scale: float = 1.0  # factor that multiplies the routing weights after normalisation
     scales_inputs: bool = False  # whether a routing weight multiplies an expert's input instead of its output; a token then has one expert
     num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups
-    num_chosen_groups: int = 1
+    num_chosen_groups: int = 1  # number of these best groups
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
     dense_layers: frozenset[int] = frozenset()  # numbers of the layers with a plain MLP instead of experts
     bias: bool = False  # true if the router and the experts have biases
@@ -94,6 +98,7 @@ class ExpertNames:
 
     @property
     def of_experts(self) -> tuple[str, ...]:
+        """The names of the projections of experts: those that read the input, and last the one that computes the output."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
@@ -107,7 +112,7 @@ class ExpertNames:
 
 
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
-    """Return the source with one tensor per projection for all experts of a layer."""
+    """Return the source with one tensor per projection for all experts of a layer, or the source itself if there are no `names`."""
     if names is None:
         return source
     return joint(source if names.stacked is None else StackedExperts(source, names), names.of_experts)
@@ -123,9 +128,10 @@ class StackedPart:
 
 
 class StackedExperts(Derived):
-    """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves. Halves are
-    stored as [experts, out, in], or as [experts, in, out] if the family says `inputs_first`. Alternating rows are stored as [experts, in,
-    out], or, if the name ends with `.weight` or the name of a part of it as in quantised checkpoints, as [experts, out, in].
+    """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves, and their down
+    projections in another one. If the name of a stored tensor ends with `.weight`, or with the name of a part of it as in quantised
+    checkpoints, it is stored as [experts, out, in]. Without such an ending, it is stored as [experts, in, out] if rows alternate or the
+    family says `inputs_first`, and otherwise as [experts, out, in]. Biases are stored as [experts, out].
 
     A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
     """
@@ -152,6 +158,7 @@ class StackedExperts(Derived):
         self.source.release(self.parts[name].stored if name in self.parts else name)
 
     def _whole(self, name: str, stored: str) -> Tensor:
+        """Return a stored tensor, from which the tensor `name` is read now. Forget it if no other tensor is to be read from it."""
         if stored not in self._begun:
             self._begun[stored] = self.source.read(stored), {other for other, part in self.parts.items() if part.stored == stored}
         tensor, unread = self._begun[stored]
@@ -161,8 +168,8 @@ class StackedExperts(Derived):
         return tensor
 
     def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
-        """Yield the program's tensors whose values are in the stored tensor `stored`. Yield nothing if the stored tensor has an unexpected
-        shape; `Accounting` then reports this tensor."""
+        """Yield the program's tensors whose values are in the stored tensor `stored`. Yield nothing if its name is not that of stacked
+        experts, or if it has an unexpected shape; `Accounting` then reports this tensor."""
         assert self.names.stacked is not None
         both, down = map(re.escape, self.names.stacked)
         pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight(?:\.\w+)?|)"

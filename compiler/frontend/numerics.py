@@ -3,8 +3,8 @@
 Such units (AMD's instructions for bf16, AMX, tensor cores) add in different orders. Without them, products multiply integers, or f32 in
 one order, and have the same bits on all machines with fused multiply-add.
 
-A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`: attention of a model with quantised weights
-then uses them too.
+A GPU's tensor cores always round in their own way, so programs for a GPU are built with `fast`. Then attention of a model with quantised
+weights uses tensor cores, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from compiler.machine.target import GPU, Target
 
 
 class Numerics(StrEnum):
+    """Whether products may round their operands to bf16. With PORTABLE they may not, with FAST they may."""
+
     AUTO = "auto"  # portable if weights are quantised, except to floats of 8 bits; otherwise fast
     PORTABLE = "portable"
     FAST = "fast"

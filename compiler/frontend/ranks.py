@@ -27,7 +27,7 @@ class CannotDivide(ModelError):
 
 def require_divisible(config: ModelConfig, num_ranks: int) -> None:
     """Raise CannotDivide if the model is of a kind without a division over ranks, such as an encoder, or if the number of ranks does not
-    divide one of its sizes. The number of ranks may also be a multiple of the number of key and value heads."""
+    divide one of its sizes. For the number of key and value heads, the number of ranks may also be a multiple."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
         "is an encoder": not config.is_causal,
@@ -57,7 +57,7 @@ def require_divisible(config: ModelConfig, num_ranks: int) -> None:
 
 def of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
     """Return the configuration of what one rank computes. If there are more ranks than heads of keys and values, several ranks have the
-    same head."""
+    same head. Raise CannotDivide if the model cannot be divided over this number of ranks."""
     if num_ranks == 1:
         return config
     require_divisible(config, num_ranks)
@@ -81,7 +81,8 @@ def shapes_of(module: IRModule) -> Mapping[str, Shape]:
 
 class RankWeights(Derived):
     """The weights of one rank. `shapes` has the shapes that the program of a rank wants. A tensor that has more rows is cut into parts of
-    the wanted size, and ranks have the parts in order. If there are fewer parts than ranks, neighbours have the same part."""
+    the wanted size, and ranks have the parts in order. If there are fewer parts than ranks, neighbours have the same part. Raise
+    CannotDivide if a tensor cannot be cut so."""
 
     def __init__(self, whole: WeightSource, shapes: Mapping[str, Shape], rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
@@ -97,6 +98,7 @@ class RankWeights(Derived):
         super().__init__(whole, tensors)
 
     def _rows_of(self, name: str, shape: Shape, wanted: Shape) -> slice:
+        """Return the rows of a tensor that this rank has."""
         num_parts, rest = divmod(shape[0], wanted[0]) if shape and wanted and wanted[0] else (0, 0)
         if num_parts == 0 or rest or self._num_ranks % num_parts or shape[1:] != wanted[1:]:
             raise CannotDivide(f"tensor {name!r} is {list(shape)}, which cannot be cut into {list(wanted)} for {self._num_ranks} ranks")

@@ -26,7 +26,7 @@ class Recurrence:
     layers: frozenset[int]
     taps: int  # number of taps of the convolution
     num_keys: int  # number of query heads and of key heads; a divisor of num_heads
-    num_heads: int
+    num_heads: int  # number of value heads
     key_size: int  # elements of a head's key
     size: int  # elements of a head's value
     convolution_bias: bool = False
@@ -34,18 +34,19 @@ class Recurrence:
     output_bias: bool = False
     tiled: bool = False  # value head i reads key head i % num_keys; otherwise adjacent value heads read the same key head
     # The fields below concern Mamba-2.
-    has_norm: bool = True
+    has_norm: bool = True  # whether the result of the scan is normalised before the output projection
     gated_behind_norm: bool = False  # the gate is applied after the norm instead of before
     # `factors` multiply the projected gate, values, keys, queries and step sizes.
     factors: tuple[float, float, float, float, float] | None = None
 
     @property
     def keys(self) -> int:
-        """The number of elements of all keys together."""
+        """The number of elements of a token's keys in all heads together."""
         return self.num_keys * self.key_size
 
     @property
     def values(self) -> int:
+        """The number of elements of a token's values in all heads together."""
         return self.num_heads * self.size
 
     @property
@@ -55,7 +56,8 @@ class Recurrence:
 
 
 def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recurrence:
-    """Read the fields `mamba_*` that Granite 4 and Falcon-H1 share. `inner_size` is the number of elements of all value heads together."""
+    """Read the fields `mamba_*` that Granite 4 and Falcon-H1 share. `inner_size` is the number of elements of all value heads together.
+    Raise ConfigError if the fields contradict each other, or ask for something that is not supported."""
     heads, groups = fields.integer("mamba_n_heads", 128), fields.integer("mamba_n_groups", 1)
     if heads % groups:
         raise fields.error("mamba_n_groups", f"a divisor of mamba_n_heads ({heads})")
@@ -79,7 +81,8 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
 
 
 def require_free_steps(fields: Fields) -> None:
-    """Raise ConfigError if the step size is limited. An upper limit of at least the largest float of 32 bits is no limit."""
+    """Raise ConfigError if `time_step_limit` is malformed or limits the step size. An upper limit of at least the largest float of 32 bits
+    is no limit."""
     limits = fields.raw("time_step_limit", [0.0, math.inf])
     if not isinstance(limits, list) or len(limits) != 2 or limits[0] != 0 or type(limits[1]) is not float or limits[1] < LARGEST_F32:
         raise fields.error("time_step_limit", "[0.0, Infinity]: limits of the step size are not supported")

@@ -1,5 +1,5 @@
-"""The registry of families: every module of compiler/frontend/families, by the model types that it reads. A module is found without
-registration."""
+"""The registry of families: the `FAMILY` of every module of compiler/frontend/families, by the model types that it reads. A module is found
+without registration. Also read the configuration of a model directory by the family that reads its model type."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ def gguf_family(metadata: Mapping[str, Any]) -> tuple[Gguf, str] | None:
 
 
 def decoder_family(model_type: str) -> DecoderFamily:
+    """Return the family that reads this model type, which must be that of a decoder."""
     family = FAMILIES[model_type]
     assert isinstance(family, DecoderFamily), model_type
     return family
 
 
 def encoder_family(model_type: str) -> EncoderFamily:
+    """Return the family that reads this model type, which must be that of an encoder."""
     family = FAMILIES[model_type]
     assert isinstance(family, EncoderFamily), model_type
     return family
@@ -96,7 +98,8 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the fields of a model directory's config.json."""
+    """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, and ConfigError if the file cannot
+    be read."""
     if not lexists(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
     return read_json(file)

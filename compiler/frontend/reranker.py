@@ -43,7 +43,7 @@ QWEN3 = PairPrompt(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The two tokens whose logits are compared: the score is the logit of `yes` minus the logit of `no`."""
+    """The ids of the two tokens whose logits are compared: the logit of `yes` minus the logit of `no` is the output of the single class."""
 
     yes: int
     no: int
@@ -51,7 +51,8 @@ class Verdict:
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
     """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. Return None if the files do not
-    describe such a reranker. Raise ConfigError if they describe one that is not supported."""
+    describe such a reranker. They describe one by a module of sentence-transformers, by a field of config.json, or by the chat template of
+    Qwen3-Reranker. Raise ConfigError if they describe one that is not supported."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
     if found is None and family == FAMILY and _is_causal(config) and _has_template(directory):
         found = _tokens_of_words(directory, f"the chat template is that of Qwen3-Reranker; state {FIELDS[0]} in config.json", *WORDS)
@@ -65,8 +66,8 @@ def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_
 
 
 def read_pair_prompt(directory: Path, family: str, classes: Classes, verdict: Verdict | None) -> PairPrompt | None:
-    """Return the prompt around a pair of texts, or None if the tokenizer joins the texts. Conversions of Qwen3-Reranker to a classification
-    head keep its chat template."""
+    """Return the prompt around a pair of texts, or None if the tokenizer joins the texts. A model with a verdict has the prompt of
+    Qwen3-Reranker. Conversions of that model to a classification head have no verdict, but keep its chat template."""
     converted = family == FAMILY and len(classes.names) == 1 and _has_template(directory)
     return QWEN3 if verdict is not None or converted else None
 
@@ -94,6 +95,7 @@ def _text_of(path: Path) -> str:
 
 
 def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the ids of the tokens for "yes" and "no" that config.json names as texts, or None if it names none."""
     match config.get(FIELDS[0]):
         case None:
             return None
@@ -104,6 +106,8 @@ def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, i
 
 
 def _tokens_of_words(directory: Path, reason: str, no: str, yes: str) -> tuple[int, int]:
+    """Return the ids of two tokens, that of `yes` first. If tokenizer.json lacks one of them, raise a ConfigError that begins with
+    `reason`."""
     vocabulary = _vocabulary(directory)
     if absent := [word for word in (no, yes) if word not in vocabulary]:
         raise ConfigError(f"{reason}; tokenizer.json has no token {absent[0]!r}")

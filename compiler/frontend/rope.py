@@ -65,7 +65,8 @@ class LongScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """The first `num_turning` pairs rotate at the frequencies of a full rotation, divided by `factor`; the other pairs do not rotate."""
+    """The first `num_turning` pairs rotate at the frequencies that they have if all pairs rotate, divided by `factor`; the other pairs do
+    not rotate."""
 
     num_turning: int
     factor: float
@@ -76,7 +77,9 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    theta: float
+    """The rotation of queries and keys by the positions of their tokens: the angle of each pair of dimensions."""
+
+    theta: float  # base: without scaling, pair i turns by theta^(-2i / size) radians per position
     size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
     interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
@@ -147,7 +150,8 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
 
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
     """Read `rope_parameters`, the field since transformers 5, which may have an entry per layer type, or the older `rope_theta` and
-    `rope_scaling`."""
+    `rope_scaling`. `theta` is the base if no field states it. If `layer_type` is given, its entry counts if there is one. Raise ConfigError
+    for a scaling that is not supported, or if not a positive, even number of a head's dimensions rotates."""
     fields = rope_fields(config)
     if layer_type is not None and layer_type in fields:
         fields = fields.fields(layer_type)
@@ -162,10 +166,12 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
 
 
 def rope_fields(config: Fields) -> Fields:
+    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent."""
     return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling")
 
 
 def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | None:
+    """Return the scaling of frequencies, or None if there is none. Raise ConfigError if it is unknown or malformed."""
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))
@@ -209,7 +215,7 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
 def read_axes(config: Fields, num_pairs: int, default: tuple[int, int, int], *, interleaved: bool) -> tuple[int, ...]:
     """Return the axis whose coordinate rotates each pair. `mrope_section`, or else `default`, has the number of pairs of each of the three
     axes. The pairs of an axis are adjacent or, if they are interleaved, the axes take turns, and the first axis also has all pairs that are
-    left."""
+    left. Raise ConfigError if the numbers do not add up to `num_pairs`, or if the fields state another order than `interleaved`."""
     fields = rope_fields(config)
     sections = fields.raw("mrope_section", list(default))
     if not isinstance(sections, list) or len(sections) != 3 or any(type(count) is not int or count < 0 for count in sections):

@@ -32,6 +32,7 @@ def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None
 
 
 def _sample_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
+    """Return the shapes of SAMPLE_OPERANDS, in their order."""
     r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
     biased, seen, masked = DimVar("biased"), DimVar("seen"), DimVar("masked", 0, max_rows)
     lists: list[tuple[DimLike, ...]] = [(n + 1,), (biased,), (biased,), (n + 1,), (seen,), (seen,)]
@@ -39,6 +40,7 @@ def _sample_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
 
 
 def _logprob_shapes(vocab_size: int, max_rows: int) -> list[tuple[DimLike, ...]]:
+    """Return the shapes of LOGPROB_OPERANDS, in their order."""
     r, n = DimVar("r", 0, max_rows), DimVar("n", 0, max_rows)
     return [(r, vocab_size), (n,), (n,), (n,)]
 

@@ -1,4 +1,5 @@
-"""Pooling of token vectors into one vector per text, as the files of sentence-transformers in a model directory describe it."""
+"""How token vectors become one vector per text, as the files of sentence-transformers in a model directory describe it: by pooling, then by
+projections, then by normalisation. The files also state prompts, and the length of texts."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from compiler.frontend.fields import Fields, read_json
 
 
 class Pooling(StrEnum):
+    """How the vectors of a text's tokens become one vector."""
+
     MEAN = "mean"  # mean over all tokens
     CLS = "cls"  # vector of the first token
-    LAST = "last"
+    LAST = "last"  # vector of the last token
     MAX = "max"  # maximum over all tokens, per element
     WEIGHTED_MEAN = "weighted mean"  # mean over all tokens, each weighted by its position in the text, from 1
     ROOT_MEAN = "mean over the root"  # sum over all tokens, divided by the square root of their number
@@ -30,6 +33,7 @@ POOLING_MODES = {
     "weightedmean_tokens": Pooling.WEIGHTED_MEAN,
     "mean_sqrt_len_tokens": Pooling.ROOT_MEAN,
 }
+# Values of the field `pooling_mode`, which newer files have instead.
 POOLING_NAMES = {
     "mean": Pooling.MEAN,
     "cls": Pooling.CLS,
@@ -40,13 +44,14 @@ POOLING_NAMES = {
 }
 
 
-MOST_TOKENS = 8192  # of texts, if only the tokenizer's file states their number
+MOST_TOKENS = 8192  # the tokenizer's file counts as a statement of the longest text only up to this number of tokens
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A projection of the pooled vector. The names of its weights begin with the name of its folder: `2_Dense.linear.weight`."""
+    """A projection of the pooled vector, followed by an activation. The names of its weights begin with the name of its folder:
+    `2_Dense.linear.weight`."""
 
     folder: str
     in_size: int
@@ -57,8 +62,10 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
+    """How a text becomes an embedding."""
+
     pooling: Pooling
-    normalize: bool
+    normalize: bool  # whether embeddings have length 1
     prompts: tuple[tuple[str, str], ...] = ()  # (name, text that precedes an input) of each prompt
     default_prompt: str | None = None  # name of the prompt that is used by default
     max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
@@ -91,13 +98,15 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
 
 
 def _length_of_tokenizer(directory: Path) -> int | None:
-    """Return the length of the longest text that the tokenizer's file states, or None. Newer versions of sentence-transformers store it
-    there. Files of tokenizers without a limit state a huge number, and those that come from a decoder its context."""
+    """Return the length of the longest text that the tokenizer's file states, or None if it states none, or one above MOST_TOKENS. Newer
+    versions of sentence-transformers store it there. But files of tokenizers without a limit state a huge number, and files that come from
+    a decoder state its context."""
     found = _load(directory / "tokenizer_config.json").raw("model_max_length")
     return found if type(found) is int and 0 < found <= MOST_TOKENS else None
 
 
 def _load(path: Path) -> Fields:
+    """Return the fields of a file, or no fields if there is no such file."""
     return Fields(read_json(path) if path.exists() else {}, path.name)
 
 
@@ -110,7 +119,8 @@ def read_kinds(modules: Any) -> list[tuple[str, Fields]]:
 
 
 def settings_of(module: Fields, directory: Path) -> Fields:
-    """Return the config.json in the folder of a module. Raise ConfigError if the module does not name a folder in this directory."""
+    """Return the fields of the config.json in the folder of a module; none if there is no such file. Raise ConfigError if the path of the
+    module is anything but the name of a folder."""
     path = module.text("path")
     if Path(path).name != path:
         raise module.error("path", "the name of a folder in the model's folder")
@@ -118,7 +128,9 @@ def settings_of(module: Fields, directory: Path) -> Fields:
 
 
 def _read_modules(modules: Any, directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
-    """Read the modules: pooling, then projections, then normalisation, each optional. `reranker.py` reads a module `LogitScore`."""
+    """Read the modules: pooling, then projections, then normalisation, each optional. Without a module for pooling, the pooling is that of
+    `default`; without one for normalisation, embeddings are not normalised. `reranker.py` reads a module `LogitScore`. Raise ConfigError
+    for other modules, and for settings that are not supported."""
     found, last = replace(default, normalize=False), "Transformer"
     for kind, module in read_kinds(modules):
         if kind == "Dense" and last not in ("Pooling", "Dense"):
@@ -147,6 +159,8 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
 
 
 def _read_pooling(fields: Fields) -> Pooling:
+    """Return the pooling that the config.json of a module states. Raise ConfigError if it is unknown, if there are several, or if tokens of
+    prompts are not pooled."""
     fields.require("because tokens of the prompt cannot be excluded from pooling", include_prompt=True)
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))

@@ -37,8 +37,8 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
 
 
 def bytes_of_layers(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> list[int]:
-    """Return the number of bytes that each layer takes in the files, and last that of all other tensors. The embedding counts as
-    part of the first layer, and also among the other tensors if it is the head, too."""
+    """Return the number of bytes that each layer takes in the files, and as the last element the number of bytes of all other tensors. The
+    embedding counts as part of the first layer, and also among the other tensors if it is the head, too."""
     prefix = prefix_of_decoder(tensors)
     embedding, layers = f"{prefix}{decoder_family(config.family).embedding}.", f"{prefix}layers."
     sizes = [0] * (config.num_layers + 1)

@@ -3,7 +3,8 @@
     see(pixels[n, side, side * 3], crop_ids[n * places], starts[n + 1]) -> rows[n * rows of a crop, hidden size]
 
 The program scales and normalises the bytes, multiplies each patch by a matrix, adds its position vector, and applies the layers of the
-encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row.
+encoder. A place is a patch or the class token. The connector then turns the patches of each small square, or a whole crop, into one row. In
+a model that embeds images, a row has the size of an embedding instead of the decoder's hidden size.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ CONNECTOR_NORM_EPS = 1e-5
 
 
 class Squares(TowerLayers):
+    """Builds the encoder of `n` crops of one size, and its connector."""
+
     def __init__(self, net: Net, vision: Vision, n: Dim, crop_ids: Var, starts: Var) -> None:
         super().__init__(net, vision, n * vision.num_places, crop_ids, starts)
         self.n = n
@@ -96,6 +99,7 @@ class Squares(TowerLayers):
         return net.reshape(net.weight(full, size) if name == self.names.class_token else net.weight(full, count, size), 1, count, size)
 
     def without_class(self, x: Var) -> Var:
+        """Return the vectors of patches, [patches of all crops, size], without those of class tokens."""
         net, vision = self.net, self.vision
         if not vision.has_class:
             return x

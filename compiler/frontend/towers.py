@@ -25,7 +25,7 @@ PIXTRAL: Mapping[str, Any] = {
 }
 COLOURS = 3
 PIXTRAL_NORM_EPS = 1e-5
-KINDS = ("axial", "default")  # names in files of RoPE by row and column
+KINDS = ("axial", "default")  # values of `rope_type` that stand for RoPE by row and column
 # fields that belong to the parts of SigLIP and CLIP beside the encoder, or repeat what the weights show
 UNREAD = (
     "model_type",
@@ -56,8 +56,8 @@ QWEN_NAMES = FieldNames(heads="num_heads", layers="depth", colours=("in_channels
 
 def read_tower(fields: Fields, tower: Tower, defaults: Mapping[str, Any], *, num_left: int = 0, **others: Any) -> Vision:
     """Return the encoder of a model whose crops have one size. `defaults` are those of its `vision_config`. The last `num_left` layers do
-    not run. `others` are the fields of Vision that the family or the connector
-    determines."""
+    not run. `others` are the fields of Vision that the family or the connector determines. Raise ConfigError if the fields contradict each
+    other, or ask for something that is not supported."""
     vision = fields.fields("vision_config", defaults)
     vision.skip(*UNREAD)
     common = _common(vision, FieldNames(), defaults, num_left=num_left, **others)
@@ -74,7 +74,8 @@ def read_any_size(
 ) -> Vision:
     """Return the encoder of a model whose crops have any size. `inner` are the fields of its `vision_config`, with these `defaults` and
     `names`. `rotates` says whether RoPE rotates one half of each head by the row, and one by the column. `others` are the fields of Vision
-    that the family or the connector determines."""
+    that the family or the connector determines. Raise ConfigError if the fields contradict each other, or ask for something that is not
+    supported."""
     common = _common(inner, names, defaults, rotates=rotates, **others)
     return Vision(tower=tower, crop_size=common["patch_size"] * common["merge"], **common)
 
@@ -82,7 +83,8 @@ def read_any_size(
 def _common(
     inner: Fields, names: FieldNames, defaults: Mapping[str, Any], *, num_left: int = 0, rotates: bool = False, **others: Any
 ) -> dict[str, Any]:
-    """Return the fields of Vision that all encoders have in their files. `others` may have some of them, which are then not read."""
+    """Return `others`, completed by the fields of Vision that all encoders have in their files. The epsilon of norms, the intermediate size
+    and the base of RoPE are not read if `others` has them."""
     size, heads = inner.integer(names.size), inner.integer(names.heads)
     if rotates and size % (4 * heads):
         raise inner.error(names.heads, f"a number that divides {size} into heads whose halves consist of pairs")
@@ -111,7 +113,7 @@ def _common(
 
 
 def read_merge(fields: Fields, name: str, default: Any = REQUIRED) -> int:
-    """Return the edge of the squares of patches that become one row, in encoders of images of any size."""
+    """Return the edge, in patches, of the squares that become one row, in encoders of images of any size."""
     merge: int = fields.integer(name, default)
     if merge**2 > MOST_PATCHES:
         raise fields.error(name, f"at most {isqrt(MOST_PATCHES)}")

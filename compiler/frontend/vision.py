@@ -1,5 +1,5 @@
-"""The settings of vision models: how an image is cut into crops, and the encoder and the connector that turn
-crops into rows. The decoder reads a row in place of a token embedding."""
+"""The settings of vision models: how an image is cut into crops, and the encoder and the connector that turn crops into rows. The decoder
+reads a row in place of a token embedding. In a model that embeds images, a row is the vector of an image."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Cutting:
 
     fit: Fit
     filter: int  # number of the filter in Pillow by which images are scaled
-    rescale: float  # factor of the bytes of a pixel
+    rescale: float  # factor that multiplies the bytes of a pixel
     mean: tuple[float, ...]  # per colour: subtracted from the scaled value
     deviation: tuple[float, ...]  # per colour: divides the result
 
@@ -72,24 +72,25 @@ class Vision:
     norm_eps: float
     connector: Connector
     merge: int  # edge, in patches, of the square of patches that becomes one row
-    image_token: int  # token in whose places the rows are read, or NO_TOKEN
+    image_token: int  # token whose embeddings the rows replace, or NO_TOKEN
     cutting: Cutting
     last_norm: bool = True  # whether a norm follows the layers
     qkv_bias: bool = True
     connector_activation: Activation | None = None  # activation between the two matrices of a perceptron
     connector_bias: bool = True
     connector_norm: bool = False  # whether a norm precedes the matrices of a perceptron
-    connector_size: int = 0  # elements within a perceptron or an adapter; 0: as many as those of the decoder's vectors
+    connector_size: int = 0  # elements between the matrices of a connector; 0: as many as those of the decoder's vectors
     marker: str = ""  # text that the chat template writes for an image; empty: that of the image token
     around: tuple[str, str] = ("", "")  # texts before and after the tokens of an image that is not cut into tiles
     between: str = ""  # with any size: text of the token between two rows of tokens; empty: there is none
-    num_frames: int = 0  # frames of the matrix of patches, all of which show the image; 0: it has no axis of frames
+    num_frames: int = 0  # frames of the matrix of patches, each of which is the same image; 0: the matrix has no axis of frames
     theta: float = 10_000.0  # base of RoPE by row and column, in encoders that have it
     window: int = 0  # with any size: edge, in squares, of the windows in which patches attend to each other; 0: there are none
     whole_layers: frozenset[int] = frozenset()  # with windows: layers in which patches attend to all patches of their crop
-    table_edge: int = 0  # with any size: rows and columns of the table of positions, which is interpolated for some; 0: there is none
+    # With any size: the number of rows, which is also that of columns, for which there are learned vectors of positions; 0: there are none.
+    table_edge: int = 0
     clips: bool = False  # whether the checkpoint has ranges to which inputs and outputs of matrices are clipped
-    standardizes: bool = False  # whether averaged patches are shifted and scaled by vectors of the checkpoint
+    standardizes: bool = False  # whether vectors of the checkpoint are subtracted from averaged patches, and multiply the difference
     # Layers whose results become further rows of a token. The decoder adds them to its residual stream after its first layers (DeepStack).
     deep_layers: tuple[int, ...] = ()
     three_axes: bool = False  # whether the decoder's RoPE also uses the row and the column of an image token
@@ -133,6 +134,7 @@ class Vision:
 
     @property
     def any_size(self) -> bool:
+        """Whether crops may have any size; otherwise they are squares with edges of `crop_size` pixels."""
         return self.cutting.fit.any_size
 
     @property

@@ -78,8 +78,8 @@ class WeightSource(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return an identity of the files, for caches. Sources with equal digests have equal tensors. Computing the digest reads a few
-        hundred kilobytes per file."""
+        """Return an identity of the files, for caches: files with equal digests are taken to be equal. A source that renames, joins or
+        decodes tensors of another one has the same digest. Computing the digest reads a few hundred kilobytes per file."""
         ...
 
 
@@ -103,7 +103,8 @@ class Derived:
 
 
 class MappedFile:
-    """A file mapped as read-only memory."""
+    """A file mapped as read-only memory. Raise DamagedFile if it cannot be opened, is empty, or contains something else in place of
+    tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -129,7 +130,8 @@ class MappedFile:
         return view if view.flags.aligned else view.copy()  # a header of odd length misaligns the data
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Release only pages entirely within the range, since neighbouring tensors may be in use."""
+        """Release the memory of the pages of a range: they are read again on the next access. Pages that lie only partly within the range
+        are kept, since neighbouring tensors may be in use."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
@@ -137,7 +139,7 @@ class MappedFile:
 
     def add_to(self, digest: hashlib.blake2b, header_bytes: int) -> None:
         """Update the digest with the file's name, size, modification time and header, and with samples of its data. The samples distinguish
-        copies with equal modification times."""
+        files that have all else in common. Then release the memory of the whole file."""
         digest.update(f"{self.path.name}\0{self.num_bytes}\0{self._modified_ns}\0".encode())
         digest.update(self.memory[:header_bytes])
         span = self.num_bytes - header_bytes
@@ -162,7 +164,8 @@ def _no_data(head: bytes, num_bytes: int) -> str:
 
 
 class Safetensors:
-    """The tensors of one file, or of all shards of a model."""
+    """The tensors of one file, or of all shards of a model. Raise DamagedFile if a file violates the format, or if two files have a tensor
+    of the same name."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._files: list[tuple[MappedFile, int]] = []  # each file with the start of its data
@@ -221,7 +224,8 @@ class BesideFolders:
 
 
 class Renamed(Derived):
-    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order."""
+    """A source that renames the tensors of another one. `parts` maps parts of names to their replacements, which are made in this order,
+    once in a name. Raise DamagedFile if two tensors get the same name."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -242,8 +246,8 @@ class Renamed(Derived):
 
 
 def open_safetensors(path: str | Path) -> Safetensors:
-    """Open the weights of a file or of a model directory. Raise UnsafeFile if the weights are pickles, and ModelError if there are none, if
-    some are missing, or if it is not clear which files belong together."""
+    """Open the weights of a file or of a model directory. Raise UnsafeFile if the weights are pickles, DamagedFile if a file violates the
+    format, and ModelError if there are no weights, if some are missing, or if it is not clear which files belong together."""
     path = Path(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise _unsafe([path.name])
@@ -268,8 +272,8 @@ def open_safetensors(path: str | Path) -> Safetensors:
 
 
 def _parts(found: list[Path]) -> list[Path] | None:
-    """Return the parts of a model in order, or its only file. Return None if the names do not say that all files are parts of one model.
-    Raise ModelError if parts are missing."""
+    """Return the parts of a model in order, or its only file. Return None if there are no files, or if the names do not say that all files
+    are parts of one model. Raise ModelError if parts are missing."""
     names = {tuple(parts_of(file.name)) for file in found}
     if len(names) != 1:
         return None
@@ -287,6 +291,8 @@ def _unsafe(names: list[str]) -> UnsafeFile:
 
 
 def _open_sharded(directory: Path, index: Path) -> Safetensors:
+    """Open the shards that an index names. Raise ModelError if shards are missing, and DamagedFile if the index is malformed, or names
+    files elsewhere or tensors that no shard has."""
     if index.stat().st_size > MAX_HEADER_BYTES:
         raise DamagedFile(f"{index.name} has {index.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read")
     content = _parse_object(index.read_bytes(), index.name)
@@ -318,8 +324,8 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if it is none, or if a key is repeated, since readers
-    differ in which of its values counts."""
+    """Parse a JSON object: the header of a file, or an index. Raise DamagedFile if the text is no JSON object, or if a key is repeated,
+    since readers differ in which of its values counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -358,6 +364,7 @@ def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[st
 
 
 def _check_tensor(entry: object, where: str) -> tuple[TensorInfo, int]:
+    """Return the description of a tensor and the offset of its bytes in the data. Raise DamagedFile if the entry is malformed."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise DamagedFile(f"{where}: expected an object of dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None

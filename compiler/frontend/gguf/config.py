@@ -51,6 +51,9 @@ STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked 
 
 
 def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
+    """Return the fields of a config.json, with this model type, that say what the file's metadata and the names of its tensors say. Values
+    keep the kinds that they have in the file; `Fields` checks them. Raise DamagedFile for numbers of layers out of range and for damaged
+    divisors, and ModelError for a scaling of RoPE that is not supported."""
     prefix = f"{gguf.architecture}."
     metadata = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     fields = {**FIELDS, **gguf.fields}
@@ -77,8 +80,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
 
 
 def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
-    """Return the pooling of a model that was trained for embeddings, or None if the file states none. Raise ModelError for a reranker
-    and for unknown numbers."""
+    """Return how a model that was trained for embeddings pools, or None if the file states no pooling. Raise ModelError for a reranker and
+    for unknown values."""
     name = f"{gguf.architecture}.pooling_type"
     match file.metadata.get(name, 0):
         case 0:
@@ -93,7 +96,7 @@ def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
 
 def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
     """Return the number of layers that predict further tokens. They follow the layers of the decoder. `prefix` begins the key in the
-    metadata. Raise DamagedFile if the entry is no such number."""
+    metadata. Raise DamagedFile if the value is no integer from 0 to MOST_AHEAD."""
     count = metadata.get(f"{prefix}nextn_predict_layers", 0)
     if type(count) is not int or not 0 <= count <= MOST_AHEAD:
         raise DamagedFile(f"nextn_predict_layers is {count!r}, expected an integer from 0 to {MOST_AHEAD}")
@@ -101,6 +104,7 @@ def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
 
 
 def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Set the size of a head if the file does not state it, and the fraction of a head that rotates."""
     hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
     if "head_dim" not in config and type(hidden_size) is int and type(num_heads) is int and num_heads > 0:
         config["head_dim"] = hidden_size // num_heads
@@ -112,8 +116,8 @@ def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
 
 
 def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """Set which layers have a window: all except every n-th if the metadata has a number n, otherwise those whose flag in the metadata is
-    true."""
+    """Set which layers have a window. If the metadata has a number n, all except every n-th have one: the family reads this number. If it
+    has flags, those whose flag is true have one. A window of 0 tokens stands for no window."""
     if not config.get("sliding_window", 1):
         config["sliding_window"] = None  # 0 stands for no window
     pattern = metadata.get("attention.sliding_window_pattern")
@@ -124,6 +128,8 @@ def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> No
 
 
 def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the field `rope_scaling`, or None without scaling. Divisors of the frequencies become a scaling of type longrope, also those
+    of Llama 3. Raise ModelError for a mix of scalings that is not supported."""
     if ROPE_FACTORS in file.tensors:
         divisors = _divisors(file, ROPE_FACTORS)
         return {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}

@@ -47,6 +47,7 @@ def dequantize(blocks: Bytes, format: Blocks | CodedBlocks) -> Floats:
 
 
 def _numbers(blocks: Bytes, format: Blocks) -> NDArray[Any]:
+    """Return the numbers in blocks that scales multiply, [blocks, values]. Codes are replaced by the numbers for which they stand."""
     numbers = unpacked(blocks, format, NUMBERS)
     if format.bits == 4:
         halves = np.stack([numbers & 15, numbers >> 4], -1).reshape(len(blocks), -1)
@@ -55,6 +56,7 @@ def _numbers(blocks: Bytes, format: Blocks) -> NDArray[Any]:
 
 
 def _levels(blocks: Bytes, format: Blocks, name: str) -> Floats:
+    """Return the scales or the shifts of groups (`name` is `scale` or `shift`) as floats, [blocks, groups]."""
     levels = unpacked(blocks, format, name).astype(np.float32)
     return unpacked(blocks, format, f"{name}_unit") * levels if format.has_units else levels
 

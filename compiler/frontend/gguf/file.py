@@ -1,5 +1,5 @@
 """The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3 are read, in
-little-endian order. A model may be split into several files, of which the first has the metadata.
+little-endian order. A model may be split into several files, of which the first has the metadata of the model.
 
 Lengths and counts in the file are checked against the remaining bytes before memory is allocated for them.
 """
@@ -24,9 +24,9 @@ from compiler.frontend.weights import MappedFile, Tensor
 from runtime.split_files import parts_of
 
 MAGIC = b"GGUF"
-MAX_METADATA_BYTES = 256 << 20  # vocabularies take a few megabytes
+MAX_METADATA_BYTES = 256 << 20  # a vocabulary takes a few megabytes, or 12 MB if it is large
 MAX_ENTRIES = 1 << 16  # maximum number of metadata entries
-MAX_STRINGS = 1 << 22  # maximum number of texts in arrays; a vocabulary and its merges have less than a million
+MAX_STRINGS = 1 << 22  # maximum number of texts in all arrays together; a vocabulary and its merges have fewer than a million
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
@@ -57,8 +57,8 @@ class Texts:
     list of 260,000 texts takes 20 MB."""
 
     def __init__(self, memory: mmap, marks: Sequence[int], end: int, length: int) -> None:
-        """`marks` has the offset of every STRIDE-th text, which its length precedes; `end` is the offset behind the last text. The caller
-        has checked that all texts lie within the file."""
+        """`marks` has the offsets of the first text and then of every STRIDE-th one. A text begins with its length, and its offset is that
+        of the length. `end` is the offset behind the last text. The caller has checked that all texts lie within the file."""
         self._memory, self._marks, self._end, self._length = memory, marks, end, length
 
     def __len__(self) -> int:
@@ -91,6 +91,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
+    """How a tensor is stored, and where."""
+
     shape: tuple[int, ...]  # outermost dimension first; the file lists the innermost first
     format: Format
     start: int  # byte offset in the file
@@ -99,7 +101,8 @@ class GgufTensor:
 
 
 class GgufFile:
-    """The metadata and the tensors of a GGUF file, by their names in the file. The path may be that of any part of a split file."""
+    """The metadata and the tensors of a GGUF file, by their names in the file. The path may be that of any part of a split file. Raise
+    DamagedFile if a part violates the format, and ModelError if parts are missing or the file has an unsupported version or format."""
 
     def __init__(self, path: str | Path) -> None:
         paths = [Path(path).with_name(name) for name in parts_of(Path(path).name)]
@@ -116,6 +119,8 @@ class GgufFile:
             self.tensors = {**self.tensors, **part.tensors}
 
     def _require_part(self, part: _Part, number: int) -> None:
+        """Raise ModelError if the file is a part of a split file but is not named like one, and DamagedFile if it is another part than its
+        name says."""
         found = part.metadata.get("split.no", 0), part.metadata.get("split.count", 0) or 1
         if found != (number, len(self._parts)):
             name = part.file.path.name
@@ -124,7 +129,8 @@ class GgufFile:
             raise DamagedFile(f"{name} has split.no {found[0]!r} and split.count {found[1]!r}, expected {number} and {len(self._parts)}")
 
     def read(self, name: str) -> Tensor:
-        """Return the tensor: a view of the file if it holds plain numbers, an f32 array if it is quantised."""
+        """Return the tensor: if it holds plain numbers, a view of the file, or a copy if they are not aligned; if it is quantised, an f32
+        array."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             assert tensor.format.dtype is not None, name
@@ -132,7 +138,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format.blocks).reshape(tensor.shape)
 
     def first_rows(self, name: str, count: int) -> Tensor:
-        """Return the first `count` rows of a matrix, without decoding the others."""
+        """Return the first `count` rows of a matrix, or all if there are fewer, without decoding the others."""
         tensor = self.tensors[name]
         if tensor.format.blocks is None:
             return self.read(name)[:count]
@@ -231,6 +237,8 @@ class _Cursor:
         return Texts(memory, marks, at, length)
 
     def value(self, code: int) -> Any:
+        """Return the next value, which has the type with this code: a number, a text, an array of numbers (NumPy) or of texts (`Texts`).
+        Raise DamagedFile for other types, and for more than MAX_STRINGS texts in arrays."""
         if code in NUMBERS:
             return self.number(code)
         if code == STRING:
@@ -250,6 +258,8 @@ class _Cursor:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    """Return the number of tensors, and that of entries of the metadata. Raise ModelError for another version or byte order, and
+    DamagedFile for another kind of file or too large numbers."""
     if (magic := cursor.take(4)) != MAGIC:
         raise DamagedFile(f"{cursor.name} is no GGUF file: it begins with {magic!r}, expected {MAGIC!r}")
     version = cursor.number(4)
@@ -275,6 +285,7 @@ def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
 
 
 def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: MappedFile) -> dict[str, GgufTensor]:
+    """Return the tensors by name. Raise DamagedFile if a name is repeated, or if data overlap or do not lie within the file."""
     described: dict[str, tuple[tuple[int, ...], Format, int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.text()

@@ -24,7 +24,7 @@ def are_integers(value: object) -> TypeGuard[NDArray[np.integer[Any]]]:
 
 def read_attending(config: dict[str, Any]) -> list[bool] | None:
     """Return for each layer whether it has attention, or None if the file does not say. Files state the number of key heads of each layer,
-    0 in layers without attention; `num_key_value_heads` becomes a single number."""
+    which is 0 in layers without attention. Replace `num_key_value_heads` in `config`, the list of these numbers, by their maximum."""
     heads, count = config.get("num_key_value_heads"), config.get("num_hidden_layers")
     if not are_integers(heads) or type(count) is not int or len(heads) < count or count < 1:
         return None
@@ -33,14 +33,14 @@ def read_attending(config: dict[str, Any]) -> list[bool] | None:
 
 
 def has_tensor(name: str, config: Mapping[str, Any], tensors: Container[str]) -> bool:
-    """Return whether a layer has a tensor of this name."""
+    """Return whether any layer has a tensor of this name."""
     count = config.get("num_hidden_layers")
     return any(f"blk.{layer}.{name}" in tensors for layer in range(count if type(count) is int else 0))
 
 
 def inner_size(metadata: Mapping[str, Any], divisor: object) -> int | None:
-    """Return the number of elements of all value heads together, divided by `divisor`. Return None if the file does not state it, or if
-    the divisor is no positive integer."""
+    """Return the number of elements of all value heads together, divided by `divisor` and rounded down. Return None if the file does not
+    state it, or if the divisor is no positive integer."""
     size = metadata.get("ssm.inner_size")
     return size // divisor if type(size) is int and type(divisor) is int and divisor > 0 else None
 
@@ -59,6 +59,7 @@ def mamba_names(module: str) -> dict[str, str]:
 
 
 def mamba_restored(module: str) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return `Gguf.restored` for the tensors of Mamba-2, whose module in safetensors files has this name."""
     return {
         f"{module}.A_log": lambda stored: rates(stored.reshape(-1)),
         f"{module}.D": flat,

@@ -69,7 +69,8 @@ class Part:
 
 
 class GgufModel:
-    """A WeightSource that reads a GGUF file, and the configuration of the file's model."""
+    """A WeightSource that reads a GGUF file, and the configuration of the file's model. Raise UnknownModel if no family reads the file, and
+    another ModelError if it is damaged, has something else than a model, or has a configuration that is not supported."""
 
     def __init__(self, path: str | Path) -> None:
         self.file = GgufFile(path)
@@ -111,6 +112,7 @@ class GgufModel:
         return tensor if restore is None else restore(tensor)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
+        """Return the parts of the matrix's form: the blocks as they are in the file, or the parts into which NumPy takes them apart."""
         part = self._parts[name]
         rows, format = self._rows_of(self.file.blocks(part.stored_as), part), self.file.tensors[part.stored_as].format.blocks
         found = format.parts(rows) if isinstance(format, CodedBlocks) else (rows,)
@@ -137,6 +139,8 @@ class GgufModel:
         return self.file.digest()
 
     def _read_parts(self) -> Iterator[Part]:
+        """Yield the tensors of the model: stacks are taken apart, and layers that predict further tokens are left out. Raise DamagedFile if
+        the projections of queries, keys and values are stacked, but have an unexpected number of rows."""
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
                 continue  # these tensors are part of the configuration
@@ -186,15 +190,19 @@ class GgufModel:
         return own if stem not in self._layer_names else f"model.layers.{match[1]}.{self._layer_names[stem]}.{kind}"
 
     def _restore(self, part: Part) -> Callable[[Tensor], Tensor] | None:
+        """Return the function that undoes a change by converters to this tensor, or None if the family names none."""
         return self._gguf.restored.get(self._hub_name(part.name).partition(".layers.")[2].partition(".")[2])
 
     def _is_rotated(self, part: Part) -> bool:
+        """Return whether RoPE rotates the results of this tensor, so that converters may have reordered its rows."""
         return re.search(r"\.attn_[qk]\.", part.name) is not None
 
     def _is_shifted_norm(self, part: Part) -> bool:
+        """Return whether converters added a number to this tensor, the weights of a norm."""
         return self._gguf.norm_offset != 0 and part.name.endswith("norm.weight") and UNSHIFTED not in part.name
 
     def _info(self, part: Part) -> TensorInfo:
+        """Return the description of a tensor as `read` returns it. Raise DamagedFile if a change by converters cannot be undone."""
         tensor = self.file.tensors[part.stored_as]
         dtype = FLOAT32 if self._is_shifted_norm(part) else tensor.format.dtype or FLOAT32
         if (restore := self._restore(part)) is not None:
@@ -224,7 +232,7 @@ def _require_model(file: GgufFile) -> None:
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors
-    files."""
+    files. Raise DamagedFile if the heads have no even number of rows."""
     if tensor.shape[0] % (2 * num_heads):
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with an even number of rows")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -232,8 +240,8 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
-    """Reorder the rotated rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
-    files."""
+    """Reorder the first `rotated` rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
+    files. Raise DamagedFile if the heads have fewer rows."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with {rotated} rotated rows each")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

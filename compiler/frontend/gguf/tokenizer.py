@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, converted to the tokenizer files of a model directory.
 
 Three kinds are read: `gpt2`, byte-level BPE with its merges; `llama`, sentencepiece BPE with a score per piece and byte fallback; and
-`gemma4`, the same with merges instead of scores. A file only names the regular expressions that split text into words; this module has the
-expressions of the known names.
+`gemma4`, the same with merges instead of scores. For `gpt2`, a file only names the regular expressions that split text into words; this
+module has the expressions of the known names.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
-# Values of `tokenizer.ggml.pre` of tokenizers that split words as GPT-2 does, and digits one by one; then of those that split as GPT-2.
+# Values of `tokenizer.ggml.pre`: SINGLE_DIGITS of tokenizers that split words as GPT-2 does, but digits one by one, and PLAIN_WORDS of
+# tokenizers that split exactly as GPT-2 does.
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 PLAIN_WORDS = (
     "gpt-2",
@@ -74,7 +75,7 @@ PLAIN_WORDS = (
 )
 LLAMA3_LIKE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 IGNORE_MERGES = LLAMA3_LIKE  # vocabularies for which a word that is a piece becomes one token without merging
-BEGIN_BY_DEFAULT = LLAMA3_LIKE
+BEGIN_BY_DEFAULT = LLAMA3_LIKE  # vocabularies of kind `gpt2` whose begin token precedes a text unless the file says otherwise
 
 ROLES = {
     "bos_token": "bos_token_id",
@@ -92,7 +93,8 @@ TEXT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>", "<|end|>")  # tokens with which chat templates end a turn
 CALL_ENDS = ("<|eom_id|>", "<|call|>", "<|tool_response>")  # tokens with which chat templates end a call, or begin its result
 HARMONY_END = "<|return|>"  # in vocabularies with this token, `<|end|>` ends only a part of an answer
-# Special tokens of Phi-3 after which spaces and line breaks count. All others take those that follow them. Files do not state this.
+# Tokens of Phi-3 after which spaces and line breaks count. All other tokens that are recognised in a text before it is split into words
+# swallow the spaces and line breaks that follow them. Files do not state this.
 PHI3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -138,7 +140,7 @@ def _templates(metadata: Mapping[str, Any]) -> str | list[dict[str, str]] | None
 
 def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters that the file recommends. If it recommends none, as most files, return the defaults of llama.cpp, for
-    which the files are made: many small models ramble at the temperature 1."""
+    which the files are made, with llama.cpp as their `origin`: many small models ramble at the temperature 1."""
     stated = {field: metadata[key] for key, field in SAMPLING.items() if key in metadata}
     if not stated:
         return {**UNSTATED, "origin": "llama.cpp"}
@@ -146,13 +148,13 @@ def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids of the tokens that end an answer."""
+    """Return the ids of the tokens that end an answer, in ascending order. Raise DamagedFile if the file's vocabulary is damaged."""
     return _Vocabulary(metadata).end_ids()
 
 
 def _written(vocabulary: _Vocabulary) -> bytes:
     """Return the tokenizer.json. Only a tokenizer without tokens is built, and the tokens are written into its text, because building a
-    tokenizer of 150,000 tokens takes half a second."""
+    tokenizer of 150,000 tokens takes half a second. Raise ModelError for a vocabulary of another kind."""
     match vocabulary.model:
         case "gpt2":
             tokenizer, merges = _byte_level(vocabulary), vocabulary.merges()
@@ -175,8 +177,8 @@ def _written(vocabulary: _Vocabulary) -> bytes:
 
 
 def _as_texts(merges: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the merges as texts like `a b`, or an empty list if one of these texts would be read as other tokens, or as a version. A
-    decoder of JSON makes one object per text, and three per pair."""
+    """Return the merges as texts like `a b`, or an empty list if one of these texts would be read as other tokens, or as a version. Texts
+    are preferred because a decoder of JSON makes one object per text, and three per pair."""
     texts = [f"{left} {right}" for left, right in merges]
     is_clear = all(text.count(" ") == 1 and not text.startswith("#version") for text in texts)
     return texts if is_clear else []
@@ -206,6 +208,7 @@ class _Vocabulary:
 
     @cached_property
     def types(self) -> list[int]:
+        """The kind of each token (`vocabulary/pieces.py`). Without a statement, all tokens are normal ones."""
         types = self._numbers("token_type", len(self._texts))
         return [1] * len(self._texts) if types is None else [int(kind) for kind in types]
 
@@ -219,6 +222,7 @@ class _Vocabulary:
         return value
 
     def token_id(self, name: str) -> int | None:
+        """Return the id that an entry states, or None if it states none. Raise DamagedFile if no token has the id."""
         value = self.get(name)
         if value is None or value == 0xFFFFFFFF:  # 0xFFFFFFFF stands for no token
             return None
@@ -227,6 +231,7 @@ class _Vocabulary:
         return value
 
     def end_ids(self) -> tuple[int, ...]:
+        """Return the ids of the tokens that end an answer, which the file states or the texts of tokens show, in ascending order."""
         ends = {id for key in ("eos_token_id", "eot_token_id", "eom_token_id") if (id := self.token_id(key)) is not None}
         return tuple(sorted(ends | self._listed_ends() | self._unstated_ends()))
 
@@ -242,7 +247,8 @@ class _Vocabulary:
 
     def _unstated_ends(self) -> set[int]:
         """Return the ids of the tokens that end an answer by their texts: those that end a text, those with which the chat template ends a
-        call, and, unless the file states one, the token with which the chat template ends a turn."""
+        call, and the token with which the chat template ends a turn. The last one is left out if the file states such a token, or if the
+        vocabulary has HARMONY_END."""
         template = self._metadata.get(TEMPLATE)
         in_template = template if isinstance(template, str) else ""
         turns = [] if self.get("eot_token_id") is not None else [text for text in TURN_ENDS if text in in_template]
@@ -258,6 +264,7 @@ class _Vocabulary:
         return self.token_id(ROLES[role])
 
     def merges(self) -> list[tuple[str, str]]:
+        """Return the merges in order, each as its two tokens. Raise DamagedFile if one of them makes no token."""
         pairs: list[tuple[str, str]] = []
         for text in self._strings("merges"):
             left, gap, right = text.partition(" ")
@@ -316,6 +323,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
+    """Let the tokenizer put the begin token before a text, and the end token after it, if the file says so. Without a statement, only the
+    begin token is added: in sentencepiece vocabularies, and in those of BEGIN_BY_DEFAULT."""
     by_default = vocabulary.model != "gpt2" or vocabulary.pre in BEGIN_BY_DEFAULT
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
     begins = vocabulary.flag("add_bos_token", by_default) or vocabulary.model == "gemma4"  # the first converters stated false by mistake

@@ -30,7 +30,8 @@ Attend = Callable[[Var, Var, Var], Var]  # computes attention, from the queries,
 
 
 def log_mel(net: Net, num_mels: int, num_hops: DimLike, samples: Var, loudest: Var, sounding: Var) -> Var:
-    """Return the log-mel spectrogram, [hops, mels], scaled as Whisper does. The inputs are those of the program `hear` (`hearing.py`)."""
+    """Return the log-mel spectrogram, [hops, mels], scaled as Whisper does, and 0 in hops where `sounding` is 0. The inputs are those of
+    the program `hear` (`hearing.py`)."""
     num_hops = Dim.of(num_hops)
     hops = net.reshape(samples, num_hops + (ROWS - 1), HOP)
     windows = net.call(CONCAT, *(net.slice(hops, 0, row, num_hops + row) for row in range(ROWS)), axis=1)
@@ -48,8 +49,8 @@ def _log_10(net: Net, energies: Var) -> Var:
 
 
 def tables(num_mels: int, listening: Listening | None = None) -> Mapping[str, NDArray[np.float32]]:
-    """Return the tables of the spectrogram by name, and that of positions if they are sines and cosines. Rows of the Fourier transform end
-    in zeros, because a window is read in whole hops."""
+    """Return the tables of the spectrogram by name, and the table of positions if these are sines and cosines. Rows of the Fourier
+    transform end in zeros, because the samples that it transforms are read in whole hops."""
     fourier = np.pad(fourier_table(), ((0, 0), (0, ROWS * HOP - WINDOW)))
     found = {FOURIER: fourier.astype(np.float32), FILTERS: mel_filters(num_mels).astype(np.float32)}
     if listening is not None and listening.sinusoids:
@@ -58,7 +59,8 @@ def tables(num_mels: int, listening: Listening | None = None) -> Mapping[str, ND
 
 
 def sinusoids(num_positions: int, size: int) -> NDArray[np.float64]:
-    """Return the vectors of positions, [positions, size]: sines, then cosines, whose wave lengths grow from one to the next."""
+    """Return the vectors of positions, [positions, size]. The first half of a vector has sines, and the second half cosines; in each half,
+    wave lengths grow from one element to the next."""
     turns = np.arange(num_positions)[:, None] * LONGEST ** -np.linspace(0, 1, size // 2)
     return np.concatenate([np.sin(turns), np.cos(turns)], axis=1)
 
@@ -107,8 +109,9 @@ class AudioLayers:
         return self.net.add(x, positions if is_whole else self.net.slice(positions, 0, 0, frames))
 
     def _convolution(self, x: Var, name: str, in_size: int, length: Dim, stride: int, *, has_next: bool = False) -> Var:
-        """Convolve `x[length, in_size]` with three taps: a result is computed from a row and its two neighbours. With a stride of 2, two
-        neighbouring rows become one. If `has_next`, `x` has one more row, which is only a neighbour."""
+        """Convolve `x[length, in_size]` with three taps: a result is computed from a row and its two neighbours. With a stride of 2, there
+        are results only for every other row. If `has_next` is true, `x` has one more row, for which there is no result. Zeros take the
+        place of neighbours outside `x`."""
         net = self.net
         w = net.call(PERMUTE_DIMS, net.as_f32(net.weight(f"{self.prefix}{name}.weight", self.size, in_size, 3)), axes=(0, 2, 1))
         edge = Constant(np.zeros((1, in_size), np.float32))
@@ -139,7 +142,8 @@ class AudioLayers:
 def project(
     net: Net, h: Var, prefix: str, names: tuple[str, ...], size: int, heads: int, rows: DimLike, format: WeightFormat | None = None
 ) -> tuple[Var, ...]:
-    """Return the projections of `h[rows, size]` to heads by the layers `names`, [rows, heads, head size] each. Keys have no bias."""
+    """Return the projections of `h[rows, size]` to heads by the layers `names`, [rows, heads, head size] each. All layers have a bias
+    except `k_proj`."""
     w = net.stacked([net.weight(f"{prefix}{name}.weight", size, size) for name in names])
     biases = [Constant(np.zeros(size, np.float32)) if name == "k_proj" else net.vector(f"{prefix}{name}.bias", size) for name in names]
     bias = biases[0] if len(biases) == 1 else net.call(CONCAT, *biases, axis=0)

@@ -44,7 +44,7 @@ class Batch:
     positions: Var
     seq_ids: Var
     logit_rows: Var | None  # None: the program has no head
-    hidden_rows: Var | None
+    hidden_rows: Var | None  # in the program `both`: the tokens of whose hidden states, or attention to audio, it returns; otherwise None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
     heard: HeardCache | None
@@ -90,7 +90,7 @@ class HeardCache:
     """The inputs of a step for the keys and values of audio."""
 
     group: HeardGroup
-    pages: Var  # page of each sequence
+    pages: Var  # the single page of each sequence
     held: tuple[Var, ...]
 
 
@@ -132,7 +132,8 @@ class Step:
     attended: list[Var] = field(default_factory=list[Var])  # [hidden rows, frames], one per aligned head: see `attention_to_audio`
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
-        """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
+        """Return the cosines and sines of this step's positions, or of the coordinates of its tokens if these have three. They are computed
+        once for all layers with the same rope."""
         if rope not in self.angles:
             frequencies, scale = rope.frequencies(self.max_context)
             axes = None if self.batch.seen is None else self.batch.seen.axes
@@ -182,6 +183,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
+    """A layer of a step under construction."""
+
     step: Step
     number: int
 
@@ -210,13 +213,16 @@ class Layer:
 
 
 def embed(step: Step) -> Var:
+    """Return the token embeddings, scaled by the configuration's factor. Rows of images and audio replace those of their tokens, if the
+    step reads such rows."""
     c, net, seen = step.config, step.net, step.batch.seen
     x = scaled(step, net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
     return x if seen is None else _put(step, seen, x, _depth(step, seen, 0))
 
 
 def deepened(step: Step, x: Var, number: int) -> Var:
-    """Return the residual stream after layer `number`. If the encoder has rows for this layer, they are added at the image tokens."""
+    """Return the residual stream after layer `number`, given as `x`. If the encoder of images has rows for this layer, they are added at
+    the tokens of images and audio."""
     seen, vision = step.batch.seen, step.config.vision
     if seen is None or vision is None or number >= len(vision.deep_layers):
         return x
@@ -239,7 +245,7 @@ def _put(step: Step, seen: SeenRows, x: Var, rows: Var) -> Var:
 
 
 def logits(step: Step, x: Var) -> Var:
-    """Compute the logits, with the scale and the soft cap of the configuration."""
+    """Compute the logits, with the scale of the configuration, and with its soft cap if it has one."""
     c, net = step.config, step.net
     found = scaled(step, net.head(x, _head(step), c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
     if c.logit_softcap is None:
@@ -265,6 +271,7 @@ def _judged(step: Step, x: Var, verdict: Verdict) -> Var:
 
 
 def _head(step: Step) -> str:
+    """Return the name of the head: that of the token embedding if both are tied."""
     return step.embedding if step.config.tie_word_embeddings else own_head(step.prefix)
 
 
@@ -293,7 +300,7 @@ def pre_norm(attention: Branch, feed: Branch, norms: tuple[str, str] = ("input_l
 
 
 def post_norm(attention: Branch) -> Branch:
-    """Return a layer that has a norm after attention and one after the MLP."""
+    """Return a layer that has a norm after attention and one after a gated MLP."""
 
     def layer(at: Layer, x: Var) -> Var:
         x = residual(at, x, norm(at, attention(at, x), "post_attention_layernorm"))
@@ -324,6 +331,7 @@ def parallel(attention: Branch, feed: Branch) -> Branch:
 
 
 def residual(layer: Layer, x: Var, branch: Var) -> Var:
+    """Add the result of a branch, times the configuration's factor, to the residual stream."""
     return layer.step.net.add(x, scaled(layer.step, branch, layer.step.config.residual_scale))
 
 
@@ -335,7 +343,7 @@ def norm(layer: Layer, x: Var, name: str) -> Var:
 
 
 def stream_norm(step: Step, x: Var, name: str) -> Var:
-    """Normalize the residual stream with the norm weight that has this full name."""
+    """Normalize the residual stream by the configuration's kind of norm. The names of its weights begin with the full name `name`."""
     c = step.config
     if c.norm is Norm.RMS:
         return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
@@ -343,13 +351,13 @@ def stream_norm(step: Step, x: Var, name: str) -> Var:
 
 
 def head_norm(layer: Layer, x: Var, name: str) -> Var:
-    """Apply a norm to each head of `x[tokens, heads, head_dim]` separately."""
+    """Apply an RMS norm to each head of `x[tokens, heads, head_dim]` separately. All heads have the same weights."""
     c = layer.step.config
     return layer.step.net.rms_norm(x, layer.name(name), layer.heads.size, c.norm_eps, offset=c.norm_offset)
 
 
 def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
-    """Apply one norm to all heads of `x[tokens, heads, head_dim]` together."""
+    """Apply one RMS norm to all heads of `x[tokens, heads, head_dim]` together."""
     step, c = layer.step, layer.step.config
     size = num_heads * layer.heads.size
     flat = step.net.rms_norm(step.net.reshape(x, step.t, size), layer.name(name), size, c.norm_eps, offset=c.norm_offset)
@@ -372,19 +380,20 @@ def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var
 
 
 def rotate(layer: Layer, x: Var) -> Var:
+    """Apply the layer's RoPE to `x[tokens, heads, head_dim]`, or return `x` if the layer has none."""
     rope = layer.step.config.rope_of_layer(layer.number)
     return x if rope is None else layer.step.net.call(ROPE, x, *layer.step.angles_of(rope), interleaved=rope.interleaved)
 
 
 def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Append keys and values to the cache, attend to the cache, and project. The sigmoid of `gate[tokens, heads * head_dim]` scales each
-    element of the attention's result before the projection."""
+    """Append keys and values to the cache, attend to the cache, and project. If `gate[tokens, heads * head_dim]` is given, its sigmoid
+    scales each element of the attention's result before the projection."""
     append(layer, k, v)
     return attend_kept(layer, q, out, gate=gate)
 
 
 def append(layer: Layer, k: Var, v: Var | None = None) -> None:
-    """Append keys and values to the cache, or only keys if each value is the beginning of its key."""
+    """Append keys and values to the cache. If each value is the beginning of its key, append only keys; `v` is then None."""
     step, net = layer.step, layer.step.net
     cache, index = layer.cache
     pages, *scales = step.appended.get(cache, cache.held)
@@ -396,7 +405,8 @@ def append(layer: Layer, k: Var, v: Var | None = None) -> None:
 
 
 def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Attend to the keys and values that are in the cache already, and project."""
+    """Attend to the keys and values that this layer, or the layer whose keys and values it reads, has appended in this step or before, and
+    project. `gate` is that of `attend`."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     size = c.num_heads * layer.heads.size
     mixed = net.reshape(mix(layer, q), step.t, size)
@@ -473,7 +483,8 @@ def hear(layer: Layer, q: Var, out: str) -> Var:
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:
-    """Attend with rotary positions, without norms of queries and keys. Queries grow with their positions if the configuration says so."""
+    """Attend with rotary positions if the layer has them, without norms of queries and keys. Queries grow with their positions if the
+    configuration says so."""
     q, k, v = project_qkv(layer, h, names)
     return attend(layer, grow(layer, rotate(layer, q)), rotate(layer, k), v, out)
 
@@ -533,6 +544,7 @@ def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN, size: i
 
 
 def activated(layer: Layer, x: Var) -> Var:
+    """Apply the activation of the layer's MLP to each element."""
     net, kind = layer.step.net, layer.step.config.activation
     if kind is Activation.RELU2:
         positive = net.call(RELU, x)
@@ -541,7 +553,7 @@ def activated(layer: Layer, x: Var) -> Var:
 
 
 def plain_activation(net: Net, kind: Activation, x: Var) -> Var:
-    """Apply an activation without weights to each element."""
+    """Apply an activation to each element: any except RELU2 and XIELU, which only `activated` applies."""
     if kind is Activation.QUICK_GELU:
         return net.call(MULTIPLY, x, net.call(SIGMOID, net.scale(x, 1.702)))
     return net.call(ACTIVATIONS[kind], x)

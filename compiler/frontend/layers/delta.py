@@ -16,8 +16,9 @@ EPS = 1e-6  # epsilon of the normalisation of queries and keys
 
 
 def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
-    """Apply the gated delta rule. `mixed[tokens, channels]` has queries, keys and values. `z[tokens, values]` gates the result. `b[tokens,
-    heads]` controls how strongly a token corrects the state, and `a[tokens, heads]` how fast the state decays."""
+    """Apply a convolution, the gated delta rule, a norm, a gate and the output projection. `mixed[tokens, channels]` has queries, keys and
+    values. `z[tokens, values]` gates the result. `b[tokens, heads]` controls how strongly a token corrects the state, and `a[tokens,
+    heads]` how fast the state decays."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
     mixed = convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps)

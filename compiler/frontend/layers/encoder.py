@@ -22,9 +22,9 @@ class Texts:
     """The inputs of an encoder."""
 
     tokens: Var
-    positions: Var
-    text_ids: Var
-    starts: Var
+    positions: Var  # position of each token in its text
+    text_ids: Var  # index of each token's text
+    starts: Var  # first token of each text, followed by the number of tokens
     segments: Var | None = None  # segment of each token; None: the model does not distinguish the texts of a pair
     # `angles` has the cosines and sines per rope, computed once for all layers.
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
@@ -37,6 +37,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
+    """A layer of an encoder under construction."""
+
     net: Net
     config: ModelConfig
     texts: Texts
@@ -90,7 +92,8 @@ def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "embedding
 
 
 def _segments(stem: Stem, name: str, size: int) -> Var:
-    """Return the embedding of each token's segment. Without the input `segments`, all tokens are in the first segment."""
+    """Return the embedding of each token's segment, [tokens, size]. Without the input `segments`, all tokens are in the first segment:
+    return its embedding, [1, size]."""
     net, encoder = stem.net, stem.config.encoder
     assert encoder is not None
     if stem.texts.segments is not None:
@@ -120,7 +123,7 @@ def _normed(net: Net, c: ModelConfig, x: Var, name: str, size: int) -> Var:
 
 
 def head_norm(layer: EncoderLayer, x: Var, name: str) -> Var:
-    """Apply an RMS norm to each head of `x[tokens, heads, head_dim]`."""
+    """Apply an RMS norm to each head of `x[tokens, heads, head_dim]` separately. All heads have the same weights."""
     c = layer.config
     return layer.net.rms_norm(x, layer.name(name), c.head_dim, c.norm_eps, offset=c.norm_offset)
 
@@ -153,7 +156,7 @@ def rotate(layer: EncoderLayer, x: Var) -> Var:
 
 
 def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
-    """Attend within each text, and project."""
+    """Attend within each text, as far as the layer's bias on scores lets tokens see, and project."""
     net, c, texts, size = layer.net, layer.config, layer.texts, layer.config.num_heads * layer.config.head_dim
     k, v = (_for_each_query(layer, heads) for heads in (k, v))
     mixed = net.call(RAGGED_ATTENTION, q, k, v, texts.text_ids, texts.starts, *layer.bias, scale=c.attention_scale)
@@ -170,6 +173,7 @@ def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
 
 
 def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str = "output.dense") -> Var:
+    """Compute `down(activation(up(x)))`. Both layers have a bias."""
     net, c = layer.net, layer.config
     wide = net.linear(x, layer.name(up), c.hidden_size, c.intermediate_size, bias=True)
     return net.linear(plain_activation(net, c.activation, wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)

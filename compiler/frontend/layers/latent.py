@@ -21,6 +21,7 @@ EPS = 1e-6  # epsilon of the norms of latents; the configuration's norm_eps does
 
 
 def latent_attention(layer: Layer, h: Var) -> Var:
+    """Append the latent vectors and the rotated parts of keys to the cache, attend to the cache, and project."""
     step, net, c, m = layer.step, layer.step.net, layer.step.config, layer.step.config.latent
     assert m is not None, c
     joint = net.linear(h, layer.name("self_attn.kv_a_proj_with_mqa"), c.hidden_size, m.kept_size, bias=c.qkv_bias)

@@ -12,7 +12,7 @@ from compiler.ops.elementwise import MULTIPLY, SILU
 
 
 def mamba(layer: Layer, h: Var, name: str) -> Var:
-    """Apply Mamba-2 to `h`. `name` is the name of the Mamba-2 module within the layer."""
+    """Apply Mamba-2 with its projections to `h[tokens, hidden size]`. `name` is the name of the Mamba-2 module within the layer."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
     gate, mixed, raw = _project(layer, h, f"{name}.in_proj", r)
@@ -55,7 +55,7 @@ def _scanned(layer: Layer, mixed: Var, raw: Var, name: str, r: Recurrence) -> Va
 
 
 def _grouped_norm(layer: Layer, x: Var, name: str, r: Recurrence) -> Var:
-    """Apply a norm to each group of heads that share a key."""
+    """Apply an RMS norm to each group of heads that share a key. Each element has its own weight."""
     net, t, size = layer.step.net, layer.step.t, r.values // r.num_keys
     weight = net.vector(layer.name(f"{name}.weight"), r.values)
     normed = net.unit_norm(net.reshape(x, t, r.num_keys, size), size, layer.step.config.norm_eps)

@@ -34,8 +34,8 @@ def mixture(names: ExpertNames, dense: Branch = gated_mlp) -> Branch:
 
 
 def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var | None = None) -> Var:
-    """Apply the router, the experts and, if there is one, the shared expert to `h`. The router reads `routed` instead of `h` if it is
-    given."""
+    """Apply the router, the experts and, if there is one, the shared expert to `h`, and return the sum of their weighted outputs. The
+    router reads `routed` instead of `h` if it is given."""
     net, outer = layer.step.net, m.outer_size or layer.step.config.hidden_size
     chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)

@@ -47,8 +47,9 @@ OFFSETS = {Offset.NONE: NO_OFFSET, Offset.ZERO: ZERO, Offset.SHIFT: SHIFT}
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the weights of matrix products are stored in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
-    `group` of inputs (0: one scale per row). Floats of 16 bits in files keep their type, f16 or bf16."""
+    """How the weights of matrix products are stored in memory: as floats (`bits` is 16 or 32), or as integers of 8 or 4 bits with a scale
+    per `group` of inputs (0: one scale per row). Floats of 16 bits in files keep their type, f16 or bf16, even if `bits` is 32. If `bits`
+    is 16, f32 becomes bf16."""
 
     bits: int
     group: int = 0
@@ -112,8 +113,8 @@ AS_STORED = WeightFormat(16, as_stored=True)
 @dataclass(slots=True)
 class Net:
     """A builder of functions and of the weights that they use. `dtypes` has the element type of every tensor in the checkpoint; `weights`
-    collects the tensors that the current function uses. Floats of the head are quantised to no fewer than 8 bits, since their errors
-    directly affect the logits. `forms` describes the matrices that the checkpoint stores as quantised numbers."""
+    collects the tensors that the current function uses. A head of floats is quantised to no fewer than 8 bits, since its errors directly
+    affect the logits. `forms` describes the matrices that the checkpoint stores as quantised numbers."""
 
     dtypes: Mapping[str, DType]
     format: WeightFormat = DEFAULT_FORMAT
@@ -123,7 +124,8 @@ class Net:
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     numerics: Numerics = Numerics.AUTO
     ranks: int = 1  # number of ranks that run the program, each with a part of the weights: see `compiler/frontend/ranks.py`
-    # If given, it collects the sum over all rows of the squares of each input, by the names of the matrices that read the input.
+    # If given, it collects for each input of matrices the sum, over all rows, of the squares of its elements, by the names of the matrices
+    # that read the input. Matrices for which a layer chooses the format itself are left out.
     squares: dict[tuple[str, ...], Var] | None = None
     _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _unpacked: dict[tuple[str, ...], dict[str, Var]] = field(default_factory=dict[tuple[str, ...], dict[str, Var]])  # see `_parts`
@@ -133,6 +135,7 @@ class Net:
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
+        """Build a function within the context. Its parameters are the inputs, and then the weights that it uses."""
         params = list(inputs)
         self.weights, self._unpacked = {}, {}
         with self.builder.function(name, params, num_inputs=len(inputs), pure=pure):
@@ -147,7 +150,8 @@ class Net:
         return self.numerics.rounds(is_quantised=integers or self.format.bits <= 8)
 
     def tolerates(self, format: WeightFormat, w: Var) -> str | None:
-        """Return the type to which machines may round the inputs of a product by `w`, or None if they may not round them."""
+        """Return the type to which machines may round the inputs of a product by `w`, `i8` or `bf16`. Return None if they may not round
+        them."""
         if format.fast and (self._is_decoded(w) or not format.as_stored):
             return "i8"
         return "bf16" if self.rounds and format.bits <= 16 else None
@@ -155,7 +159,8 @@ class Net:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: int) -> Var:
-        """Return the tensor of the checkpoint that has this full name, dequantised if the checkpoint stores it as encoded numbers."""
+        """Return the tensor of the checkpoint that has this full name, dequantised if the checkpoint stores it as encoded numbers. A tensor
+        that the checkpoint lacks counts as f32; `Accounting` reports it."""
         if name in self.forms:
             return self._whole(self.held([name], [shape]), shape)
         if name not in self.weights:
@@ -243,6 +248,8 @@ class Net:
     # --- layers --------------------------------------------------------------------------------------------------------
 
     def embedding(self, name: str, ids: Atom, vocab: int, size: int) -> Var:
+        """Return the rows of a table that belong to these ids, as f32: [ids, size]. Each rank has a part of the table, and reads the parts
+        of all ranks."""
         table, shape = f"{name}.weight", (vocab // self.ranks, size)
         if self.ranks > 1:
             tables = [self.weight(table, *shape)] * self.ranks
@@ -326,6 +333,7 @@ class Net:
         return self.add(found, self.call(EXPERT_LINEAR, x, self._rests[w], choice, tolerates=self.tolerates(self.format, w)))
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
+        """Apply an RMS norm. `offset` is added to its weights."""
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
 
     def unit_norm(self, x: Atom, size: int, eps: float) -> Var:
@@ -333,6 +341,7 @@ class Net:
         return self.call(RMS_NORM, x, Constant(np.ones(size, np.float32)), eps=eps)
 
     def layer_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0, bias: bool = True) -> Var:
+        """Apply a layer norm. `offset` is added to its weights, and `bias` says whether the checkpoint has a bias of the norm."""
         weight = self.vector(f"{name}.weight", size)
         if offset:
             weight = self.call(ADD, weight, ScalarValue(offset, "f32"))
@@ -346,22 +355,27 @@ class Net:
         return self.call(MULTIPLY, self.call(LAYER_NORM, x, ones, zeros, eps=eps), weight)
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
+        """Return the logits of all ranks, [rows, vocab]. If the format of other matrices has fewer than 8 bits, or lets inputs be rounded
+        to 8 bits, the head has another one: its inputs are not rounded to 8 bits, and floats become integers of 8 bits, or keep 16 bits if
+        the format is `as_stored`."""
         format = None
         if self.format.bits < 8 or self.format.fast:
             format = AS_STORED if self.format.as_stored else WeightFormat(8)
         return self.gathered(self.linear(x, name, in_size, vocab // self.ranks, bias=bias, format=format))
 
     def _observe(self, x: Atom, names: Sequence[str]) -> None:
+        """Record the squares of an input of these matrices, if squares are collected."""
         if self.squares is not None:
             wide = self.as_f32(x) if isinstance(x, Var) else x
             self.squares[tuple(f"{name}.weight" for name in names)] = self.call(SUM, self.call(MULTIPLY, wide, wide), axes=0)
 
     def _is_decoded(self, w: Var) -> bool:
+        """Return whether `held` returned this matrix: the checkpoint stores it as encoded numbers."""
         return w in self._decoded
 
     def _held(self, w: Var, format: WeightFormat) -> Var:
         """Convert the weight to this format, and return the decoded values. Lowering fuses the decoding into the product, so only the
-        converted weight is stored in memory."""
+        converted weight is stored in memory. Raise ConfigError if the format's groups do not divide the inputs."""
         assert isinstance(w.type, TensorType) and w.type.dtype is not None and w.type.shape is not None
         if format.bits == 32 or (format.bits == 16 and w.type.dtype is not F32):
             return w
@@ -377,6 +391,7 @@ class Net:
         return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
     def stacked(self, parts: list[Var]) -> Var:
+        """Concatenate tensors along their first axis."""
         return parts[0] if len(parts) == 1 else self.call(CONCAT, *parts, axis=0)
 
 

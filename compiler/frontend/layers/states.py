@@ -17,7 +17,8 @@ INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_gr
 
 
 def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: bool = False) -> Var:
-    """Apply a causal convolution to `x[tokens, size]`, and write the last inputs to the state. Each channel has separate taps."""
+    """Apply a causal convolution to `x[tokens, size]`. For each token after which the state is saved, write the last inputs up to it to the
+    state. Each channel has separate taps. `bias` says whether the checkpoint has a bias."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     held = _held(layer)[INPUTS]
     before = net.reshape(net.call(STATE_READ, held, states.sources, index), _length(states.sources), taps - 1, size)

@@ -106,8 +106,9 @@ def normalised(net: Net, vision: Vision, patches: Var) -> Var:
 
 
 class TowerLayers(ABC):
-    """Builds the layers of an encoder for `places` vectors: a place is a patch or a class token. It attends to all places of its crop,
-    unless a subclass defines other `groups`."""
+    """Builds the layers of an encoder for `places` vectors: a place is a patch or a class token. A place attends to all places of its crop,
+    unless a subclass defines other `groups`. `crop_ids` has the index of each place's crop, and `starts` the first place of each crop,
+    followed by the number of places."""
 
     interleaved = False  # whether RoPE rotates adjacent elements of queries and keys as pairs
     bias = True  # whether matrices have biases; `Vision.qkv_bias` says it for queries, keys and values
@@ -152,8 +153,8 @@ class TowerLayers(ABC):
         return self.linear(up, f"{prefix}{self.names.perceptron[1]}", wide, vision.hidden_size)
 
     def probed(self, x: Var) -> Var:
-        """Attend to each crop with a learned query (the probe). All places of a crop have this query, and the result of one place is
-        taken."""
+        """Attend to each crop with a learned query (the probe), and apply an MLP to the result: [crops, size]. All places of a crop have
+        this query, so the result of any one of them is taken."""
         net, own, name = self.net, self.vision.hidden_size, f"{self.encoder}head."
         heads, size = self.vision.num_heads, own // self.vision.num_heads
         w = net.weight(f"{name}attention.in_proj_weight", 3 * own, own)

@@ -12,7 +12,7 @@ from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read, expect, is_even, scale_type, unpack
 
 EIGHT = 8  # number of integers per 32-bit word
-# fields that say how or which matrices were quantised, which their tensors show, or with which kernels others multiply them
+# fields that repeat what the tensors show (how and which matrices were quantised), or that choose the kernels of other programs
 UNREAD = (
     *("zero_point", "sym", "group_size", "q_group_size", "modules_to_not_convert", "modules_in_block_to_quantize", "dynamic", "lm_head"),
     *("block_name_to_quantize", "module_name_preceding_first_block", "desc_act", "act_group_aware", "static_groups", "true_sequential"),
@@ -24,6 +24,8 @@ PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eig
 
 @dataclass(frozen=True, slots=True)
 class Awq:
+    """The method AWQ: its matrices always have 4 bits."""
+
     @property
     def layout(self) -> Layout:
         return Layout("qweight", ("qzeros", "scales"))
@@ -57,10 +59,12 @@ class Awq:
 
 
 def _columns(words: Array) -> Array:
+    """Unpack words [rows, outputs / 8] to numbers [rows, outputs], in the order of the outputs."""
     return unpack(words, 4, 1).reshape(len(words), -1, EIGHT)[..., PLACES].reshape(len(words), -1)
 
 
 def read_awq(fields: Fields) -> tuple[Method, ...]:
+    """Raise ConfigError unless the matrices have 4 bits and the usual order of columns (gemm)."""
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
     for name in ("version", "format", "checkpoint_format"):  # names of the field in files of AutoAWQ, transformers 5 and GPTQModel

@@ -38,6 +38,8 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
+    """Matrices of codes of this kind, NF4 or FP4."""
+
     kind: Kind
 
     @property
@@ -66,7 +68,7 @@ class Codes:
         return (numbers * np.repeat(self._scales(parts, state), state.block)[: numbers.size]).reshape(state.shape)
 
     def form(self, infos: Infos, read: Read) -> Form | None:
-        """Return None if a group spans two rows, or if its length is no multiple of 8."""
+        """Return None, so that programs read floats, if a group spans two rows, or if its length is no multiple of 8."""
         state = self._state(read(self._state_part))
         length = state.shape[1]
         if length % state.block or not is_even(length, length // state.block):
@@ -85,6 +87,7 @@ class Codes:
         return f"weight.quant_state.bitsandbytes__{self.kind}"
 
     def _state(self, stored: Array) -> _State:
+        """Read the bytes of the JSON beside a matrix. Raise DamagedFile if they are too many or malformed."""
         where = "its quant_state"
         try:
             found = json.loads(stored.tobytes()) if stored.nbytes <= MOST_STATE_BYTES else None
@@ -109,6 +112,7 @@ class Codes:
         return stored >> np.uint8(4) | stored << np.uint8(4)
 
     def _scales(self, parts: Parts, state: _State) -> Floats:
+        """Return the scale of each group as a float. Raise DamagedFile if the codes stand for other floats than those of their kind."""
         if not np.array_equal(parts[MAP].astype(np.float32), FLOATS_OF_CODES[self.kind]):
             raise DamagedFile(f"its {MAP} is {parts[MAP].tolist()!r:.80}, expected the floats of {self.kind}")
         if not state.nested_block:
@@ -119,7 +123,8 @@ class Codes:
 
 
 def read_bitsandbytes(fields: Fields) -> tuple[Method, ...]:
-    """Read which floats the codes stand for. The other fields say in which type the library computes; here, `--quantize` decides that."""
+    """Read which floats the codes stand for. Raise ConfigError for codes of 8 bits. The other fields say in which type the library
+    computes; here, `--quantize` decides that."""
     if fields.flag("load_in_8bit", fields.flag("_load_in_8bit", False)):
         raise fields.error("load_in_8bit", "false: of bitsandbytes, codes of 4 bits (NF4, FP4) are read")
     kind = fields.text("bnb_4bit_quant_type", "fp4").lower()

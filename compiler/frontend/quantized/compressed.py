@@ -128,6 +128,7 @@ class Bytes:
 
 
 def _form(infos: Infos, bits: int, length: int) -> Form | None:
+    """Return the form of a matrix whose groups are consecutive inputs, or None if products of integers do not support these groups."""
     groups = infos["weight_scale"].shape[1]
     if not is_even(length, groups):
         return None
@@ -146,7 +147,8 @@ def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
 
 def read_compressed(fields: Fields) -> tuple[Method, ...]:
     """Read the schemes of the quantised matrices. Schemes for activations, and for cached keys and values, are ignored, since both are
-    stored in other types here."""
+    stored in other types here. Raise ConfigError for sparse or transformed matrices, and for schemes that are unknown or cannot be told
+    apart by their tensors."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     fields.skip("kv_cache_scheme")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
@@ -157,13 +159,15 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
         raise fields.error("config_groups", "an object of schemes")
     schemes = [Fields(group, f"{name} of config_groups") for name, group in groups.items()]
     found = [_read_scheme(scheme, scheme.text("format", kind)) for scheme in schemes if "weights" in scheme]
-    methods = sorted(dict.fromkeys(found), key=lambda method: isinstance(method, Packed))  # NVFP4 has the parts of `Packed` and more
+    # A matrix has the first method that fits its tensors. NVFP4 also has tensors `weight_packed` and `weight_scale`, so `Packed` is last.
+    methods = sorted(dict.fromkeys(found), key=lambda method: isinstance(method, Packed))
     if sum(isinstance(method, Packed) or method == MXFP4 for method in methods) > 1:
         raise fields.error("config_groups", "the same number of bits in all pack-quantized schemes")
     return tuple(methods)
 
 
 def _read_scheme(scheme: Fields, kind: str) -> Method:
+    """Return the method of a scheme that has the format `kind`. Raise ConfigError if it is not supported."""
     weights = scheme.fields("weights")
     bits, number = weights.integer("num_bits"), weights.text("type")
     if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:

@@ -21,6 +21,8 @@ NVFP4_GROUP, MXFP4_GROUP = 16, 32
 
 @dataclass(frozen=True, slots=True)
 class PackedFloats:
+    """Matrices of 4-bit floats with their scales. Layouts differ in the names of the tensors, and in whether there is a factor."""
+
     packed: str  # name of the tensor with the floats
     # The name of the factor of the whole matrix; None: scales are powers of two, without a factor. `divides`: scales are divided by it.
     factor: str | None
@@ -83,7 +85,8 @@ MODELOPT: dict[str, tuple[Method, ...]] = {
 
 
 def read_modelopt(fields: Fields) -> tuple[Method, ...]:
-    """Read the format of NVIDIA's Model Optimizer. Files state which matrices have which format, but their tensors show it, too."""
+    """Read the format of NVIDIA's Model Optimizer. Raise ConfigError for an unknown one. If formats are mixed, files state which matrices
+    have which format, but the tensors show it, too."""
     algorithm = fields.text("quant_algo")
     fields.skip("config_groups", "ignore", "exclude_modules", "producer", "kv_cache_scheme", "kv_cache_quant_algo", "quantized_layers")
     fields.skip("group_size", "activation_scheme", "quant_type")

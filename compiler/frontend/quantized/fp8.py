@@ -17,12 +17,13 @@ from compiler.ir.numbers import Kind
 
 E4M3 = DTYPES["F8_E4M3"]
 FLOATS = (E4M3, DTYPES["F8_E5M2"])
-NAN = 0x7F  # the magnitude of e4m3 that is NaN
+NAN = 0x7F  # the bits, without the sign, of a NaN in e4m3
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A matrix of 8-bit floats and its scales. `block` is the shape of a block [rows, inputs] if each block has a scale."""
+    """Matrices of 8-bit floats and their scales. `block` is the shape [rows, inputs] of the blocks of which each has a scale; None: there
+    are no blocks. A matrix may have a scale per row, or a single one, in either case."""
 
     scale: str  # name of the tensor that holds the scales
     block: tuple[int, int] | None = None
@@ -61,7 +62,7 @@ class Scaled:
 
     def held(self, parts: Parts) -> Parts:
         """Return the numbers, and the scales, repeated for all rows of a block. If the last block of a row is shorter than the others, a
-        block becomes several groups."""
+        block becomes several groups. Raise DamagedFile if a number is NaN."""
         weight, scale = parts["weight"], parts[self.scale]
         rows, columns = weight.shape
         if self._is_of_rows(scale.shape, rows):
@@ -88,6 +89,7 @@ class Scaled:
 
 
 def read_fp8(fields: Fields) -> tuple[Method, ...]:
+    """Read the shape of blocks. Raise ConfigError if experts are stored in another format."""
     fields.skip("activation_scheme", "modules_to_not_convert", "modules_to_convert", "fmt", "scale_fmt")
     fields.require(expert_dtype="fp8")
     return (Scaled("weight_scale_inv", block_of(fields, "weight_block_size")),)
@@ -99,6 +101,7 @@ def read_fbgemm(fields: Fields) -> tuple[Method, ...]:
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int] | None:
+    """Return the shape of blocks, [rows, inputs], or None if the field is absent. Raise ConfigError if it is malformed."""
     if name not in fields:
         return None
     match fields.raw(name):

@@ -1,7 +1,7 @@
 """GPTQ: integers packed along the inputs, with a scale and a zero point for each group of inputs. `g_idx` has the group of each input.
 
-The form of a matrix follows from its tensors. The configuration's fields `desc_act` and `sym`, which may contradict the tensors, are
-ignored.
+The tensors of a matrix show its groups, and whether it needs zero points. The configuration's fields `desc_act` and `sym`, which may
+contradict the tensors, are ignored.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ KNOWN_BITS = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
+    """Matrices of integers with this number of bits."""
+
     bits: int
     zero_offset: int  # zero point minus the number stored for it
 
@@ -99,8 +101,8 @@ class Gptq:
 
 
 def read_gptq(fields: Fields) -> tuple[Method, ...]:
-    """Read the bits of all matrices. `dynamic` maps patterns of names to the settings of some matrices; a pattern that begins with "-:"
-    excludes them. Which matrix has how many bits follows from its tensors."""
+    """Return a method for each number of bits that matrices may have. `dynamic` maps patterns of names to the settings of some matrices; a
+    pattern that begins with "-:" stands for matrices that are not quantised. The tensors show which matrix has how many bits."""
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", "gptq or gptq_v2")
@@ -139,8 +141,8 @@ def _former_packing(fields: Fields) -> str:
 
 
 def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
-    """Return the numbers of bits that matrices may have, first that of most matrices. 16 bits and more, which stand for floats, are left
-    out."""
+    """Return the numbers of bits that matrices may have: first the field `bits`, then those in the settings of some matrices. 16 bits and
+    more, which stand for floats, are left out. Raise ConfigError for numbers other than 2, 4 and 8."""
     found = [fields.integer("bits"), *(settings["bits"] for settings in several if isinstance(settings, Mapping) and "bits" in settings)]
     found = [bits for bits in dict.fromkeys(found) if type(bits) is not int or bits < 16]
     if not set(KNOWN_BITS).issuperset(found):

@@ -2,10 +2,10 @@
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
 take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
-`m.weight.e4m3`, indices of the tables of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, and codes of bitsandbytes in
-`m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an integer. No value is rounded,
-except those of NF4. Except for bitsandbytes (bitsandbytes.py), `dequantize` gives, bit for bit, the values that the library of the
-quantisation method computes from the checkpoint.
+`m.weight.e4m3`, codes of GGUF's IQ formats in `m.weight.iq4`, `m.weight.iq2` and so on, its ternary numbers in `m.weight.ternary`, and
+codes of bitsandbytes in `m.weight.nf4` or `m.weight.fp4`. The scales of floats of 4 bits multiply the double of a float, which is an
+integer. No numbers are rounded, except the floats of NF4. Except for bitsandbytes (bitsandbytes.py), `dequantize` gives, bit for bit, the
+values that the library of the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -37,12 +37,13 @@ from compiler.ir.numbers import Kind, num_per_byte, stored_as
 Array = NDArray[Any]
 Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
 NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
-MOST_UNREAD = 4  # matrices of which some parts are kept: programs read the codes of queries, keys and values before their scales
+# Largest number of matrices whose unread parts are kept: a program may read the codes of queries, keys and values before their scales.
+MOST_UNREAD = 4
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
 class Offset(StrEnum):
-    """The offset of the numbers in a group."""
+    """The offset of the numbers in a group. It concerns integers; codes and floats have none."""
 
     NONE = "none"  # no offset: numbers of 8 and of 6 bits are symmetric around 0, those of 4 bits around 8
     ZERO = "zero"  # a zero point per group is subtracted before scaling
@@ -51,6 +52,8 @@ class Offset(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
+    """How the numbers of a matrix are stored, with which scales, and with which offset."""
+
     bits: int  # 4, 6 or 8; numbers of 6 bits are stored in bytes
     group: int  # number of inputs that share a scale
     scale: DType  # type of scales, or of their units
@@ -68,11 +71,12 @@ class Form:
 
     @property
     def units(self) -> tuple[str, ...]:
+        """The names of the parts that hold the units of scales and shifts."""
         return tuple(f"{part}{UNIT}" for part in self.numbers[1:]) if self.per_unit else ()
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the tensors of a matrix."""
+        """The names of the tensors that hold the matrix: a single one if it consists of blocks."""
         if self.blocks:
             return (self.blocks,)
         return (*self.numbers, *self.units, *([ORDER] if self.ordered else []))
@@ -148,7 +152,7 @@ class HoldingSource(WeightSource, Holding, Protocol): ...
 
 
 class HeldWeights:
-    """A WeightSource in which the numbers that encode a matrix replace the matrix. Tensors without a form keep their values."""
+    """A WeightSource in which the parts that encode a matrix replace the matrix. Tensors without a form keep their values."""
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
@@ -178,8 +182,8 @@ class HeldWeights:
 
 
 def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
-    """Return the forms of the matrices that a source provides as numbers with scales. Forms are recognised by the names and shapes of the
-    parts, so it does not matter whether another source renamed or joined the tensors."""
+    """Return the forms of the matrices that a source provides as numbers with scales. Forms are recognised by the names, shapes and types
+    of the parts, so it does not matter whether another source renamed or joined the tensors."""
     found: dict[str, Form] = {}
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
@@ -212,10 +216,12 @@ def form_of_blocks(blocks: Blocks | CodedBlocks) -> Form:
 
 
 def is_held(name: str) -> bool:
-    """Return whether programs can read the tensor in a `Form`: as a matrix in products, or as a table whose rows are looked up."""
+    """Return whether, by its name, programs can read the tensor in a `Form`: as a matrix in products, or as a table whose rows are looked
+    up."""
     return name.endswith(".weight")
 
 
 def is_matrix(name: str) -> bool:
-    """Return whether programs use the tensor only as a matrix in products. Embeddings are excluded, since their rows are also looked up."""
+    """Return whether, by its name, programs use the tensor only as a matrix in products. Embeddings are excluded, since their rows are also
+    looked up."""
     return is_held(name) and "embed" not in name

@@ -1,4 +1,5 @@
-"""The interface of a quantisation method: the tensors that hold a matrix, its shape, and its values."""
+"""The interface of a quantisation method: the tensors that hold a matrix, its shape, its values, and the form in which programs store
+it."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ Read = Callable[[str], Array]  # returns a part of a matrix
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of the tensors ("parts") that hold one matrix. The name of a part is the matrix's name without `ending`, followed by one of
-    these names."""
+    """The names of the tensors ("parts") that hold one matrix. The full name of a part is the matrix's name without `ending`, followed by a
+    dot and one of these names, or by the name alone if it begins with an underscore."""
 
     marker: str  # part by which a quantised matrix is recognised
     needed: tuple[str, ...]  # other required parts
@@ -38,6 +39,8 @@ class Layout:
 
 
 class Method(Protocol):
+    """A quantisation method. `infos` describes the parts of a matrix by name, and `parts` has their values."""
+
     @property
     def layout(self) -> Layout: ...
 
@@ -46,12 +49,13 @@ class Method(Protocol):
         ...
 
     def values(self, parts: Parts) -> Floats:
-        """Return the matrix [out, in]. Each value is rounded at most once, to f32."""
+        """Return the matrix [out, in] as f32, or the stacked matrices [experts, out, in]. Raise DamagedFile if values of the parts
+        contradict each other."""
         ...
 
     def form(self, infos: Infos, read: Read) -> Form | None:
         """Return the form in which a program stores the matrix as numbers with scales, or None if it stores the matrix as plain floats.
-        `shape` has checked the parts. Only the form of NF4 rounds values."""
+        `shape` has checked the parts. Only the forms of bitsandbytes change values, by rounding (bitsandbytes.py)."""
         ...
 
     def held(self, parts: Parts) -> Parts:

@@ -58,7 +58,7 @@ class Mxfp4:
 
 
 def powers_of(scales: Array) -> Floats:
-    """Return half the power of two for which each byte stands."""
+    """Return half the power of two for which each byte stands. Raise DamagedFile if a byte stands for NaN."""
     if scales.size and scales.max() == len(POWERS):
         raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
     return POWERS[scales]

@@ -3,9 +3,10 @@ that several groups share.
 
     search(x[n, k], importance[k]) -> (q, scale, scale_unit, error) or, with shifts, (q, scale, shift, scale_unit, shift_unit, error)
 
-The results, except for the errors [n, groups], are the parts of a `Form`. The error of a group is the sum of its squared rounding errors,
-each times the importance of its input: the mean square of what the model reads there. So the sum over a row is about the expected squared
-error of the product, if inputs are not correlated.
+The results, except for the errors [n, groups], are the parts of a `Form`. `importance` has, for each input, the mean square of what the
+model reads there. The error of a group is the sum of its squared rounding errors, each times the importance of its input and a factor that
+is larger for larger elements (`weighed`). So the sum over a row is about the expected squared error of the product, if inputs are not
+correlated.
 
 A form may also have codes of 4 bits, which stand for the numbers of a table (IQ4), with scales and without shifts. Since the table is not
 symmetric, a scale may be negative.
@@ -51,6 +52,8 @@ WHOLE = 1 << 20  # values that one call quantises
 
 
 def build_search(form: Form, length: int) -> IRModule:
+    """Build the program for rows of this length. Scales and shifts of the form have units."""
+
     n = DimVar("n", 0, max(1, WHOLE // length))
     x, importance = Var("x", tensor((n, length), DType.F32)), Var("importance", tensor((length,), DType.F32))
     builder = Builder()
@@ -76,6 +79,8 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Search:
+    """The program under construction, for rows of `length` values. `operands` are the weights and the importance of each."""
+
     builder: Builder
     form: Form
     n: DimVar
@@ -122,6 +127,8 @@ class _Search:
     # --- floats --------------------------------------------------------------------------------------------------------
 
     def best_of_starts(self, x: Var) -> _Pair:
+        """Return the best scales and shifts, as floats, that are found from several starts."""
+
         groups = Dim.of(self.length // self.form.group)
         grouped = self.call(RESHAPE, x, ShapeValue((Dim.of(self.n), groups, Dim.of(self.form.group))))
         low, high = self.call(MIN, grouped, axes=2), self.call(MAX, grouped, axes=2)
@@ -154,11 +161,13 @@ class _Search:
                 yield scale
 
     def refined(self, *given: Var) -> _Pair:
+        """Return the scales and shifts that are best, by least squares, for the numbers to which the given ones round."""
         found = self.call(REFINE_GROUPS, *self.operands, *given, **self.attrs)
         parts = [self.builder.emit(TupleGet(found, i)) for i in range(3 if self.shifted else 2)]
         return _Pair(parts[0], parts[1] if self.shifted else None, parts[-1])
 
     def better(self, a: _Pair, b: _Pair) -> _Pair:
+        """Choose, for each group, the pair with the smaller error. Of equal errors, `b` wins."""
         wins = self.call(LESS, a.error, b.error)
         shift = None if a.shift is None or b.shift is None else self.call(WHERE, wins, a.shift, b.shift)
         return _Pair(self.call(WHERE, wins, a.scale, b.scale), shift, self.call(WHERE, wins, a.error, b.error))
@@ -166,7 +175,8 @@ class _Search:
     # --- integers ------------------------------------------------------------------------------------------------------
 
     def in_units(self, values: Var) -> tuple[Var, Var]:
-        """Return the values in units, not rounded, and the units."""
+        """Return the values in units, not rounded, and the units. The largest magnitude among the groups that share a unit is MOST_LEVEL
+        units."""
         groups, each = self.length // self.form.group, self.form.per_unit
         parts = self.call(RESHAPE, self.call(ABS, values), ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(each))))
         top = self.call(MAX, parts, axes=2)
@@ -175,20 +185,24 @@ class _Search:
         return self.call(DIVIDE, values, self.per_group(safe)), units
 
     def per_group(self, units: Var) -> Var:
+        """Repeat units so that each group has one."""
         groups, each = self.length // self.form.group, self.form.per_unit
         wide = self.call(RESHAPE, units, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(1))))
         spread = self.call(BROADCAST_TO, wide, ShapeValue((Dim.of(self.n), Dim.of(groups // each), Dim.of(each))))
         return self.call(RESHAPE, spread, ShapeValue((Dim.of(self.n), Dim.of(groups))))
 
     def level(self, steps: Var, near: int, least: int) -> Var:
+        """Round to integers, add `near`, and limit the result to `least` .. MOST_LEVEL."""
         moved = self.call(ADD, self.call(ROUND, steps), ScalarValue(float(near), "f32")) if near else self.call(ROUND, steps)
         clipped = self.call(CLIP, moved, ScalarValue(float(least), "f32"), ScalarValue(float(MOST_LEVEL), "f32"))
         return self.call(CAST, clipped, dtype="i8")
 
     def decoded(self, level: Var, units: Var) -> Var:
+        """Return integers times their units."""
         return self.call(DEQUANTIZE, level, units, bits=8, group=self.form.per_unit)
 
     def nearest(self, steps: Var, units: Var) -> tuple[Var, Var]:
+        """Compare the integers next to each scale, and return the best ones with their errors. There are no shifts."""
         found: list[tuple[Var, ...]] = []
         for near in NEAR:
             level = self.level(steps, near, -MOST_LEVEL if self.has_table else 0)
@@ -237,6 +251,7 @@ class _Search:
         return self.call(SUM, grouped, axes=2)
 
     def nonzero(self, values: Var) -> Var:
+        """Return the values, with 1 in place of those below 1e-30 in magnitude."""
         is_zero = self.call(LESS, self.call(ABS, values), ScalarValue(1e-30, "f32"))
         return self.call(WHERE, is_zero, ScalarValue(1.0, "f32"), values)
 

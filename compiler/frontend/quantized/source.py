@@ -41,8 +41,8 @@ MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Mo
 
 
 def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:
-    """Return the methods by which the weights in a folder with this config.json are quantised. If it states none, the file of ModelOpt
-    counts."""
+    """Return the methods by which the weights in a folder with this config.json are quantised. If it states none, the file of Model
+    Optimizer counts. Raise ConfigError as `methods_of` does."""
     if (file := folder / MODELOPT_FILE).is_file() and not any(config.get(name) for name in FIELDS):
         stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
         config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}
@@ -50,8 +50,8 @@ def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...
 
 
 def method_named(config: Mapping[str, Any]) -> str:
-    """Return, in capitals, the name of the method by which the weights next to this config.json are quantised, or of the codes that
-    bitsandbytes stores."""
+    """Return, in capitals, the name of the method by which the weights next to this config.json are quantised. For bitsandbytes, return the
+    name of the codes. If config.json names no method, return QUANTISED."""
     stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
     return str(stated.get("bnb_4bit_quant_type", stated.get("quant_method", "quantised"))).upper()
 
@@ -77,7 +77,8 @@ def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
 
 
 class QuantizedWeights:
-    """A WeightSource that decodes the quantised tensors of another source."""
+    """A WeightSource that decodes the quantised tensors of another source. The parts of quantised matrices, scales of the cache and scales
+    of activations are hidden. Raise DamagedFile if the parts of a matrix do not fit together."""
 
     def __init__(self, stored: WeightSource, methods: tuple[Method, ...]) -> None:
         self._stored = stored
@@ -139,7 +140,8 @@ class QuantizedWeights:
 
 def _matrices(stored: WeightSource, methods: tuple[Method, ...]) -> dict[str, tuple[Method, Mapping[str, str]]]:
     """Map the name of each quantised matrix to its method, and to the tensors that hold its parts. If there are several methods, a matrix
-    has the first one that its tensors fit."""
+    has the first one that its tensors fit; tensors that fit none stay as they are. If there is one method, raise DamagedFile if a part of a
+    matrix is missing."""
     found: dict[str, tuple[Method, Mapping[str, str]]] = {}
     tensors = stored.tensors
     for method in methods:
@@ -159,6 +161,7 @@ def _matrices(stored: WeightSource, methods: tuple[Method, ...]) -> dict[str, tu
 
 
 def _fits(method: Method, parts: Mapping[str, str], stored: WeightSource) -> bool:
+    """Return whether these tensors can hold a matrix by this method."""
     if not parts.keys() >= set(method.layout.needed):
         return False
     try:

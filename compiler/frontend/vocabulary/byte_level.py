@@ -32,7 +32,7 @@ class Kind:
     """A class of tokenizers."""
 
     splittings: tuple[Splitting, ...]  # the finest first
-    special_tokens: Mapping[str, str | dict[str, Any]]
+    special_tokens: Mapping[str, str | dict[str, Any]]  # by role, for roles that the files do not state; each a text, or fields of a token
     composes: bool = False  # characters are composed first (NFC)
     is_roberta: bool = False  # puts special tokens around texts and pairs of texts
 
@@ -54,6 +54,8 @@ KINDS: Mapping[str, Kind] = {
 
 
 def tokenizer_json(vocabulary: bytes, merges: bytes, kind: Kind, stated: Stated) -> bytes:
+    """Return the content of tokenizer.json, made from the contents of vocab.json and merges.txt. Raise ModelError if they are damaged, or
+    do not show how a text is split into words."""
     own = _vocabulary(vocabulary)
     pairs = _merges(merges, own)
     ids, added = stated.place(own, [])
@@ -80,6 +82,7 @@ def _vocabulary(content: bytes) -> dict[str, int]:
 
 
 def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges in order, each as its two tokens. Raise DamagedFile if a line is not two tokens that make a third."""
     try:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
@@ -97,8 +100,8 @@ def _merges(content: bytes, ids: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def _splitting(kind: Kind, joined: Sequence[str]) -> Splitting:
-    """Return the splitting of a class. If the class has several, return the first that divides none of the tokens that merges make. Raise
-    ModelError if each divides one."""
+    """Return the splitting of a class. If the class has several, return the first that divides none of the tokens `joined` that merges
+    make. Raise ModelError if each divides one."""
     if len(kind.splittings) == 1:
         return kind.splittings[0]
     plain = decoders.ByteLevel()
@@ -119,6 +122,7 @@ def _shows_nothing(text: str) -> bool:
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, kind: Kind, stated: Stated, ids: Mapping[str, int]) -> None:
+    """Let the tokenizer put the begin token before a text if the files say so, or RoBERTa's tokens around texts and pairs of texts."""
     roles = {role: (text, ids[text]) for role in stated.roles if (text := stated.role(role)) in ids and text is not None}
     if not kind.is_roberta:
         add_ends(tokenizer, roles.get("bos_token") if stated.flag("add_bos_token", False) else None, None)

@@ -22,12 +22,13 @@ BY_MODEL = {"qwen3_5": "Qwen3_5Tokenizer", "qwen": "Qwen2Tokenizer", "roberta": 
 
 
 class Unreadable(ModelError):
-    """Raised if files hold a vocabulary that cannot be read exactly. The message says which files, and why."""
+    """Raised if files hold a vocabulary from which tokenizer.json cannot be made exactly. The message says which files, and why."""
 
 
 def tokenizer_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the contents of tokenizer.json and of special_tokens_map.json, made from the other files of a folder, by their names. Return
-    nothing if no file holds a vocabulary. Raise Unreadable if it cannot be read exactly."""
+    """Return the contents of tokenizer.json and of special_tokens_map.json, by name, made from the other files of a folder. `files` has
+    their contents by name; other names than NAMES are ignored. Return an empty mapping if no file holds a vocabulary. Raise Unreadable if
+    files hold one, but not in a known format, or not such that it can be read exactly."""
     whole = ((PIECES,), (VOCABULARY, MERGES), (TEKKEN,))
     found = next((names for names in whole if files.keys() >= {*names}), tuple(name for name in (VOCABULARY, MERGES) if name in files))
     if not found:
@@ -71,8 +72,9 @@ def _of_merges(files: Mapping[str, bytes]) -> tuple[bytes, Stated]:
 
 
 def _class_of(files: Mapping[str, bytes]) -> str | None:
-    """Return the name of the tokenizer's class, or None if no file says it. The tokenizers of all models of Qwen name one class, but those
-    of Qwen 3.5 split texts in their own way."""
+    """Return the name of the tokenizer's class, without the ending `Fast`: the one that tokenizer_config.json names, or else the usual one
+    of the model's type, or None if the type is not in BY_MODEL either. For Qwen 3.5, the type decides: the tokenizers of all models of Qwen
+    name one class, but those of Qwen 3.5 split texts in their own way."""
     kind = _field(files, "config.json", "model_type")
     usual = next((name for start, name in BY_MODEL.items() if isinstance(kind, str) and kind.startswith(start)), None)
     name = _field(files, CONFIG, "tokenizer_class")

@@ -18,7 +18,8 @@ PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False}
 
 
 def tokenizer_of_pieces(model: models.Model, *, has_prefix: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer that writes spaces as marks, and begins a text with a mark if it `has_prefix`."""
+    """Return a tokenizer that writes spaces as the mark SPACE. If it `has_prefix`, it also begins a text with a mark, and decodes tokens
+    without the space at their beginning."""
     tokenizer = tokenizers.Tokenizer(model)
     spaces = normalizers.Replace(" ", SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces] if has_prefix else [spaces])
@@ -81,7 +82,7 @@ def tokens_in_texts(ids: Mapping[str, int], kinds: Sequence[int]) -> list[dict[s
 
 
 def add_ends(tokenizer: tokenizers.Tokenizer, before: tuple[str, int] | None, after: tuple[str, int] | None) -> None:
-    """Let a tokenizer put special tokens, each a text with its id, before and after a text."""
+    """Let a tokenizer put special tokens, each a text with its id, before and after a text. If both are None, change nothing."""
     ends = [end for end in dict.fromkeys((before, after)) if end is not None]
     if not ends:
         return

@@ -1,4 +1,5 @@
-"""Read the wire format of Protocol Buffers: the fields of a message, without a description of the message."""
+"""Read the wire format of Protocol Buffers: the fields of a message, without a description of the message. All functions raise DamagedFile
+for what violates the format, or is not of the wanted kind."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def number(value: int | memoryview) -> int:
-    """Return an integer field, which may be negative."""
+    """Return an integer field as a signed number of 64 bits."""
     if not isinstance(value, int):
         raise DamagedFile("a field holds bytes, expected an integer")
     return value - (1 << 64) if value >> 63 else value

@@ -1,9 +1,9 @@
 """tokenizer.model: a vocabulary of sentencepiece, as a message of Protocol Buffers.
 
 Each stretch of a text between special tokens becomes the ids that sentencepiece gives it, with three exceptions. If the configuration says
-that the tokenizer is not `legacy`, a space at the beginning of a text stands for its mark. In models of the kind unigram, of several ways
-to split a text whose scores are equal but for rounding, another may be taken; and if such a model has a table of characters, some
-sequences of combining characters are composed otherwise.
+that the tokenizer is not `legacy`, a text that begins with a space gets no further mark of a space before it. If several ways to split a
+text have scores that differ only by rounding, a model of the kind unigram may take another one than sentencepiece. If such a model has a
+table of characters, some sequences of combining characters are composed differently.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ def special_tokens(vocabulary: Vocabulary) -> dict[str, str]:
 
 
 def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
+    """Return the content of tokenizer.json for a vocabulary and the tokens that other files state."""
     is_bpe, has_bytes = vocabulary.model == BPE, BYTE in vocabulary.kinds
     # Transformers writes the mark of a text's beginning after each special token too, or, if `legacy` is false, only at the beginning.
     everywhere = vocabulary.has_prefix and stated.flag("legacy", True)
@@ -182,7 +183,8 @@ def _normalizer(vocabulary: Vocabulary, *, has_prefix: bool) -> normalizers.Norm
 
 
 def _scored(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, float]]:
-    """Return all tokens with their scores. As in sentencepiece, the score of a defined piece is so high that it is always used."""
+    """Return all tokens with their scores, in the order of their ids. As in sentencepiece, the score of a defined piece is so high that it
+    is always used. Raise ModelError if ids are missing."""
     texts = {id: text for text, id in ids.items()}
     if len(texts) != max(texts) + 1:
         missing = next(id for id in range(len(texts)) if id not in texts)
@@ -203,6 +205,7 @@ def _scored(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, floa
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, stated: Stated, ids: dict[str, int]) -> None:
+    """Let the tokenizer put the begin token before a text, unless the files say no, and the end token after it only if they say so."""
     begin, end = (
         (text, ids[text]) if stated.flag(flag, default) and (text := stated.role(role)) is not None and text in ids else None
         for flag, default, role in (("add_bos_token", True, "bos_token"), ("add_eos_token", False, "eos_token"))

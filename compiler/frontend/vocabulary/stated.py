@@ -18,12 +18,15 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Stated:
+    """What the files state about the tokens of a vocabulary. A token is a mapping of the fields that tokenizer.json has of a token."""
+
     config: Mapping[str, Any]  # tokenizer_config.json
-    roles: Mapping[str, dict[str, Any]]  # special tokens by role, each as the fields that tokenizer.json has of a token
+    roles: Mapping[str, dict[str, Any]]  # special tokens by role
     further: tuple[dict[str, Any], ...]  # special tokens without a role
     added: Mapping[int, dict[str, Any]]  # tokens that are recognised in a text before it is split into words, by id
 
     def flag(self, name: str, default: bool) -> bool:
+        """Return a flag of tokenizer_config.json, or the default if it is absent. Raise DamagedFile if it is neither true nor false."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -32,11 +35,13 @@ class Stated:
         return value
 
     def role(self, name: str) -> str | None:
+        """Return the text of the special token with this role, or None if there is none."""
         return self.roles[name]["content"] if name in self.roles else None
 
     def place(self, ids: Mapping[str, int], own: list[dict[str, Any]]) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Return a vocabulary with the stated tokens, and the tokens that are recognised in a text before it is split into words. `own`
-        are such tokens that the vocabulary itself declares. A stated token replaces the token of its id."""
+        """Return a vocabulary with the stated tokens, and the tokens that are recognised in a text before it is split into words, in the
+        order of their ids. `own` are such tokens that the vocabulary itself declares. A stated token with an id replaces the token of this
+        id. A special token without an id counts only if the vocabulary has its text."""
         texts = {id: text for text, id in ids.items()} | {id: token["content"] for id, token in self.added.items()}
         placed = {text: id for id, text in texts.items()} | {token["content"]: id for id, token in self.added.items()}
         special = [token for token in (*self.roles.values(), *self.further) if token["content"] in placed]
@@ -63,6 +68,8 @@ def stated(files: Mapping[str, bytes], defaults: Mapping[str, str | dict[str, An
 
 
 def _added(config: Mapping[str, Any], file: Mapping[str, Any], are_special: set[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the ids and fields of added tokens: those in tokenizer_config.json, or, if it has none, those in added_tokens.json. The latter
+    states no fields: of its tokens, those in `are_special` are special."""
     decoder = config.get("added_tokens_decoder")
     if isinstance(decoder, dict):
         for key, value in decoder.items():
@@ -93,6 +100,7 @@ def _token(value: object, where: str, *, special: bool) -> dict[str, Any]:
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if there is no such file. Raise DamagedFile if the content is anything else."""
     if name not in files:
         return {}
     try:

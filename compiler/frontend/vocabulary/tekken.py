@@ -1,5 +1,5 @@
 """tekken.json: Mistral's file of a vocabulary of byte-level BPE. It has the bytes of each token by rank, the expression by which a text is
-split into words, and the special tokens, whose ids come before all others."""
+split into words, and the special tokens, whose ids are smaller than all others."""
 
 from __future__ import annotations
 
@@ -49,12 +49,15 @@ class _File(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
+    """The content of a tekken.json, without tokens beyond the size that it states."""
+
     pattern: str  # expression that matches a word
     special: Mapping[str, int]  # ids of special tokens
     pieces: Mapping[str, int]  # ids of other tokens by their bytes as characters, in the order in which they are merged
 
 
 def read(content: bytes) -> Vocabulary:
+    """Read a tekken.json. Raise DamagedFile if it violates the format, or states no special tokens."""
     try:
         file = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -72,6 +75,7 @@ def read(content: bytes) -> Vocabulary:
 
 
 def tokenizer_json(vocabulary: Vocabulary, stated: Stated) -> bytes:
+    """Return the content of tokenizer.json for a vocabulary and the tokens that other files state."""
     pieces = vocabulary.pieces
     every = {**vocabulary.special, **pieces}
     own = [{"id": id, "content": text, **PLAIN_TOKEN, "normalized": False, "special": True} for text, id in vocabulary.special.items()]

@@ -18,5 +18,7 @@ def as_gpt2_with_single_digits(*, add_prefix_space: bool = False) -> pre_tokeniz
 
 
 def by_expressions(*expressions: str) -> pre_tokenizers.PreTokenizer:
+    """Return a splitter that applies the expressions one after another: each match becomes a part, and so does the text between matches.
+    Then it writes the bytes of the parts as characters."""
     splits = [pre_tokenizers.Split(Regex(words), behavior="isolated") for words in expressions]
     return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
