@@ -1,7 +1,8 @@
 """Let the attention kernel serve contexts of any length, so that its code can be kept when the length changes.
 
-Before: the page table of paged attention has as many columns as the longest sequence has pages. After: its columns are unbounded if they
-are many. The schedule only needs to know whether all keys of a sequence fit into one split, so the code stays the same.
+Before: the number of columns of the page table of paged attention is a variable, whose upper bound is the number of pages of the longest
+sequence. After: the variable has no upper bound if the bound was at least MANY, and no other buffer's shape has the variable. The schedule
+only needs to know whether all keys of a sequence fit into one split, so the code is the same for all such bounds.
 """
 
 from __future__ import annotations
