@@ -25,6 +25,7 @@ def any_context(module: IRModule) -> IRModule:
 
 
 def _unbounded(prim: PrimFunc) -> PrimFunc:
+    """Return the function with an unbounded number of columns, or the function itself if it needs no change."""
     match prim.body:
         case Attention(keys=Paged(tables=tables)) if (columns := tables.shape[1].var) is not None:
             pass

@@ -78,6 +78,7 @@ class InterleaveScales:
         return outliner.call("interleave", [(operand.panels, panels), (operand.scales, scales)], (out.buffer,), kernel.body())
 
     def _block(self, operand: _Operand) -> Buffer:
+        """Return a buffer in the format, for the integers and the scales of an operand."""
         *matrices, num_panels, num_groups, _ = operand.scales.shape
         return Buffer(operand.panels.name, (*matrices, *self.format.shape(num_panels, num_groups)), I16)
 

@@ -125,6 +125,7 @@ class _Row:
 
     @property
     def only_full_blocks(self) -> bool:
+        """Whether the length of the row is provably a multiple of the size of a block."""
         return self.size.is_const and prove_divisible(self.length, self.size.const)
 
     # --- the loop over blocks ------------------------------------------------------------------------------------------
@@ -183,11 +184,13 @@ class _Row:
         self.sums[part, lane] += value
 
     def element(self, index: Dim) -> Scalar:
+        """Return an element of the row: the value whose maximum the row needs."""
         fold = self.maximum.nest.store.value
         assert isinstance(fold, Reduce)
         return rewrite_dims(fold.value, {**self.at(self.maximum), fold.axes[0][0]: index})
 
     def at(self, stage: RowStage) -> Mapping[DimVar, Dim]:
+        """Return the values of the loop variables of a stage for this row."""
         return dict(zip(stage.nest.vars, self.point, strict=False))
 
     # --- the last stage -----------------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
 
 
 def read_segments(section: bytes) -> tuple[Segment, ...]:
-    """Read the data section of an object or of a module, without its header."""
+    """Read the data section of an object or of a module, without its header. Raise CompileError if a segment has no constant address."""
     return tuple(_segments(Reader(section)))
 
 

@@ -98,6 +98,8 @@ class KeyStep:
 
 @dataclass(frozen=True, slots=True)
 class FloatRows(Rows):
+    """The rows of an item whose products multiply floats, f32 or pairs of bf16."""
+
     floats: Floats
     queries: Array  # [rows, size], scaled
     weights: Array  # [rows, pages of a block, PAGE]; the same array as `scores` if the unit does not round weights

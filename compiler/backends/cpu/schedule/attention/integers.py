@@ -81,10 +81,12 @@ class Integers:
 
     @property
     def in_words(self) -> bool:
+        """Whether rows are stored as 16-bit words, not as bytes."""
         return self.tile.rows is not I8
 
     @property
     def tile_rows(self) -> int:
+        """The number of rows of a register tile."""
         return self.tile.shape_of(self.planes).rows
 
     @property
@@ -173,6 +175,8 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows(Rows):
+    """The rows of an item whose products multiply integers: queries and weights are rounded."""
+
     integers: Integers
     queries: Rounded
     weights: Rounded

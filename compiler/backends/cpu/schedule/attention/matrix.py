@@ -87,6 +87,7 @@ class TileRows(MatrixRows):
 
     @property
     def num_products(self) -> Dim:
+        """The number of products that cover the rows of the item."""
         return self.item.rows_per_kv // self.height
 
     def panel(self, k: Kernel, block: Block, number: Dim, half: int) -> list[HeadPage]:

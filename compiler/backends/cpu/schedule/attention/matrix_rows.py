@@ -98,6 +98,7 @@ class MatrixRows(Rows):
 
     @property
     def depth(self) -> int:
+        """The number of elements of a query, with the zeros at its end."""
         return self.queries.shape[1].const
 
     @property

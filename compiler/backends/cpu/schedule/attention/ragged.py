@@ -74,6 +74,8 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _RaggedAttention:
+    """The phases of the kernel, and its operands."""
+
     queries: Array  # [tokens, heads, size]
     keys: Array  # [tokens, kv_heads, size]
     values: Array

@@ -27,7 +27,7 @@ from compiler.machine.target import LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    name: ClassVar[str] = "matmul"
+    name: ClassVar[str] = "matmul"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: FloatTile
 

@@ -44,7 +44,7 @@ AT_ONCE = 8  # number of groups whose scales a single row reads at once: for gro
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    name: ClassVar[str] = "integer"
+    name: ClassVar[str] = "integer"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
@@ -56,6 +56,7 @@ class Groups:
 
     @property
     def num_planes(self) -> int:
+        """The number of planes of a row, the same for all sums."""
         return self.product.sums[0].num_planes
 
     @property

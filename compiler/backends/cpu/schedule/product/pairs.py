@@ -21,7 +21,7 @@ from compiler.machine.products import ProductTile
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    name: ClassVar[str] = "pairs"
+    name: ClassVar[str] = "pairs"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
 

@@ -82,7 +82,7 @@ class Panels:
 class Claim:
     """Adjacent panels, with the rows `first` to `end` - 1. The nest's other axes have the values of `point`."""
 
-    walk: Panels
+    walk: Panels  # the loops that the claim belongs to
     point: Point
     panel: Dim  # index of the first panel
     num_panels: Dim
@@ -183,7 +183,7 @@ class Tiles:
     claim: Claim
     rows: int  # number of rows of a tile
     first: Dim
-    count: Dim
+    count: Dim  # number of tiles
     is_rest: bool = False  # whether this is at most one tile of the remaining rows
     are_abreast: bool = False  # whether this is a single row that computes `abreast` panels together
 

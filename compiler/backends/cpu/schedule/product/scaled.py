@@ -35,7 +35,7 @@ def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    name: ClassVar[str] = "scaled"
+    name: ClassVar[str] = "scaled"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
 

@@ -24,6 +24,8 @@ MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 
 @dataclass(frozen=True, slots=True)
 class Streams(Groups):
+    """A product of integers whose weights are in streams. It differs from `Groups` in how it finds and orders the weights."""
+
     @property
     def abreast(self) -> int:
         least, columns = super(Streams, self).abreast, self.product.num_columns

@@ -44,7 +44,7 @@ PLANES = 2  # maximum number of planes of a row
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    name: ClassVar[str] = "widened"
+    name: ClassVar[str] = "widened"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
@@ -111,6 +111,7 @@ class Widened:
             k.tile(AmxStayAwake())
 
     def widening(self, s: WidenedSum) -> WidenPanel:
+        """Return the tile that widens the weights of a sum."""
         assert isinstance(self.tile.widen, WidenPanel), self.tile
         return replace(self.tile.widen, group=shared_multiplier(s.grouped))
 
@@ -315,8 +316,8 @@ class Registers:
     fill the last of several registers, the last one also has rows of the register before it, which are computed twice."""
 
     claim: Claim
-    height: Dim
-    count: Dim
+    height: Dim  # number of rows of a register
+    count: Dim  # number of registers
     num_tiles: Dim  # a tile has two registers of rows, the last may have one
 
     @staticmethod
@@ -372,6 +373,7 @@ class Order:
 
     @property
     def num_parts(self) -> int:
+        """The number of parts of k."""
         return ceil_div(self.blocks.extent, self.blocks.size).const
 
     def part(self, k: Kernel, number: Dim) -> PanelPart:
