@@ -50,7 +50,7 @@ def pipeline_of(
             # the back end's own passes
             *nests,
             eliminate_dead_code,
-            lift_weights,  # the back end says whether lifted functions run on its machine or on the host
+            lift_weights,  # lifted functions run on the target's machine or on the host: see `Backend.prepares_weights`
             ScheduleKernels(schedule),
             lift_workspace,
             # memory

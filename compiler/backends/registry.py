@@ -16,6 +16,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def backend_of(target: Target) -> Backend:
+    """Return the back end of a target. Raise TargetError if none generates code for its architecture."""
     if target.arch not in BACKENDS:
         raise TargetError(f"no back end generates code for {target.arch}; known are {', '.join(BACKENDS)}")
     return BACKENDS[target.arch]

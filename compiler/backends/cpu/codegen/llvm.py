@@ -39,7 +39,8 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
 
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
-    """Emit phase `stmt` of a kernel as three functions, whose names begin with `symbol`."""
+    """Emit phase `stmt` of a kernel as three functions, whose names begin with `symbol`. Raise CompileError if a parallel loop is inside
+    another statement while no outermost loop is parallel."""
     loops: list[For] = []
     while isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and _independent(stmt, loops):
         loops.append(stmt)
@@ -105,6 +106,8 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 
 
 class _Statements(Statements):
+    """Emits the statements of a phase for a CPU. A vector loop becomes vector instructions, and local buffers are on the stack."""
+
     def loop(self, loop: For) -> None:
         match loop.kind:
             case LoopKind.PARALLEL:  # one thread runs this inner loop serially, because the outer loops are distributed already
@@ -122,7 +125,8 @@ class _Statements(Statements):
         return self.code.alloca
 
     def _vector(self, loop: For) -> None:
-        """Emit the body of the loop once, with the vector of all lane numbers as the value of its variable."""
+        """Emit the body of the loop once, with the vector of all lane numbers as the value of its variable, or the scalar 0 if there is one
+        lane. Raise CompileError if the loop is inside another vector loop."""
         lanes = constant_extent(loop)
         if self.memory.lane is not None:
             raise CompileError(f"vector loop {loop.var.name} is inside vector loop {self.memory.lane.name}; unroll one of them")

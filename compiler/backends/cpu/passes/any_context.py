@@ -1,7 +1,8 @@
 """Let the attention kernel serve contexts of any length, so that its code can be kept when the length changes.
 
-Before: the page table of paged attention has as many columns as the longest sequence has pages. After: its columns are unbounded if they
-are many. The schedule only needs to know whether all keys of a sequence fit into one split, so the code stays the same.
+Before: the number of columns of the page table of paged attention is a variable, whose upper bound is the number of pages of the longest
+sequence. After: the variable has no upper bound if the bound was at least MANY, and no other buffer's shape has the variable. The schedule
+only needs to know whether all keys of a sequence fit into one split, so the code is the same for all such bounds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ def any_context(module: IRModule) -> IRModule:
 
 
 def _unbounded(prim: PrimFunc) -> PrimFunc:
+    """Return the function with an unbounded number of columns, or the function itself if it needs no change."""
     match prim.body:
         case Attention(keys=Paged(tables=tables)) if (columns := tables.shape[1].var) is not None:
             pass

@@ -2,9 +2,9 @@
 
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
 integers. compiler/passes/number_schemes.py says how rows are rounded; this pass chooses the format of the tile that multiplies them, by the
-target. Products of the same rows share the quantised rows. q and its scales are packed into panels; for weights, this happens when they are
-loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass changes results more than any other
-pass; decisions 0009 and 0100 in docs/decisions state the errors.
+target. After `share_subexpressions`, products of the same rows share the quantised rows. q and its scales are packed into panels; for
+weights, this happens when they are loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass
+changes results more than any other pass; decisions 0009 and 0100 in docs/decisions state the errors.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
 8 bits are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its zeros.
@@ -14,9 +14,10 @@ offsets. A scale and a shift that are themselves dequantised integers stay integ
 of 4 bits that the product looks up in a table of integers: indices of such a table, or floats of 4 bits, which are integers when they are
 doubled. Machines without instructions for this look-up store these weights as integers of 8 bits.
 
-If a matrix unit multiplies bytes, and the program tolerates rows of bf16, the product may use schemes of its own. 4-bit weights with groups
-become `widened_linear`: they are widened to 8 bits with one scale per channel. Each row has one scale, and elements of 8 bits, or of 16
-bits if 8 bits are too few for that row. Weights of 8 bits with one scale per channel are not cut into parts.
+If the target has a matrix unit, and the program tolerates rows of bf16, the product may use schemes of its own. 4-bit integers in groups,
+without offsets, become `widened_linear`, unless they are also the table of embeddings: they are widened to 8 bits with one scale per
+channel. Each row has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row. Weights of 8 bits with one scale
+per channel are cut into parts only if a channel has more than LONGEST_ON_UNIT elements.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class IntegerProducts:
 
     def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
         """Return the weights whose rows are also looked up as embeddings, by the atom of their integers. Product and look-up read the same
-        panels."""
+        panels. Leave out weights for which the target has no tile, and look-ups with zero points or with other scales."""
         found: dict[Atom, QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}
@@ -117,11 +118,11 @@ class IntegerProducts:
         return scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
 
     def _has_own_scheme(self, weight: QuantisedWeight) -> bool:
-        """Return whether a matrix unit multiplies the weight, and the program lets the product round as this unit needs it."""
+        """Return whether the target has a matrix unit, and the program lets the product round as this unit needs it."""
         return weight.tolerates is DType.BF16 and self.tiles.on_matrix_unit
 
     def _is_widened(self, weight: QuantisedWeight) -> bool:
-        """Return whether the weight is widened to 8 bits, so that one integer sum covers the whole channel."""
+        """Return whether the weight can be widened to 8 bits, so that one integer sum covers the whole channel."""
         tile = self.tiles.widened
         if tile is None or not self._has_own_scheme(weight) or weight.offset is not None or weight.kind is not Kind.INT:
             return False
@@ -160,7 +161,8 @@ class IntegerProducts:
     def _packed(
         self, builder: Builder, weight: QuantisedWeight, scheme: Scheme, format: Format
     ) -> tuple[Atom, Atom, Sequence[Atom], Sequence[Atom]]:
-        """Return the panels of a weight, its scales, their units, and its offsets with their units."""
+        """Return the panels of a weight, its scales, their units, and its offsets with their units. Units are the scales of scales, or of
+        offsets, that are stored as integers."""
         if (blocks := weight.blocks) is None:
             panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         else:
@@ -172,7 +174,7 @@ class IntegerProducts:
         return panels, scale, units, [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
 
     def _widened(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows) -> Value:
-        """Return the product that replaces `linear`, and widens the 4-bit weight to 8 bits."""
+        """Return the product that replaces `linear` and that widens the 4-bit weight to 8 bits."""
         _, _, *rest = linear.args
         quantised = builder.call(ROW_PLANES, rows.table)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=PANEL4.name, columns=self.columns)
@@ -230,7 +232,7 @@ def _for_parts(builder: Builder, weight: QuantisedWeight, of_groups: Atom, lengt
 
 
 def _offsets(builder: Builder, weight: QuantisedWeight) -> tuple[Atom, ...]:
-    """Return the offsets [size, groups] for which each weight is q * scale - offset. Return () if the weight has none."""
+    """Return the offsets [matrices..., size, groups] for which each weight is q * scale - offset. Return () if the weight has none."""
     if weight.offset is None:
         return ()
     if weight.is_shifted:

@@ -78,6 +78,7 @@ class InterleaveScales:
         return outliner.call("interleave", [(operand.panels, panels), (operand.scales, scales)], (out.buffer,), kernel.body())
 
     def _block(self, operand: _Operand) -> Buffer:
+        """Return a buffer in the format, for the integers and the scales of an operand."""
         *matrices, num_panels, num_groups, _ = operand.scales.shape
         return Buffer(operand.panels.name, (*matrices, *self.format.shape(num_panels, num_groups)), I16)
 
@@ -103,7 +104,7 @@ class InterleaveScales:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """The weights of one sum: the buffers of their integers and of their scales."""
+    """The weights of one sum: the buffers of their integers and of their scales, and the loop variable of the columns."""
 
     panels: Buffer
     scales: Buffer
@@ -111,7 +112,8 @@ class _Operand:
 
 
 def _plan(prim: PrimFunc, format: ScaledPanels) -> list[_Operand]:
-    """Return the weights of all sums, or an empty list if the weights of one sum cannot be stored in the format."""
+    """Return the weights of all sums. Return an empty list if the function is no product of integers, if the weights of one sum cannot be
+    stored in the format, or if two sums have the same weights."""
     product = grouped_product_in(prim)
     if product is None:
         return []
@@ -120,8 +122,8 @@ def _plan(prim: PrimFunc, format: ScaledPanels) -> list[_Operand]:
 
 
 def _operand(prim: PrimFunc, s: GroupedSum, format: ScaledPanels, column: DimVar) -> _Operand | None:
-    """Return the weights of a sum. Return None if the format cannot hold them: the panels must have its format and groups, and the scale
-    must be one bf16 number per group and column, which is read nowhere else."""
+    """Return the weights of a sum. Return None if the format cannot hold them. The panels must have the format's integers and groups. The
+    scales must be one bf16 number per group and column, in a buffer that the kernel reads at no other place."""
     if s.format is not format.panels or s.group != format.depth or s.panels.shape[-1] != Dim.of(format.columns * FOUR):
         return None
     place = (*s.matrix, Dim.of(column) // format.columns, Dim.of(s.axis), Dim.of(column) % format.columns)
@@ -134,7 +136,7 @@ def _operand(prim: PrimFunc, s: GroupedSum, format: ScaledPanels, column: DimVar
 
 
 def _attrs(prim: PrimFunc, removed: dict[Buffer, Buffer]) -> dict[str, Any]:
-    """Return the attributes of a function after buffers are removed from its parameters."""
+    """Return the attributes of a function after buffers are removed from its parameters. The pairs of `inplace` are numbered anew."""
     if "inplace" not in prim.attrs:
         return dict(prim.attrs)
     number = {i: n for n, i in enumerate(i for i, b in enumerate(prim.buffers) if b not in removed)}

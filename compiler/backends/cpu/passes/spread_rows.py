@@ -2,7 +2,8 @@
 
 Before: the distance between rows of a product is their length, usually a multiple of a large power of two. So the rows of a tile map to a
 few sets of the first-level cache, and the rows of a block map to a few sets of the second-level cache. After: the distance is one cache
-line longer. The pass pads rows that a kernel writes and that only products read. No kernel reads the padding, so results stay the same.
+line longer, or one line for each plane of a row. The pass pads rows that a kernel writes and that only products read. No kernel reads the
+padding, so results stay the same.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def _spread(prim: PrimFunc, args: tuple[int, ...], outs: tuple[int, ...]) -> Pri
 
 
 def _wider(given: Type) -> TensorType:
+    """Return the type of rows that are one cache line longer."""
     assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
     return replace(given, shape=(*given.shape[:-1], given.shape[-1] + LINE_BYTES // given.dtype.num_bytes))
 
@@ -79,7 +81,8 @@ class _Uses:
 
 
 def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
-    """Yield each variable whose rows can be padded, with the call output that is bound to the variable."""
+    """Yield each variable whose rows are to be padded, with the call output that is bound to the variable. Leave out outputs of calls that
+    write in place."""
     bindings = function.body.bindings
     calls = {b.var: b.value for b in bindings if isinstance(b.value, CallTir) and not any(i is not None for i in b.value.inplace)}
     uses = _uses(module, function.body)
@@ -119,7 +122,7 @@ def _uses(module: IRModule, body: Body) -> _Uses:
 
 
 def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
-    """Return the buffers that a kernel reads as left operands of a product."""
+    """Return the buffers that a kernel reads as left and not as right operands of a product. Return none if it is scheduled already."""
     if prim.attrs.get("schedule"):
         return set()
     if (product := product_in(prim)) is not None:

@@ -1,4 +1,4 @@
-"""Reductions across the lanes of vectors. The number of lanes is a power of two, and determines the order of the reduction."""
+"""Reductions across the lanes of vectors. The numbers of rows and of lanes are powers of two, and determine the order of the reduction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compiler.ir.loops.write import Array, Kernel, halvings, select
 
 def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
     """Reduce a local array to its first element, by combining its upper half with its lower half again and again: first whole rows, then
-    the lanes of the first row."""
+    the lanes of the first row. The array has one or two axes, and its elements are overwritten."""
     *rows, width = (extent.const for extent in array.shape)
     for half in halvings(rows[0] if rows else 1):
         for row in range(half):
@@ -23,7 +23,8 @@ def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Sca
 
 
 def spread_largest(k: Kernel, array: Array) -> None:
-    """Put the largest element into every lane. Each step compares each element with the one `distance` lanes after it, cyclically."""
+    """Put the largest element of a vector into every lane. Each step compares each element with the one `distance` lanes after it,
+    cyclically."""
     width = array.shape[0].const
     for distance in halvings(width):
         with k.vector(width) as lane:

@@ -1,11 +1,11 @@
 """Reductions along rows, with the stages that follow them: sums, maxima, softmax, norms.
 
-All stages have the same leading axes, which number the rows. A stage either reduces each row to a number, or writes the elements of each
-row. A thread runs all stages of a row while the row is in cache, and keeps the reduced numbers of the row in registers. Further stages may
-divide a row into parts and treat these as rows, for example to round the result of a norm in groups.
+All stages have the same leading axes, which number the rows. A stage computes either a number for each row, usually by reductions along the
+row, or the elements of each row. A thread runs all stages of a row while the row is in cache, and keeps in registers the numbers that only
+later stages read. Further stages may divide a row into parts and treat these as rows, for example to round the result of a norm in groups.
 
-A reduction has PARTS vectors of partial results, or fewer if these suffice for a short row. Element `r` is added to lane `r mod (parts *
-width)`. At the end, the vectors are combined by halves, and then their lanes. The order depends only on the length of the row. Softmax
+A reduction has PARTS vectors of partial results, or fewer if these suffice for a short row. Element `r` is combined with lane `r mod (parts
+* width)`. At the end, the vectors are combined by halves, and then their lanes. The order depends only on the length of the row. Softmax
 computes its two reductions in one loop (compiler/backends/cpu/schedule/softmax.py).
 """
 
@@ -55,6 +55,8 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
+    """Writes the code of a program's stages, with vectors of `width` lanes."""
+
     program: RowProgram
     width: int
 
@@ -65,15 +67,15 @@ class _Rows:
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
-        """Allocate what later stages of a row read: its stored values, and the numbers that reductions give."""
+        """Allocate what later stages of a row read: its stored values, and the numbers that stages compute for it."""
         if self.program.line is not None:
             k.allocate(self.program.line)
         for number in self.program.temporaries:
             k.allocate(number)
 
     def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
-        """Write all stages of one row, then its parts. Every stage that reads rows in order prefetches the whole next row, although another
-        stage did so too: a core drops prefetches while many are pending."""
+        """Write all stages of one row, then its parts. If there is a `next_row`, every stage that reads rows in order prefetches the whole
+        next row, although another stage did so too: a core drops prefetches while many are pending."""
         self.declare(k)
         for stage in self.program.stages:
             if stage.inner is None:
@@ -97,7 +99,8 @@ class _Rows:
             write_element(k, Store(store.buffer, store.indices, value), mapping)
 
     def write_fold(self, k: Kernel, stage: RowStage, fold: Reduce, result: Array, point: list[Dim], prefetch: Prefetch) -> None:
-        """Compute a reduction along the row at `point` in `result`, and prefetch the next row meanwhile."""
+        """Compute a reduction along the row at `point`, and put it into `result`. Meanwhile, prefetch the next row, and store the values
+        that are combined if a later stage reads them."""
         (axis, length), mapping = fold.axes[0], dict(zip(stage.nest.vars, point, strict=False))
         length = length.substitute(mapping)
 
@@ -144,7 +147,7 @@ class _Rows:
     # --- prefetching ---------------------------------------------------------------------------------------------------
 
     def prefetch(self, value: Scalar, axes: Sequence[DimVar], next_row: list[Dim] | None) -> Prefetch:
-        """Return a prefetch of the next row, for those buffers that the value reads in order."""
+        """Return a prefetch of the next row, for those buffers that the value reads in order, or no prefetch if there is no next row."""
         return NO_PREFETCH if next_row is None else Prefetch(self.read_in_order(value, axes), tuple(next_row))
 
     def read_in_order(self, value: Scalar, axes: Sequence[DimVar]) -> tuple[Buffer, ...]:

@@ -23,7 +23,8 @@ from compiler.ops.attention.plain import plain_attention
 
 
 def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
-    """Return the scheduled nest. A nest that is scheduled already is returned unchanged."""
+    """Return the scheduled nest. A nest that is scheduled already is returned unchanged. Attention that no rule for attention schedules is
+    first turned into loops, which are then scheduled like any others."""
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     tiles = product_tiles(target)
@@ -40,7 +41,7 @@ def _scheduled(body: Stmt) -> bool:
 
 
 def _by_stage(prim: PrimFunc) -> PrimFunc:
-    """Schedule each stage as a phase of its own. If no rule applies to a stage, one thread runs it as it is written."""
+    """Schedule each stage as a phase of its own. If its iterations are not provably independent, one thread runs them in order."""
     temporaries, body = without_allocations(without_products(prim.body))
     done = [schedule_spatial(s, LANES) or s for s in stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

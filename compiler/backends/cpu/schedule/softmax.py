@@ -40,8 +40,8 @@ ZERO = Dim.of(0)
 
 
 def is_softmax(program: RowProgram) -> bool:
-    """Return whether the stages are a softmax with rows longer than a block: max x, the sum of exp(x - max x), and elements computed from
-    both."""
+    """Return whether the stages are a softmax of f32 whose rows may be longer than a block: max x, a number computed from the sum of
+    exp(x - max x), and elements computed from this number."""
     if len(program.stages) != 3 or program.parts is not None:
         return False
     first, second, last = program.stages
@@ -109,14 +109,14 @@ class _Row:
     last: RowStage  # writes the elements
     point: list[Dim]  # the indices of the row
     width: int  # lanes of a vector
-    length: Dim
+    length: Dim  # number of elements of the row
     size: Dim  # number of elements of a block
     num_full: Dim  # number of full blocks
     most: Array  # [width]: the largest element of each lane so far
     top: Array  # [width]: the largest element of the row up to the current block, in every lane
     change: Array  # [width]: a factor that corrects the sums when the maximum rises; in the last stage, it corrects stored exponentials
-    sums: Array  # [PARTS, width]
-    tops: Array  # [MOST]: the value of `top` in each block
+    sums: Array  # [PARTS, width]: sums of exponentials
+    tops: Array  # [MOST]: the value of `top` in each full block
 
     @property
     def edge(self) -> Dim:
@@ -125,6 +125,7 @@ class _Row:
 
     @property
     def only_full_blocks(self) -> bool:
+        """Whether the length of the row is provably a multiple of the size of a block."""
         return self.size.is_const and prove_divisible(self.length, self.size.const)
 
     # --- the loop over blocks ------------------------------------------------------------------------------------------
@@ -173,7 +174,8 @@ class _Row:
         self.most[lane] = larger(self.most[lane], self.element(index))
 
     def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
-        """Add the exponential of an element of the row to the sum of a lane. `part` is the number of the vector of sums."""
+        """Add the exponential of an element of the row to the sum of a lane, and store it if the last stage reads it. `part` is the number
+        of the vector of sums."""
         value: Scalar = exp(self.element(index) - self.top[lane])
         if self.total.stored_in is not None:
             stored, place = k.array(self.total.stored_in), (*self.point, index)
@@ -182,11 +184,13 @@ class _Row:
         self.sums[part, lane] += value
 
     def element(self, index: Dim) -> Scalar:
+        """Return an element of the row: the value whose maximum the row needs."""
         fold = self.maximum.nest.store.value
         assert isinstance(fold, Reduce)
         return rewrite_dims(fold.value, {**self.at(self.maximum), fold.axes[0][0]: index})
 
     def at(self, stage: RowStage) -> Mapping[DimVar, Dim]:
+        """Return the values of the loop variables of a stage for this row."""
         return dict(zip(stage.nest.vars, self.point, strict=False))
 
     # --- the last stage -----------------------------------------------------------------------------------------------

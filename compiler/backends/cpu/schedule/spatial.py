@@ -1,6 +1,6 @@
 """Schedule any nest with independent iterations: threads share the outer axes, and vectors run along the innermost.
 
-    for parallel p in claims {               # a claim has several rows, or a part of a long row; the outer axes count the rows
+    for parallel p in claims {               # a claim has whole rows, or a part of a long row; the outer axes count the rows
       full vectors, then one masked vector
     }
 
@@ -21,7 +21,7 @@ from compiler.ir.loops.sweep import full_vectors, masked_vectors
 from compiler.ir.loops.visit import free_dims
 from compiler.ir.loops.write import Kernel
 
-CHUNK = 4096  # number of elements of a claim: enough to amortise the cost of claiming, few enough to share the work
+CHUNK = 4096  # maximum number of elements of a claim: enough to amortise the cost of claiming, few enough to share the work
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:

@@ -1,8 +1,8 @@
 """Turn one relocatable object into a WebAssembly module, so that users need no linker.
 
-The module imports from `env` a memory with a maximum size, and the stack pointer. It exports every function that is not local, and a
-constant global `__heap_base`: the first address after its data. Kernels call no outside functions, so a module consists of one object and
-imports no function.
+The module imports from `env` a memory with a maximum size and, if its code uses the stack, the stack pointer. It exports every function
+that is neither local nor hidden, and a constant global `__heap_base`: the first multiple of ALIGNMENT at or after the end of its data.
+Kernels call no outside functions, so a module consists of one object and imports no function.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from compiler.ir.errors import CompileError
 
 HEAP_BASE: Final = "__heap_base"
 PAGES: Final = 1 << 16  # maximum number of pages of a memory, because pointers have 32 bits
-HAS_MAXIMUM: Final = 1
+HAS_MAXIMUM: Final = 1  # flag of an imported memory: its maximum size is stated
 DATA_BEGIN: Final = 1024  # first address of data; address 0 stays unused
-ALIGNMENT: Final = 64
+ALIGNMENT: Final = 64  # `__heap_base` is a multiple of this
 _I32, _CONSTANT, _I32_CONST, _END = 0x7F, 0, 0x41, 0x0B
 _PADDED: Final = 5  # bytes that the object reserves for an integer which the linker fills in
 

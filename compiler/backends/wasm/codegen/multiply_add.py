@@ -40,7 +40,8 @@ def _definition(lanes: int, kind: str, target: Target) -> str:
 
 
 def _relaxed(code: Code, element: str, lanes: int, per: int) -> str:
-    """Multiply and add `per` lanes at a time. If the last register has more lanes than are left, those lanes are undefined."""
+    """Multiply and add `per` lanes at a time. If the lanes do not fill the last register, its other lanes may hold anything; they are
+    dropped at the end."""
     whole = -(-lanes // per) * per
     operands = [_widened(code, x, element, lanes, whole) for x in ("%a", "%b", "%c")]
     part, all_ = vec(element, per), vec(element, whole)

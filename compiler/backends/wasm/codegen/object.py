@@ -57,13 +57,13 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name of the object."""
+    """A symbol of the object: a function, data, a global, a section, a tag or a table."""
 
     kind: SymbolKind
-    name: str
-    index: int  # index of the function or global; for data, of the segment
+    name: str  # empty for a section, and for an imported tag or table without a name of its own
+    index: int  # index of the function, global, section, tag or table; for data, of the segment, or 0 if the object does not define it
     offset: int  # offset of data within its segment
-    is_local: bool
+    is_local: bool  # whether the symbol is local or hidden, so that the module does not export it
     is_undefined: bool
 
 
@@ -80,7 +80,7 @@ class Patch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Data of the object. `begin` is the address of its first byte, counted from that of all data."""
+    """Data of the object. `begin` is the address of its first byte, counted from the first byte of all data."""
 
     begin: int
     content: bytes
@@ -88,6 +88,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class WasmObject:
+    """What linking needs of an object: its sections in their order, and what they say about imports, symbols, data and patches."""
+
     sections: tuple[tuple[Section, bytes], ...]
     imports: tuple[Import, ...]
     symbols: tuple[Symbol, ...]
@@ -134,7 +136,8 @@ class Reader:
 
 
 def read_object(data: bytes) -> WasmObject:
-    """Read an object. Raise CompileError if it is none, or has parts that no kernel needs."""
+    """Read an object. Raise CompileError if `data` is not WebAssembly, if the symbols have an unknown version, or if there are relocations
+    or data segments of a kind that no kernel needs."""
     if not data.startswith(MAGIC):
         raise CompileError(f"the object begins with {data[:8]!r}; expected a WebAssembly object, which begins with {MAGIC!r}")
     reader = Reader(data[len(MAGIC) :])
@@ -210,7 +213,7 @@ def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
 
 
 def read_segments(section: bytes) -> tuple[Segment, ...]:
-    """Read the data section of an object or of a module, without its header."""
+    """Read the data section of an object or of a module, without its header. Raise CompileError if a segment has no constant address."""
     return tuple(_segments(Reader(section)))
 
 

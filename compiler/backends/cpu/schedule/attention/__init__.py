@@ -8,9 +8,9 @@ A sequence is cut at fixed positions into splits, blocks, panels and pages; a un
 added in order, and splits are merged in order. The order depends only on the token's own position, so a row has the same bits in any batch,
 for any chunking of the prompt, with any number of threads. Threads claim items (`Item`), of two kinds:
 
-    token        a token with several kv heads, and all its splits. If there are few tokens, each split is an item of its own, so that one
-                 sequence keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the limit, so
-                 an item reads the keys of a block and then their values, in whole pages, and prefetches what it reads next.
+    token        a token with several kv heads, and all its splits. For the last tokens of a batch, each split is an item of its own, so
+                 that one sequence keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the
+                 limit, so an item reads the keys of a block and then their values, in whole pages, and prefetches what it reads next.
     tile         tokens of one sequence with one kv head (prefill). They share keys and values: their rows fill register tiles. Arithmetic
                  is the limit.
 

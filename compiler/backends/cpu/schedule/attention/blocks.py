@@ -48,7 +48,8 @@ class Span:
 
     @staticmethod
     def of(k: Kernel, start: Dim, seen: Seen, cut: Cut) -> Span:
-        """Return the span of the block that begins at position `start`. Without a window, rows see the beginning of every block."""
+        """Return the span of the block that begins at position `start`. Without a window, rows see the beginning of every block of which
+        they see a key. If a block has one panel, the span is that panel."""
         if cut.panels == 1:
             return Span(Dim.of(0), Dim.of(1))
         first = k.let("first", dim_max(0, seen.low - start) // cut.panel) if seen.has_window else Dim.of(0)
@@ -77,7 +78,7 @@ class Span:
 
 @contextmanager
 def each(k: Kernel, count: Dim) -> Generator[Dim]:
-    """Loop over the numbers below `count`."""
+    """Loop over the numbers below `count`. If `count` is the constant 1, write no loop."""
     if count.is_const and count.const == 1:
         yield Dim.of(0)
         return
@@ -91,7 +92,7 @@ class Block:
 
     item: Item
     cut: Cut
-    number: Dim
+    number: Dim  # the index of the block in the sequence
     span: Span
 
     @staticmethod
@@ -115,7 +116,8 @@ class Block:
         return self.start + self.cut.keys
 
     def pages(self, k: Kernel, first: Dim, count: int) -> list[HeadPage]:
-        """Return `count` pages, beginning with the page at index `first` of the block."""
+        """Return `count` pages, beginning with the page at index `first` of the block, for the first kv head and the first row of the
+        item."""
         found: list[HeadPage] = []
         for slot in (first + v for v in range(count)):
             start = (self.number * self.cut.pages + slot) * PAGE
@@ -132,8 +134,8 @@ class Block:
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
         """Return adjacent pages with what is prefetched while they are read: the pages that the token reads next. After the last keys of
-        the block, these are its first values; after the last values, the first keys of the next block. If pages have only keys, the token
-        does not read values."""
+        the block's span, these are its first values; after its last values, the first keys of the next block. If pages have only keys, the
+        token does not read values, and the next keys are prefetched."""
         after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
         is_last = dim_max(0, after + 1 - end)  # 1 after the last page, else 0
         if half == KEYS:

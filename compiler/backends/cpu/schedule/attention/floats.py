@@ -8,9 +8,9 @@ Register tiles of several rows share the keys and values that they load. The two
 are loaded, once for all rows of the tile. Every score adds its products in the order of elements, and every sum adds values in the order of
 keys. So a row has the same bits whatever other rows are in the tile.
 
-Memory limits a single token. It reads whole pages with all their heads, first the keys of a block and then its values. If the pages of the
-sequence are adjacent, these are two long streams. Arithmetic limits a tile: its rows share keys and values in registers. A value is
-multiplied only if the row sees its key, because the value of any other key may be NaN, and 0 * NaN is NaN.
+Memory limits a single token. It reads whole pages with all kv heads of the item, first the keys of a block and then its values. If the
+pages of the sequence are adjacent, these are two long streams. Arithmetic limits a tile: its rows share keys and values in registers. A
+value is multiplied only if the row sees its key, because the value of any other key may be NaN, and 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Floats:
 
     @staticmethod
     def of(operands: PagedOperands, tiles: ProductTiles) -> Floats:
-        """Choose the instructions: they multiply pairs of bf16 where the target does that faster than f32 and the program allows it, else
-        f32."""
+        """Choose the instructions: they multiply pairs of bf16 where the target does that faster than f32, and the program and the sizes of
+        heads allow it, else f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
         return Floats(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 
@@ -98,9 +98,11 @@ class KeyStep:
 
 @dataclass(frozen=True, slots=True)
 class FloatRows(Rows):
+    """The rows of an item whose products multiply floats, f32 or pairs of bf16."""
+
     floats: Floats
     queries: Array  # [rows, size], scaled
-    weights: Array  # [rows, pages of a block, PAGE]
+    weights: Array  # [rows, pages of a block, PAGE]; the same array as `scores` if the unit does not round weights
 
     step: ClassVar[int]  # number of elements of the summed axis that are multiplied at a time
 
@@ -145,7 +147,7 @@ class FloatRows(Rows):
     def later_head(self, page: HeadPage) -> tuple[Dim, Dim] | None:
         """Return the kv head that is prefetched a second time, and 1 if it is read in the next page or 0 if in this page. Return None if
         products multiply f32. Pairs are multiplied faster than memory delivers pages, so more prefetches are pending than the CPU can
-        track, and it drops some. Therefore every head is prefetched again, `count` / 2 heads before it is read."""
+        track, and it drops some. So while one head is read, the head that comes half the item's kv heads later is prefetched again."""
         if not self.floats.in_pairs:
             return None
         first, count = self.item.kv_first, self.item.kv_count
@@ -258,6 +260,7 @@ class PairRows(FloatRows):
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
-    """Add products of `n` rows of pairs of factors with a pair of rows. If `pair` names one row, the other follows it in memory."""
+    """Add products of `n` rows of pairs of factors with a pair of rows to `total`. If `pair` names one row, the other follows it in
+    memory."""
     stride = product_of(factors.buffer.shape[1:])
     k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

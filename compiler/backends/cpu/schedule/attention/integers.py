@@ -2,9 +2,10 @@
 exact.
 
 A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row in a block, after each is multiplied by
-the scale of its value. Rounding changes a weight by at most 2^-16 of the largest weight of its block. Products with the bytes of the cache
-are exact in 32 bits, whatever instruction computes them. So a row has the same bits in any tile and with all instruction sets that have
-these products. Keys and values that a row does not see are finite numbers with weight 0, so they do not affect it.
+the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding changes a weight by at most about
+2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32 bits, whatever instruction computes
+them. So a row has the same bits in any tile and with all instruction sets that have these products. Keys and values that a row does not see
+are finite numbers with weight 0, so they do not affect it.
 
 The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To make up for it, the sums of a row
 begin at -128 times the sum of the row's integers.
@@ -80,16 +81,18 @@ class Integers:
 
     @property
     def in_words(self) -> bool:
+        """Whether rows are stored as 16-bit words, not as bytes."""
         return self.tile.rows is not I8
 
     @property
     def tile_rows(self) -> int:
+        """The number of rows of a register tile."""
         return self.tile.shape_of(self.planes).rows
 
     @property
     def columns(self) -> int:
-        """The number of keys of a panel of keys, and of elements of a panel of values: that of the tile, or PAGE if the tile's number does
-        not divide the head size."""
+        """The number of keys of a panel of keys, and of elements of a panel of values: that of the tile, or PAGE if the tile's number of
+        columns does not divide the head size."""
         return self.tile.op.columns if self.operands.size % self.tile.op.columns == 0 else PAGE
 
     @property
@@ -141,7 +144,8 @@ class Rounded:
         return Rounded(integers, k.local(f"{name}_factors", count), k.local(f"{name}_shifts", count, dtype=I32), levels)
 
     def store(self, k: Kernel, row: Dim, slots: Callable[[], Iterator[Dim]], number: Callable[[Dim, Dim], Scalar]) -> None:
-        """Round a row of vectors of PAGE numbers. `slots` loops over the vectors. `number` returns a number, given its vector and lane."""
+        """Round a row of vectors of PAGE numbers, and store its factor and its shift. `slots` loops over the vectors. `number` returns a
+        number, given its vector and lane."""
         with k.scope():
             # In each lane, the bits of the largest magnitude. As integers, bits have the order of magnitudes, and NaN is the largest.
             top = k.local("top", PAGE, dtype=I32)
@@ -171,6 +175,8 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class IntegerRows(Rows):
+    """The rows of an item whose products multiply integers: queries and weights are rounded."""
+
     integers: Integers
     queries: Rounded
     weights: Rounded
@@ -209,8 +215,8 @@ class IntegerRows(Rows):
     def multiply(
         self, k: Kernel, rows: Rounded, row: Dim, n: int, begin: Dim, panel: Load, dims: tuple[Dim | int, int], later: Sequence[Load]
     ) -> Array:
-        """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns]. `dims` are the number of elements
-        to multiply and the length of a row. Meanwhile, prefetch what begins at the places `later`."""
+        """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns], which begin at the shifts of the
+        rows. `dims` are the number of elements to multiply and the length of a row. Prefetch what begins at the places `later`."""
         planes, columns = self.integers.planes, self.integers.columns
         total = k.local("total", n, planes, columns, dtype=I32)
         with k.unroll("m", n) as m:
@@ -224,12 +230,13 @@ class IntegerRows(Rows):
         return total
 
     def total(self, total: Array, m: Dim, column: Dim) -> Scalar:
-        """Return the sum of all planes of a row."""
+        """Return the sum of all planes of a row in a column, as f32."""
         found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
         return cast(found, F32)
 
     def update_softmax(self, k: Kernel, block: Block, span: Span, part: Part) -> None:
-        """Turn the scores of rows into integers. Rows that see no key of the block get weights of 0."""
+        """Turn the scores of rows into integers. For rows that see no key of the block, only set the factor to 0, which makes all weights
+        0."""
         for (head,) in self.item.heads(k, part):
             with self.item.tokens(k) as (first, seen):
                 with k.when(seen.overlaps(block.start, block.end)), k.serial("m", self.item.group) as m:

@@ -29,17 +29,17 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Item:
     """Rows that a thread computes together: query heads of adjacent tokens of a sequence. Heads that share a kv head are adjacent. An item
-    is either one token with several kv heads, or a tile: several tokens with one kv head. A tile at the end of the batch may not be full:
-    rows of missing tokens compute the last token again."""
+    is either one token with several kv heads, or one or more adjacent tiles: several tokens with one kv head. A tile at the end of the
+    batch may not be full: rows of missing tokens compute the last token again."""
 
     operands: PagedOperands
     sequence: Dim
     first: Dim  # index of the first token in the batch
     num_tokens: Dim
-    kv_first: Dim
+    kv_first: Dim  # the first of the item's kv heads, which are adjacent
     kv_count: Dim
     seen: Seen  # the positions that at least one token sees
-    seen_by_all: Seen
+    seen_by_all: Seen  # the positions that all tokens see
     most_rows: int  # maximum number of rows of an item of this kind
     is_tile: bool
 
@@ -51,7 +51,8 @@ class Item:
 
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
-        """Make the item of a tile: `num_tokens` tokens, at most `most_tokens`, from token `first` of the batch on."""
+        """Make the item of one or more tiles with one kv head: `num_tokens` tokens, at most `most_tokens`, from token `first` of the batch
+        on. If the batch has fewer tokens, those that are missing count, too."""
         least, most = (operands.extreme_seen(k, first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
         sequence, rows = operands.sequence(k, first), most_tokens * operands.group
@@ -133,6 +134,8 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def tokens_of_tile(operands: PagedOperands, register_rows: int) -> int:
-    """Return the number of tokens of a tile, so that their rows fill register tiles and their sums stay in the first-level cache."""
+    """Return the number of tokens of a tile. Its rows fill register tiles. A tile has at least as many rows as that requires, but otherwise
+    at most TILE_ROWS, and so few that their sums stay in the first-level cache. The number may be 1, if many query heads share a kv head;
+    then no tokens are computed as a tile (paged.py)."""
     rows = lcm(operands.group, register_rows)
     return rows * max(1, min(TILE_ROWS, 4096 // operands.size) // rows) // operands.group

@@ -29,7 +29,7 @@ from compiler.machine.intrinsics.amx_attend import AmxAttend
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 HEIGHT = 32  # maximum number of rows of a product
-PRODUCTS = 2  # number of products that cover the rows of a tile
+PRODUCTS = 2  # number of products that cover the rows of a tile, unless that takes more than MOST_TOKENS tokens, or fewer than 2
 MOST_TOKENS = 32  # maximum number of tokens of a tile: a part of a prompt with fewer than half as many gets no tile
 MOST_TILES = 8  # maximum number of tiles that share keys and values
 TILES_BYTES = 256 << 10  # maximum size of the queries and sums of these tiles: a part of the second-level cache
@@ -87,10 +87,11 @@ class TileRows(MatrixRows):
 
     @property
     def num_products(self) -> Dim:
+        """The number of products that cover the rows of the item."""
         return self.item.rows_per_kv // self.height
 
     def panel(self, k: Kernel, block: Block, number: Dim, half: int) -> list[HeadPage]:
-        """Return the pages of a panel. Each prefetches the page of the same panel in the next block."""
+        """Return the pages of a panel. Each prefetches the page at the same place in the next block."""
         return [block.prefetching_page(k, Dim.of(half), page, page.slot + CUT.pages) for page in block.panel(k, number)]
 
     def attend_in_turns(self, k: Kernel, block: Block, whole: Scalar) -> None:
@@ -133,13 +134,13 @@ class TileRows(MatrixRows):
             self.add_product(k, m, first + m, FIRST)
 
     def seen_panels(self, k: Kernel, block: Block, io: Dim) -> Dim:
-        """Return how many panels of a block the rows of a product see, but at least one."""
+        """Return the number of panels from the beginning of a block to the last one that a row of product `io` sees, but at least one."""
         last = k.let("last", self.reach[io, 1])
         return dim_min(block.span.end, ceil_div(dim_max(1, last + 1 - block.start), PANEL))
 
     def partly_seen(self, k: Kernel, block: Block, io: Dim) -> Span:
         """Return the span of the panels that the rows of a product see, without those that all of them see whole. With a window, return all
-        panels that they see."""
+        panels from the beginning of the block to the last one that they see."""
         end = self.seen_panels(k, block, io)
         if self.item.seen.has_window:
             return Span(Dim.of(0), end)
@@ -147,8 +148,9 @@ class TileRows(MatrixRows):
         return Span(dim_min(end, dim_max(0, first + 1 - block.start) // PANEL), end)
 
     def look_for_infinite(self, k: Kernel, found: Array, block: Block) -> None:
-        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN; otherwise leave it 0. Such a
-        value would affect even rows that do not see its key. The code uses that x - x is 0 only for finite numbers."""
+        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN, or a value in a pair with
+        such a value. Otherwise leave it 0. Such a value would affect even rows that do not see its key. The code uses that x - x is 0 only
+        for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
         ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:

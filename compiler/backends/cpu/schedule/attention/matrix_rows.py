@@ -98,6 +98,7 @@ class MatrixRows(Rows):
 
     @property
     def depth(self) -> int:
+        """The number of elements of a query, with the zeros at its end."""
         return self.queries.shape[1].const
 
     @property
@@ -136,6 +137,7 @@ class MatrixRows(Rows):
 
     @property
     def num_rows(self) -> Dim:
+        """The number of rows of an item that is a token."""
         return self.item.kv_count * self.item.group
 
     def sharing(self, pages: Sequence[HeadPage]) -> tuple[list[HeadPage], Load]:
@@ -187,8 +189,8 @@ class MatrixRows(Rows):
             k.tile(AmxStayAwake())
 
     def compute_scores(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim, later: Load | None = None) -> None:
-        """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores. If `later` is
-        the place of a head's page, prefetch that page."""
+        """Compute the scores of `height` rows for a panel of keys, in the first buffer. `query` is the first row of queries, and `row` of
+        scores. If `later` is the place of a head's page, prefetch that page."""
         operands = self.scores[0, panel, row, 0], self.queries[query, 0], self.keys[place, 0, 0]
         ahead, share = ((), ()) if later is None else ((later,), (0, LINES))
         k.tile(self.product(fresh=True, later=later), *operands, *ahead, dims=(self.depth, self.depth, *share))

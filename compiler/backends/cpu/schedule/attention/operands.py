@@ -54,9 +54,9 @@ class PagedOperands:
     positions: Array  # [tokens] or [tokens, 2]: the last position that each token sees, or the first and the last one
     cache: Array  # keys and values: see compiler/ops/attention/kv_cache.py
     tables: Array  # [sequences, pages]: the pages of each sequence
-    scales: Array | None
-    sinks: Array | None
-    out: Array
+    scales: Array | None  # of an 8-bit cache: [layers, 2 or 1, pages, kv_heads, PAGE]
+    sinks: Array | None  # [heads]: for each head, the score of a key without a value
+    out: Array  # [tokens, heads, size of a value]
 
     @staticmethod
     def of(k: Kernel, node: Attention, pages: Paged, positions: Buffer) -> PagedOperands:
@@ -86,6 +86,7 @@ class PagedOperands:
 
     @property
     def size(self) -> int:
+        """The number of elements of a query or a key."""
         return self.queries.shape[2].const
 
     @property
@@ -118,8 +119,8 @@ class PagedOperands:
         return k.let("s", cast(self.sequences[token], I64))
 
     def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:
-        """Return the smallest or largest last position that any of `count` tokens from token `first` on sees. Leave out tokens beyond the
-        end of the batch."""
+        """Return the smallest or the largest (`fn`) last position that any of `count` tokens from token `first` on sees. Leave out tokens
+        beyond the end of the batch."""
         return fold(fn, (self.tokens_from(first, count),), lambda i: last_position(self.positions, first + i))
 
     def token_of(self, first: Dim, i: Dim) -> Dim:
@@ -137,8 +138,8 @@ class PagedOperands:
         return Seen(k.let("low", first) if self.node.window else first, last, has_window(self.node))
 
     def extreme_seen(self, k: Kernel, first: Dim, count: Dim, fn: ReduceFn) -> Seen:
-        """Return the smallest or largest first position that any of `count` tokens from token `first` on sees, and the smallest or largest
-        last position."""
+        """Return the smallest or the largest (`fn`) first position that any of `count` tokens from token `first` on sees, and the smallest
+        or the largest last position."""
         last = k.let("position", self.extreme_position(first, count, fn))
         if self.node.window or not has_window(self.node):
             low = first_of_window(self.node, last)
@@ -147,7 +148,8 @@ class PagedOperands:
         return Seen(k.let("low", low) if has_window(self.node) else Dim.of(0), last, has_window(self.node))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim, seen: Seen) -> Dim:
-        """Return the number of a page of a sequence. If no key of page `index` is in `seen`, return the nearest page with such a key."""
+        """Return the number, in the cache, of page `index` of a sequence. If no key of this page is in `seen`, take the nearest page with
+        such a key."""
         index = dim_min(index, seen.high // PAGE)
         index = dim_max(index, seen.low // PAGE) if seen.has_window else index
         return k.let("page", cast(self.tables[sequence, index], I64))

@@ -1,10 +1,11 @@
 """The kernel of paged attention: its phases, and the work items that threads claim in each phase.
 
-The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full, a work
-item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the last
-FEW_TOKENS tokens has one item per split: it writes the split's softmax to workspace, and a second phase merges the splits. Each token
-before them is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head follow
-each other, because their keys and values then stay in a cache. Some units compute several adjacent tiles of a sequence in one item.
+The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full and has at
+least two tokens, a work item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several
+splits, each such token among the last FEW_TOKENS of the batch has one item per split: it writes the split's softmax to workspace, and a
+second phase merges the splits. Each such token before them is one item. If there are few items, the kernel also cuts the items of tokens
+into parts by kv heads. Tiles with the same kv head follow each other, because their keys and values then stay in a cache. Some units
+compute several adjacent tiles of a sequence in one item.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from compiler.ir.loops.write import Kernel, equal, fold, index, less_equal
 from compiler.machine.products import ProductTiles
 from compiler.ops.attention.kv_cache import PAGE
 
-FEW_TOKENS = 16
+FEW_TOKENS = 16  # number of tokens at the end of a batch whose splits are work items, if sequences have several splits
 BUSY = 8  # number of work items that keep all threads busy
 BUSY_TILES = 32  # the same for tiles, of which more are needed, because tiles of later tokens see more keys and take longer
 
@@ -60,6 +61,8 @@ def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: 
 
 
 class _PagedAttention(Walk):
+    """The phases of the kernel. `Walk` has the loops of each work item."""
+
     def write(self, k: Kernel) -> None:
         """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split each costs one
         phase."""
@@ -109,8 +112,8 @@ class _PagedAttention(Walk):
         return Item.token(k, self.operands, number, first, k.let("kv_count", end - first))
 
     def parts(self, items: Dim) -> Dim:
-        """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
-        busy, as far as there are kv heads: reading whole pages is faster."""
+        """Return the number of work items into which the heads of a token are divided, if `items` items are not divided. It is the smallest
+        number that keeps the threads busy, as far as there are kv heads: reading whole pages is faster."""
         return dim_min(self.operands.kv_heads // self.unit.token.heads, ceil_div(BUSY, dim_max(1, items)))
 
     def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
@@ -121,7 +124,7 @@ class _PagedAttention(Walk):
     @contextmanager
     def runs(self, k: Kernel, first: Dim, end: Dim) -> Generator[tuple[Dim, Dim]]:
         """Loop over the tiles `first` to `end` - 1, cut into runs of adjacent tiles of one sequence. Yield the first tile of each run, and
-        the number of its tiles."""
+        the number of its tiles. Leave out tiles for which `shares_sequence` does not hold."""
         extent = end - first
         with k.serial("i", extent) as i:
             tile = k.let("tile", first + i)
@@ -148,7 +151,7 @@ class _PagedAttention(Walk):
         return equal(own, other) & self.shares_sequence(tile) & self.shares_sequence(before)
 
     def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
-        """Write the code inside the `with` for tokens whose tile does not belong to one sequence."""
+        """Run the code inside the `with` only if no item of a tile computes the token: `shares_sequence` does not hold for its tile."""
         return k.when(~self.shares_sequence(token // self.unit.tile_tokens))
 
 

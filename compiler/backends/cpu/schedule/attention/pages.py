@@ -65,7 +65,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The pages of a layer."""
+    """The pages of a layer. `size` and `value_size` are the numbers of elements of a key and of a value."""
 
     stored: Array
     scales: Array | None  # scales of an 8-bit cache
@@ -86,13 +86,14 @@ class Cache:
         return self.stored[self.layer, half, page.page, page.kv_head, index]
 
     def value(self, page: HeadPage, key: Dim | int, element: Dim) -> Load:
-        """Return an element of the value of a key. `key` is the index of the key in the page."""
+        """Return an element of the value of a key. `key` is the index of the key in the page. If pages have only keys, `turn` must have
+        transposed this page."""
         if self.turned is not None:
             return self.turned[page.slot % TURNED, key, element]
         return self.element(page, VALUES, key * self.size + element)
 
     def scale(self, page: HeadPage, half: int, lane: Dim) -> Scalar:
-        """Return the scale of a key or value of an 8-bit cache."""
+        """Return the scale of a key or value of an 8-bit cache. If pages have only keys, a value has the scale of its key."""
         assert self.scales is not None, self.stored
         return cast(self.scales[self.layer, KEYS if self.turned is not None else half, page.page, page.kv_head, lane], F32)
 

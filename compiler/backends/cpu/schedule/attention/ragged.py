@@ -5,9 +5,10 @@ vectors over tokens, and lanes do not depend on each other. The item loops over 
 belong to several texts, it computes all its tokens once for each text, and stores only the results of that text's tokens. Blocks are
 counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
 
-If texts are long, a tile has several vectors of tokens, which share the loads of a key, and the keys and values of each head are first
-copied to a place of their own: in the operands, those of adjacent tokens are thousands of bytes apart, so each would need a page of its own
-in the TLB. The tiles of a head follow each other, so its keys and values stay in a cache. Neither changes a bit.
+If texts are long, the keys and values of each head are first copied to a place of their own: in the operands, those of adjacent tokens are
+thousands of bytes apart, so each would need a page of its own in the TLB. If a register holds a whole vector, a tile then also has several
+vectors of tokens, which share the loads of a key. The tiles of a head follow each other, so its keys and values stay in a cache. None of
+this changes a bit of a result.
 
 In paged attention, vectors go over the keys of a page instead, because rows attend to different numbers of keys.
 """
@@ -28,7 +29,7 @@ from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, n
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
-TOGETHER = 2  # vectors of a tile of long texts, if a vector fits one register of 32; more would not fit
+TOGETHER = 2  # vectors of a tile of long texts, if one of 32 registers holds a vector; the registers do not hold more
 LONG = 64  # the texts of a batch count as long if they have at least so many tokens on average
 KEYS = 8  # keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
@@ -73,11 +74,13 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _RaggedAttention:
+    """The phases of the kernel, and its operands."""
+
     queries: Array  # [tokens, heads, size]
     keys: Array  # [tokens, kv_heads, size]
     values: Array
     sequences: Array  # [tokens]: the text of each token
-    starts: Array  # [texts + 1]
+    starts: Array  # [texts + 1]: the first token of each text, then the number of tokens
     out: Array
     bias: Array | None  # [heads, 2 * m + 1]: what is added to a score, for distances -m to m between key and query
     scale: float
@@ -125,7 +128,7 @@ class _RaggedAttention:
             self.text(k, first, head, queries, source, start, end)
 
     def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, source: _Source, start: Dim, end: Dim) -> None:
-        """Attend to the text at positions `start` to `end` - 1, and store the results of those tokens that belong to it."""
+        """Attend to the text of the tokens `start` to `end` - 1, and store the results of those tokens of the tile that belong to it."""
         vectors = queries.shape[1].const
         values, maximum, total = (
             k.local("values", self.size, vectors, LANES),
@@ -147,7 +150,8 @@ class _RaggedAttention:
                 self.out[token, head, e] = cast(values[e, v, lane] / total[v, lane], self.out.dtype)
 
     def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, source: _Source, start: Dim, end: Dim, softmax: _Softmax) -> None:
-        """Add KEYS keys to the softmax. If the text has fewer keys left, its last key fills the block with weight 0."""
+        """Add KEYS keys, from token `start` on, to the softmax. If the text has fewer keys left, its last key fills the block with weight
+        0."""
         vectors = queries.shape[1].const
         weights = k.local("weights", KEYS, vectors, LANES)
         old, rescale = k.local("old", vectors, LANES), k.local("rescale", vectors, LANES)

@@ -54,8 +54,8 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Merge a softmax over other keys into the softmax at `index`. If the latter contains no key so far, replace it: the exponential of
-        its maximum, -inf, would underflow, which takes hundreds of cycles."""
+        """Merge a softmax over other keys into the softmax at `index`. If the latter contains no key so far, replace it: its maximum is
+        -inf, whose exponential would underflow, which takes hundreds of cycles."""
         maximum, total, values = self.maximum, self.total, self.values
         with k.when(equal(maximum[index], float("-inf"))):
             self.store(k, index, softmax)
@@ -95,7 +95,7 @@ class OnlineSoftmax:
             self.values[row, c, lane] = 0.0
 
     def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
-        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
+        """Raise the maximum of a row to `highest`, and rescale the sums so far from the old maximum to the new one."""
         rescale = k.local("rescale", PAGE)
         with k.vector(PAGE) as lane:
             rescale[lane] = exp(self.maximum[row, lane] - highest[lane])
@@ -115,6 +115,7 @@ class OnlineSoftmax:
         return PartialSoftmax(self.largest(row), total[0], lambda c, lane: self.values[row, c, lane])
 
     def largest(self, row: Dim) -> Scalar:
+        """Return the largest score of a row so far."""
         return self.maximum[row, 0]
 
 

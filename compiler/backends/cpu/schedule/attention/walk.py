@@ -43,7 +43,7 @@ class Order:
     heads: int = 1  # number of kv heads whose scores are computed at once
     by_panel: bool = False  # whether the softmax is updated after each panel, not once per block
     prefetches: bool = False  # whether reading pages prefetches the pages that are read next
-    whole_apart: bool = False  # whether rows share only blocks that all of them see whole; other blocks are added token by token
+    whole_apart: bool = False  # whether `Rows.add` adds blocks token by token unless all rows see them whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ class Rows(ABC):
                 self.update_row(k, block, span, head, head.row + m, part.seen)
 
     def update_row(self, k: Kernel, block: Block, span: Span, head: Head, row: Dim, seen: Seen | None) -> None:
-        """Turn the scores of a row for a span of a block into weights, and add these to the row's sums. `seen` is None if the row sees the
-        whole block. With an 8-bit cache, then multiply the weights by the scales of their values. The scale of a value that the row does
-        not see may be NaN."""
+        """Turn the scores of a row for a span of a block into weights, add these to the row's sums, and raise its maximum. `seen` is None
+        if the row sees the whole block. With an 8-bit cache, then multiply the weights by the scales of their values. A weight of 0 stays
+        0: the scale of a value that the row does not see may be NaN."""
         cut, scores, softmax = self.order.cut, self.scores, self.softmax
         if seen is not None:
             begin, end = (block.start + at * cut.panel for at in (span.first, span.end))
@@ -165,11 +165,14 @@ class Rows(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What the walk must know of one kind of instructions: the orders in which items read a block, the size of tiles, the class of rows."""
+    """What the walk must know of one kind of instructions: the orders in which items read a block, the size of tiles, the class of rows,
+    and how many tiles an item joins."""
 
     token: Order
-    tile: Order  # a split has as many keys as one of `token`
-    tile_tokens: int  # number of tokens of a tile, at least 2: a tile computes all splits on one thread, which is slow for a single token
+    tile: Order  # its splits have as many keys as those of `token`
+    # Number of tokens of a tile. A single token is never computed as a tile, because a tile computes all splits on one thread, which is
+    # slow for one token.
+    tile_tokens: int
     rows: Callable[[Kernel, Item, Order], Rows]  # allocates the state of the rows of an item, in the current block of the kernel
     most_tiles: int = 1  # maximum number of adjacent tiles that an item joins
     slow_division: bool = False  # whether divisions would take a large share of the time, because products are fast
@@ -206,7 +209,8 @@ class Walk:
             self.store_result(k, token, head, joined.at(row))
 
     def store_split(self, k: Kernel, item: Item, place: Dim, split: Dim, splits: PartialSoftmaxes) -> None:
-        """Compute the softmax of a token over one split, and write it to workspace at `place`."""
+        """Compute the softmax of a token over one split, and write it to workspace at `place`. Do nothing if the token sees no key of the
+        split."""
         with k.when(item.seen.overlaps(*self.bounds(split))):
             rows = self.rows(k, item)
             self.add_split(k, item, rows, split)
@@ -214,7 +218,8 @@ class Walk:
                 splits.store(k, (place, head, split), rows.softmax.partial(k, row))
 
     def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the softmaxes of a row over all splits, which an earlier phase wrote to workspace at `place`, and store the result."""
+        """Merge the softmaxes of a row over all splits of which it sees a key, and store the result. An earlier phase wrote them to
+        workspace at `place`."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
@@ -243,7 +248,7 @@ class Walk:
         return begin, end
 
     def add_split(self, k: Kernel, item: Item, rows: Rows, split: Dim) -> None:
-        """Compute the softmax of rows over a split, block after block."""
+        """Compute the softmax of rows over a split from the beginning, block after block."""
         cut, seen = rows.order.cut, item.seen
         with item.rows(k) as (row, _, _):
             rows.softmax.clear(k, row)

@@ -9,8 +9,8 @@ In order of reading:
 
     ways.py          choose how a product is summed:
     floats.py        columns of any kind, decoded to f32, multiplied and added in vectors
-    pairs.py         panels of bf16 pairs: one instruction adds two products
-    scaled.py        8-bit floats with scales: each group is summed as bf16 pairs, and groups are added in order
+    pairs.py         panels of bf16 pairs: instructions multiply pairs of neighbours along k
+    scaled.py        weights with scales, such as 8-bit floats: each group is summed as bf16 pairs, and groups are added in order
     groups.py        integers: each group is summed exactly in i32, and groups are added in order in f32
     streams.py       the same, where the weights of a matrix lie in several streams with their scales
     widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, for all rows of a block; few rows on vectors

@@ -22,9 +22,9 @@ from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, Pro
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-UNIT_BLOCK_ROWS = 512  # rows of a block on a matrix unit, which share one read of a panel into the first-level cache
+UNIT_BLOCK_ROWS = 512  # maximum number of rows of a block on a matrix unit, which share one read of a panel into the first-level cache
 MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators take 512 KB
-FEWEST_CLAIMS = 4  # minimum number of claims into which a block of rows is divided, so that threads can share the work
+FEWEST_CLAIMS = 4  # minimum number of claims of a block of rows, if it has so many panels; threads can then share the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,19 @@ class NextPart:
 
 @dataclass(frozen=True, slots=True)
 class LinesAhead:
-    """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`. Both numbers are
-    multiples of LINES_AT_ONCE."""
+    """Cache lines, of the part that is read next, that a tile prefetches. The first step of the tile prefetches `lines` lines from line
+    `first` of that part on, and each further step the same number of lines after them. Both numbers are multiples of LINES_AT_ONCE."""
 
     panel: Dim
-    index: Dim  # index, within the panel, of the first line of the part that is read next
+    index: Dim  # index, on the second last axis of the packed panels, at which the part that is read next begins
     first: Dim
     lines: Dim
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
+    """The loops of claims over the parts of k, for one product."""
+
     extent: Dim  # extent of the contracted axis
     tile: ProductTile
     num_columns: Dim
@@ -73,8 +75,9 @@ class Blocks:
 
     @property
     def together(self) -> int:
-        """The number of panels of a claim, which share one read of a block of rows into the second-level cache. More panels would leave too
-        few claims for all threads, or accumulators that do not fit the second-level cache."""
+        """The maximum number of panels of a claim, which share one read of a block of rows into the second-level cache. More panels would
+        leave too few claims for all threads, or accumulators that do not fit the second-level cache. It is 1 if the number of columns is
+        not known at compile time."""
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
@@ -92,9 +95,9 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, NextPart]]:
-        """Yield each part of k for all panels of the claim before the next part of k: the panel, the part, and the part that is read next.
-        The caller's `for` emits its code up to three times: for the first part, in a loop over the later parts of full size, and for a
-        shorter last part."""
+        """Yield the parts of k in order, and each part once for each panel of the claim: the panel, the part, and the part that is read
+        next. The caller's `for` emits its code up to three times: for the first part, in a loop over the later parts of full size, and for
+        a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
@@ -107,8 +110,8 @@ class Blocks:
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, NextPart]]:
         """Yield one part of k for each panel, together with the part that is read next. That is the same part of the next panel. After the
-        last panel, it is the next part of the first panel. After the last part of k, it is the first part of the panel that follows the
-        claim."""
+        last panel, it is the next part of the first panel. After the last part of the last panel, it is the first part of the panel that
+        follows the claim, or of the product's last panel if none follows."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -140,7 +143,7 @@ class Heights:
     tile: ProductTile
 
     def configure(self, k: Kernel) -> None:
-        """Configure the matrix unit, before `each`."""
+        """Configure the matrix unit for the first tiles that `each` yields."""
         full = self.claim.full_tiles
         with k.when(full.exist):
             configure(k, self.tile, full.rows)
@@ -148,8 +151,9 @@ class Heights:
             configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
     def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
-        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, the unit is
-        configured again for each, because tiles of another height have changed its configuration."""
+        """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and as `Claim.remainders` says
+        for the remaining rows. If there are both, the unit is configured again for each, because the other tiles have changed its
+        configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)
@@ -176,8 +180,9 @@ def multiply(
     ahead: LinesAhead | None = None,
     height: Dim | None = None,
 ) -> None:
-    """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next. `height` is
-    the number of rows if `op` reads it at run time (`counted`)."""
+    """Add the products of a part of the contracted axis to `sums`, or overwrite `sums` if `op` is fresh. `stride` is the number of elements
+    from one row to the next. `ahead` are lines that a matrix unit's product prefetches. `height` is the number of rows if `op` reads it at
+    run time (`counted`)."""
     if ahead is None:
         k.tile(op, sums, rows, columns, dims=(part.depth, stride, *(() if height is None else (height,))))
     else:

@@ -45,7 +45,7 @@ def chosen_blocks(k: Kernel, product: AnyProduct, most_rows: int, groups: Dim) -
 
 
 def _num_matrices(name: DimVar, num_rows: Dim) -> Dim:
-    """Return the number of values of a choice, or an upper bound for the values that occur: the number of rows."""
+    """Return how many different choices there can be: the number of matrices, or the number of rows if that of matrices is not known."""
     return num_rows if name.upper is None else Dim.of(name.upper) + 1
 
 

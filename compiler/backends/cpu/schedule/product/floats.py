@@ -27,7 +27,7 @@ from compiler.machine.target import LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    name: ClassVar[str] = "matmul"
+    name: ClassVar[str] = "matmul"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: FloatTile
 
@@ -48,8 +48,9 @@ class Floats:
 
     @property
     def abreast(self) -> int:
-        """The number of panels that a single row computes together. With two panels of one sum, the additions of a panel need not wait for
-        each other and take no longer than reads from memory, and enough registers remain for scales even on machines with 16 registers."""
+        """The number of panels that a single row computes together. With two panels of one sum, a core adds products of one panel while
+        additions to the other are pending. So additions take no longer than reads from memory, and enough registers remain for scales even
+        on machines with 16 registers."""
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:
@@ -76,7 +77,7 @@ class Floats:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def add_products(self, k: Kernel, tile: TileOrigin, accs: Sequence[Array], r: Dim) -> None:
-        """Add the products of one k to the accumulators."""
+        """Add the products of index `r` along k to the accumulators."""
         sums, shape = self.product.sums, tile.shape
         contracted = {s.axes[0][0]: r for s in sums}
         columns = local_per_sum(k, self.product, "w", shape.vectors, shape.lanes)
@@ -91,7 +92,8 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Prefetch some steps of a packed panel, further ahead than the hardware does."""
+    """Prefetch as many steps of a packed panel as `steps` says, AHEAD bytes after step `first`, which is further ahead than the hardware
+    does. Do nothing if the columns are not packed for the tile."""
     load, columns = without_cast(s.columns), tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

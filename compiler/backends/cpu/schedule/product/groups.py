@@ -2,13 +2,13 @@
 
 The exact sum of a group has the same bits in any tile. Each plane of a row is a row of the tile, so the planes share the weights that the
 tile reads. With weights of 4 bits, most numbers of the upper plane are zero. Then the tile adds both planes to one sum, and skips zeros of
-the upper plane. Otherwise the two sums of a group are joined as integers, if the whole fits in 32 bits. As f32, it equals the two sums
-joined as floats.
+the upper plane. Otherwise the two sums of a group are joined as integers, if the whole fits in 32 bits. Converted to f32, the joined sum
+equals the two sums joined as floats.
 
 Memory limits a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the scales of
 several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the
-weights of their group, the kernel reads them there. If there are several sums, it computes some panels of one sum before panels of the next
-sum.
+weights of their group (streams.py), the kernel reads them there. If there are several sums, it computes some panels of one sum before
+panels of the next sum.
 
 If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
 """
@@ -39,12 +39,12 @@ ABREAST = 4  # minimum number of panels of one sum that a single row computes be
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
 BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block with few rows may exceed it
 BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
-AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
+AT_ONCE = 8  # number of groups whose scales a single row reads at once: for groups of 32, 0.5 KB of scales and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    name: ClassVar[str] = "integer"
+    name: ClassVar[str] = "integer"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
@@ -56,6 +56,7 @@ class Groups:
 
     @property
     def num_planes(self) -> int:
+        """The number of planes of a row, the same for all sums."""
         return self.product.sums[0].num_planes
 
     @property
@@ -65,19 +66,21 @@ class Groups:
 
     @property
     def joins_sums(self) -> bool:
-        """Whether the sums of the two planes of a row are joined as integers: float units multiply, and other units have time to join."""
+        """Whether the sums of the two planes of a row are joined as integers, which must fit in 32 bits. The units of floats are busy with
+        the multiplications by factors, and other units have time to join sums."""
         return self.num_planes == 2 and not self.joins_planes and all(s.group <= LONGEST[16] for s in self.product.sums)
 
     @property
     def abreast(self) -> int:
-        """The number of panels of one sum that a single row computes before the next sum."""
+        """The number of panels of one sum that a single row computes before the next sum. It is 1 if there is one sum, or no row axis."""
         return 1 if len(self.product.sums) == 1 or self.product.row_axis is None else ABREAST
 
     @property
     def panels(self) -> Panels:
         """The panels of the product. If BLOCK_ROWS rows take more than BLOCK_BYTES, a block has fewer rows, so that they stay in the
         second-level cache while several panels read them. A claim then has more panels, so that its work is that of BLOCK_ROWS rows and one
-        panel. If a matrix unit multiplies, or rows choose among matrices, a block has BLOCK_ROWS rows."""
+        panel. A block has BLOCK_ROWS rows if a matrix unit multiplies, if rows choose among matrices, or if the length of a row is not
+        known at compile time."""
         shape, q = self.tile.shape_of(self.num_planes), self.product.sums[0].q.buffer
         row_bytes = q.shape[-1].const * self.num_planes * q.dtype.num_bytes if q.shape[-1].is_const else 0
         rows = next((n for n in BLOCKS if n * row_bytes <= BLOCK_BYTES), BLOCKS[-1])
@@ -97,7 +100,7 @@ class Groups:
                         self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
-        """Compute each sum of a tile over the whole of k."""
+        """Compute each sum of a tile over the whole of k, and store the results."""
         accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
         configure(k, self.tile, tile.shape.rows * self.num_planes)
         for s, acc in zip(self.product.sums, accs, strict=True):
@@ -106,7 +109,7 @@ class Groups:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
-        """Compute all panels of one sum for a single row, then all panels of the next sum."""
+        """Compute all panels of one sum for a single row, then all panels of the next sum. At the end, store the results."""
         claim, shape = row.claim, self.tile.shape
         finished = local_per_sum(k, self.product, "held", self.abreast, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
@@ -129,7 +132,7 @@ class Groups:
                 acc[at] += total * of_group(s.node.factor, s, tile, g, at)
 
     def begin(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Write the value with which a sum begins: the sum of the groups' terms, or 0."""
+        """Write the value with which a sum begins to `acc`: the sum of the groups' terms, or 0 if there are no terms."""
         with tile.elements(k) as at:
             acc[at] = 0.0
         if s.node.term is not None:
@@ -157,7 +160,7 @@ class Groups:
 
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
-        """Sum one group exactly. Yield each element of the tile with its sum."""
+        """Sum one group exactly. Yield each element of the tile with its sum as f32."""
         num_sums, joins = 1 if self.joins_planes else s.num_planes, self.joins_planes or self.joins_sums
         exact = k.local("exact", tile.shape.rows * num_sums, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         part = Part(s.first.substitute({s.axis: g}), Dim.of(s.group))
@@ -187,7 +190,7 @@ class Groups:
                 self.write_rest(k, rest)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Compute the sums of all tiles of full height, one part of k after another."""
+        """Compute the sums of all tiles of full height, one part of k after another, and store the results."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
         exact = local_per_sum(
             k, self.product, "exact", blocks.together, UNIT_BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32
@@ -201,7 +204,7 @@ class Groups:
             self.store_line(k, line, exact, beside, m)
 
     def write_rest(self, k: Kernel, rest: Remainder) -> None:
-        """Compute the sums of the remaining rows, over the whole of k at once."""
+        """Compute the sums of the remaining rows, over the whole of k at once, and store the results."""
         shape, sums = self.tile.shape, self.product.sums
         exact = local_per_sum(k, self.product, "exact", 1, rest.most * self.num_planes, shape.vectors, shape.lanes, dtype=I32)
         configure_counted(k, self.tile, rest.num_rows * self.num_planes)
@@ -212,7 +215,8 @@ class Groups:
                 self.store_line(k, line, exact, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, exact: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """Store one row of the result. A channel is one group, so its exact sum times its factor is the whole sum."""
+        """Store one row of the result. A channel is one group, so the whole sum is the group's term, if there is one, plus its exact sum
+        times its factor."""
         sums, shape, num_planes = self.product.sums, self.tile.shape, self.num_planes
         accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
         for s, acc in zip(sums, accs, strict=True):
@@ -229,7 +233,7 @@ class Groups:
     def add(
         self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None, *, fresh: bool = False
     ) -> None:
-        """Add the products of a part of k to the exact sums, or overwrite the sums with the products if `fresh`."""
+        """Add the products of a part of k to the exact sums. If `fresh`, a matrix unit overwrites the sums instead."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         columns = self.panel(s, tile, part.begin)
@@ -238,7 +242,7 @@ class Groups:
         multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead=ahead, height=height)
 
     def add_joined(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part) -> None:
-        """Add the products of a part of k to sums that both planes share."""
+        """Add the products of a part of k to sums that both planes of a row share."""
         op = self.tile.capped(tile.shape.rows)
         assert op is not None, self.tile
         row, columns = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2]), self.panel(s, tile, part.begin)
@@ -256,7 +260,8 @@ def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
 
 
 def joined_begins(s: GroupedSum, place: Point, num_sums: int) -> Sequence[Scalar]:
-    """Return the values with which the sums of both planes begin, if they share a sum or become one. The last one begins with all."""
+    """Return the values with which the exact sums begin if the two planes of a row share one sum, or if their sums are joined. The last sum
+    begins with the joined value of both planes, and the other one with 0."""
     upper, lower = begins(s, place)
     return [const(0, I32)] * (num_sums - 1) + [(upper << 8) + lower if s.node.begins else lower]
 

@@ -1,5 +1,5 @@
-"""Products of bf16 matrices. One instruction adds two products, in registers or on a matrix unit. On a matrix unit, accumulators are
-stored in memory between parts of k."""
+"""Products of bf16 matrices. Instructions multiply pairs of neighbours along k, in registers or on a matrix unit. On a matrix unit,
+accumulators are stored in memory between parts of k."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler.machine.products import ProductTile
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    name: ClassVar[str] = "pairs"
+    name: ClassVar[str] = "pairs"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
 
@@ -53,7 +53,7 @@ class Pairs:
                 self.write_rest(k, rest)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Compute the sums of all tiles of full height, one part of k after another."""
+        """Compute the sums of all tiles of full height, one part of k after another, and store the results."""
         claim, shape = tiles.claim, self.tile.shape
         accs = local_per_sum(k, self.product, "acc", blocks.together, UNIT_BLOCK_ROWS, shape.vectors, shape.lanes)
         configure(k, self.tile, tiles.rows)
@@ -65,7 +65,7 @@ class Pairs:
             self.store_line(k, line, accs, beside, m)
 
     def write_rest(self, k: Kernel, rest: Remainder) -> None:
-        """Compute the sums of the remaining rows, over the whole of k at once."""
+        """Compute the sums of the remaining rows, over the whole of k at once, and store the results."""
         shape = self.tile.shape
         accs = local_per_sum(k, self.product, "acc", 1, rest.most, shape.vectors, shape.lanes)
         configure_counted(k, self.tile, rest.num_rows)

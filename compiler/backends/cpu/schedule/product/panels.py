@@ -4,11 +4,11 @@
         for tiles in claim.tiles(k):       # tiles of one height
             with tiles.each(k) as tile:    # one tile
 
-A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has as many panels as the caller requests.
-A block of rows is divided into tiles of the largest height. Each further tile reads the panel again, so the remaining rows should be few
-tiles. On vectors, these have the heights 4, 8 and so on, and the last one has one to three rows. A matrix unit computes all remaining rows
-as one tile, `claim.remainders`, whose height is known only at run time. The bits of a row must not depend on its tile. The caller's `for`
-emits its code once per height.
+A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has more panels if the caller requests them
+(`together` and `abreast`). A block of rows is divided into tiles of the largest height. Each further tile reads the panel again, so the
+remaining rows should be few tiles. On vectors, these have the heights 16, 8 and 4 if the largest height is greater, and the last one has
+one to three rows. A matrix unit can compute all remaining rows as one tile, `claim.remainders`, whose height is known only at run time. The
+bits of a row must not depend on its tile. The caller's `for` emits its code once per height.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
 BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
-ROWS_PER_PANEL = 32  # with more panels and few rows there would be too few claims
+ROWS_PER_PANEL = 32  # number of rows of a claim for each of its panels; with more panels and few rows there would be too few claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Panels:
 
     @contextmanager
     def chosen_claims(self, k: Kernel) -> Generator[Claim]:
-        """Do what `claims` does for a product whose rows choose among matrices. The rows of a claim have the same choice."""
+        """Do what `claims` does for a product whose rows choose among matrices. The rows of a claim have the same choice. The number of
+        panels of a claim does not depend on its number of rows, which is known only at run time."""
         most = max(self.together, self.abreast)
         panels = ceil_div(self.product.num_columns, self.shape.columns)
         with chosen_blocks(k, self.product, self.block_rows, ceil_div(panels, most)) as (point, first, end, group):
@@ -81,7 +82,7 @@ class Panels:
 class Claim:
     """Adjacent panels, with the rows `first` to `end` - 1. The nest's other axes have the values of `point`."""
 
-    walk: Panels
+    walk: Panels  # the loops that the claim belongs to
     point: Point
     panel: Dim  # index of the first panel
     num_panels: Dim
@@ -111,8 +112,8 @@ class Claim:
     # --- tiles ---------------------------------------------------------------------------------------------------------
 
     def tiles(self, k: Kernel) -> Iterator[Tiles]:
-        """Yield the tiles of full height, then those of the remaining rows. If a single row computes `abreast` panels together, yield its
-        tile twice: for claims of that many panels, and for claims of fewer or more panels."""
+        """Yield the tiles of full height, then those of the remaining rows. If a single remaining row computes `abreast` panels together,
+        yield its tile twice: for claims of that many panels, and for claims of fewer or more panels."""
         yield self.full_tiles
         for rest in self.rest_tiles:
             with k.when(rest.exist):
@@ -130,6 +131,7 @@ class Claim:
 
     @property
     def rest_tiles(self) -> list[Tiles]:
+        """The tiles of the remaining rows: at most one tile of each smaller height exists."""
         left = (self.end - self.first) % self.rows
         sizes = [size for size in (16, 8, 4) if size < self.rows]
         tiles = [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]
@@ -139,8 +141,8 @@ class Claim:
         return [*tiles, *(Tiles(self, size, self.end - last, count, is_rest=True) for size, count in exist.items() if size < self.rows)]
 
     def remainders(self, k: Kernel, register: int) -> Iterator[Remainder]:
-        """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for as many rows as one register
-        holds, and once for more rows."""
+        """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for at most as many rows as one
+        register holds, and once for more rows. Yield nothing if a full tile has one row."""
         left = k.let("left", (self.end - self.first) % self.rows, self.rows - 1) if self.rows > 1 else ZERO
         least = 1
         for most in sorted({min(register, self.rows), self.rows}) if self.rows > 1 else ():
@@ -159,7 +161,7 @@ class Remainder:
     """The rows of a claim after its tiles of full height, as one tile."""
 
     claim: Claim
-    most: int  # largest number of rows for which the caller's code is executed
+    most: int  # largest number of rows of this tile, for which the caller's code is written
     first: Dim
     num_rows: Dim  # number of rows, known only at run time
 
@@ -181,8 +183,8 @@ class Tiles:
     claim: Claim
     rows: int  # number of rows of a tile
     first: Dim
-    count: Dim
-    is_rest: bool = False
+    count: Dim  # number of tiles
+    is_rest: bool = False  # whether this is at most one tile of the remaining rows
     are_abreast: bool = False  # whether this is a single row that computes `abreast` panels together
 
     @property

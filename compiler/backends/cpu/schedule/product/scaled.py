@@ -25,8 +25,8 @@ from compiler.machine.products import ProductTile
 
 
 def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
-    """Return whether the columns of all sums are packed for the tile, whether groups consist of whole steps, and
-    whether the tile can read their rows."""
+    """Return whether the columns of all sums are packed for the tile, whether groups consist of whole steps, and whether the tile can read
+    the rows."""
     found = [(s, scaled_numbers(s)) for s in product.sums]
     return all(
         n is not None and n.group % tile.depth == 0 and tile.reads(n.number) and tile.takes_rows(s, product.row_axis) for s, n in found
@@ -35,7 +35,7 @@ def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    name: ClassVar[str] = "scaled"
+    name: ClassVar[str] = "scaled"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
 
@@ -87,7 +87,7 @@ class Scaled:
                 line.store(k, (ZERO, v, lane), [total[m, v, lane] for total in totals])
 
     def add_on_unit(self, k: Kernel, s: Contraction, claim: Claim, total: Array) -> None:
-        """Compute one sum for all rows of a claim, which has one panel."""
+        """Compute one sum in `total` for all rows of a claim, which has one panel."""
         numbers, shape, rows = Numbers.of(s), self.tile.shape, total.shape[0].const
         length, count = self.part(numbers.group), numbers.group // self.part(numbers.group)
         with k.scope():
@@ -132,8 +132,8 @@ class Numbers:
     rows: Load
     stored: Load
     scale_of: Load
-    axis: DimVar
-    group: int
+    axis: DimVar  # the contracted axis
+    group: int  # number of weights along k that share a scale
     num_groups: Dim
 
     @staticmethod
@@ -145,7 +145,7 @@ class Numbers:
         return Numbers(rows, stored, scaled.scale, s.axes[0][0], scaled.group, s.extent // scaled.group)
 
     def row(self, tile: TileOrigin, g: Dim, begin: Dim) -> Load:
-        """Return element `begin` of a group in the tile's first row."""
+        """Return the place of element `begin` of a group in the tile's first row."""
         place = {**tile.corner, self.axis: g * self.group + begin}
         return Load(self.rows.buffer, tuple(d.substitute(place) for d in self.rows.indices))
 

@@ -1,5 +1,5 @@
-"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`, in which adjacent runs of groups are in different
-streams (parts of the matrix), and a core reads all streams in turn.
+"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`. In this format, adjacent runs of groups are in
+different streams, which are parts of the matrix. A core reads all streams in turn.
 
 The loop over the groups is three loops, so that addresses advance by constants.
 """
@@ -17,13 +17,15 @@ from compiler.ir.loops.write import Array, Kernel
 from compiler.machine.formats import ScaledPanels
 
 # Targets with this format have no prefetch instruction, so a core waits for memory whenever it changes from the weights of one sum to those
-# of the next. Therefore a single row computes up to MOST_ABREAST panels of one sum before the next sum, but not so many that fewer than
-# FEWEST_CLAIMS claims are left for the threads.
+# of the next. Therefore a single row computes up to MOST_ABREAST panels of one sum before the next sum: as many as leave FEWEST_CLAIMS
+# claims for the threads, but at least ABREAST.
 MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Streams(Groups):
+    """A product of integers whose weights are in streams. It differs from `Groups` in how it finds and orders the weights."""
+
     @property
     def abreast(self) -> int:
         least, columns = super(Streams, self).abreast, self.product.num_columns
@@ -44,7 +46,7 @@ class Streams(Groups):
                 acc[at] += total * of_group(s.node.factor, s, tile, g, at)
 
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
-        """Return the place in the tile's panel where element `k` of the summed axis is stored."""
+        """Return the place in the tile's panel at which the group that begins at element `k` of the summed axis is stored."""
         assert isinstance(s.format, ScaledPanels), s
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
         return s.format.word(s.panels, matrix, tile.panel, k // s.format.depth, ZERO)

@@ -37,7 +37,7 @@ class TileOrigin:
 
     @contextmanager
     def elements(self, k: Kernel) -> Generator[Element]:
-        """Loop over the elements of the tile, by row, vector and lane."""
+        """Loop over the elements of the tile, by row, vector and lane. The loop covers `shape.rows` rows, whatever `height` is."""
         with k.unroll("m", self.shape.rows) as m, self.vectors(k) as (v, lane):
             yield m, v, lane
 
@@ -54,13 +54,14 @@ class TileOrigin:
             yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m, height=None)
 
     def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
-        """Return the value of each axis of the nest at an element of the tile."""
+        """Return the value of each axis of the nest, and of each variable of a choice, at an element of the tile."""
         place = {**self.point, self.product.column_axis: self.column(v, lane)}
         row_axis = self.product.row_axis
         return place if row_axis is None else {**place, row_axis: self.first + m}
 
     @property
     def corner(self) -> Point:
+        """The values of the axes at the tile's first element."""
         return self.at(ZERO, ZERO, ZERO)
 
     def column(self, v: Dim, lane: Dim) -> Dim:
@@ -77,7 +78,8 @@ class TileOrigin:
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
-        """Store the result of the nest for an element of the tile. The values `totals` replace the sums in the nest's value."""
+        """Store the result of the nest for an element of the tile, unless its lane is after the product's last column. The values `totals`
+        replace the sums in the nest's value."""
 
         def total(scalar: Scalar) -> Scalar:
             number = self.product.number_of(scalar)

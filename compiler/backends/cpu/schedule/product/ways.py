@@ -26,7 +26,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 
 def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Scaled | Groups | Widened | None:
-    """Return the way, which writes the loops of the product."""
+    """Return the first way that applies, or None. The way writes the loops of the product."""
     if (floats := product_in(prim)) is not None:
         pairs = tiles.pairs
         if pairs is not None and all(pairs.takes(s, floats.row_axis) and pairs.reads(s.columns) for s in floats.sums):

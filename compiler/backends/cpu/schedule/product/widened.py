@@ -2,9 +2,10 @@
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. While the
 unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The sum of
-a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, they stay there over the
-whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors instead, because widening would take longer
-than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact, so a row has the same bits either way.
+a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, and no row needs two
+planes, the sums stay there over the whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors
+instead, because widening would take longer than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact,
+so a row has the same bits either way.
 
 A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
 does not depend on the other rows of its tile.
@@ -43,7 +44,7 @@ PLANES = 2  # maximum number of planes of a row
 
 @dataclass(frozen=True, slots=True)
 class Widened:
-    name: ClassVar[str] = "widened"
+    name: ClassVar[str] = "widened"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
@@ -64,7 +65,7 @@ class Widened:
                 self.write_parts(k, blocks, registers, sums)
 
     def write_parts(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute a claim of any number of rows. The sums are in memory between parts of k."""
+        """Compute a claim of any number of rows, and store the results. The sums are in memory between parts of k."""
         claim = registers.claim
         with k.when(less(claim.end - claim.first, self.few + 1)):
             for tiles in (tiles for tiles in (claim.full_tiles, *claim.rest_tiles) if tiles.rows <= self.few):
@@ -100,7 +101,7 @@ class Widened:
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))
 
     def widen(self, k: Kernel, s: WidenedSum, wide: Array, claim: Claim, order: Order) -> None:
-        """Widen the first part of the first panel."""
+        """Widen the first part of the first panel of a claim."""
         length, first, later = self.tile.depth, order.part(k, ZERO), order.part(k, Dim.of(1))
         with k.serial("some", first.depth // length) as some:
             at = some * length
@@ -110,6 +111,7 @@ class Widened:
             k.tile(AmxStayAwake())
 
     def widening(self, s: WidenedSum) -> WidenPanel:
+        """Return the tile that widens the weights of a sum."""
         assert isinstance(self.tile.widen, WidenPanel), self.tile
         return replace(self.tile.widen, group=shared_multiplier(s.grouped))
 
@@ -146,13 +148,13 @@ class Widened:
 
     @property
     def has_channels(self) -> bool:
-        """Whether the sums of few rows can stay in registers over the whole of k: channels are long enough, and in all sums the same number
-        of weights shares a multiplier."""
+        """Whether sums can stay in registers over the whole of k, as far as the weights decide: channels are long enough, and in all sums
+        the same number of weights shares a multiplier."""
         groups = {shared_multiplier(s) for s in self.product.sums}
         return len(groups) == 1 and self.product.sums[0].group >= AHEAD * STEP
 
     def fits_registers(self, registers: Registers, sums: Sequence[WidenedSum]) -> Scalar:
-        """Return whether all sums of a claim fit in registers, and no row needs two planes."""
+        """Return whether a claim has more than `few` rows, all its sums fit in registers, and no row needs two planes."""
         rows = registers.claim.end - registers.claim.first
         fits = less(self.few, rows) & less(rows, MOST_REGISTERS * TILE_ROWS + 1)
         for s in sums:
@@ -160,7 +162,7 @@ class Widened:
         return fits
 
     def write_channels(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute a claim of few rows panel by panel, with the sums in registers over the whole of k."""
+        """Compute a claim panel by panel, with the sums in registers over the whole of k, and store the results."""
         claim, columns, first = registers.claim, self.tile.shape.columns, sums[0]
         ring = k.local("ring", RING, STEP * columns, dtype=DType.I8)
         k.tile(AmxConfigureRows(), dims=(registers.height,))
@@ -198,7 +200,7 @@ class Widened:
     # --- few rows ------------------------------------------------------------------------------------------------------
 
     def write_few(self, k: Kernel, sums: Sequence[WidenedSum], tiles: Tiles) -> None:
-        """Compute the exact sums of a tile of few rows."""
+        """Compute the exact sums of a tile of at most `few` rows, without widening."""
         claim, m = tiles.claim, tiles.first - tiles.claim.first
         begins = [self.begin_groups(k, s, claim.tile(claim.panel, tiles.first, tiles.rows)) for s in sums]
         with claim.panels(k) as panel:
@@ -299,6 +301,7 @@ class WidenedSum:
         return planes * length
 
     def two_planes(self, place: Point) -> Scalar:
+        """Return whether the row at `place` needs two planes."""
         assert self.grouped.node.two_planes is not None, self.grouped
         return self.at(self.grouped.node.two_planes, place)
 
@@ -313,8 +316,8 @@ class Registers:
     fill the last of several registers, the last one also has rows of the register before it, which are computed twice."""
 
     claim: Claim
-    height: Dim
-    count: Dim
+    height: Dim  # number of rows of a register
+    count: Dim  # number of registers
     num_tiles: Dim  # a tile has two registers of rows, the last may have one
 
     @staticmethod
@@ -326,7 +329,7 @@ class Registers:
         return Registers(claim, height, count, k.let("tiles", dim_max(ceil_div(count, 2), 1), ceil_div(Dim.of(most), 2), lower=1))
 
     def start(self, at: Dim) -> Dim:
-        """Return the first row of a register."""
+        """Return the first row, in the product, of a register."""
         rows = self.claim.end - self.claim.first
         return self.claim.first + dim_min(at * TILE_ROWS, dim_max(rows - TILE_ROWS, 0))
 
@@ -346,12 +349,12 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class PanelPart:
-    """A part of k of one panel, which is widened and multiplied at once."""
+    """A part of k of one panel: the part that is widened, and then multiplied, as a whole."""
 
     panel: Dim
     begin: Dim
     depth: Dim
-    is_over: Dim  # 1 if its number is greater than that of the claim's last part, else 0
+    is_over: Dim  # 1 if its number in the `Order` is greater than that of the claim's last part, else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +373,12 @@ class Order:
 
     @property
     def num_parts(self) -> int:
+        """The number of parts of k."""
         return ceil_div(self.blocks.extent, self.blocks.size).const
 
     def part(self, k: Kernel, number: Dim) -> PanelPart:
-        """Return the part with this number in the order. After the last one comes the first part of the first panel after the claim."""
+        """Return the part with this number in the order. Every number after the last one gives the first part of the first panel after the
+        claim, or of the product's last panel if none follows."""
         size, extent = self.blocks.size, self.blocks.extent
         last_panel = ceil_div(self.blocks.num_columns, self.blocks.tile.shape.columns) - 1
         is_over = k.let("over", dim_min(number // (self.panels * self.num_parts), 1), 1)
@@ -383,7 +388,8 @@ class Order:
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:
-    """Return whether the sum has a single group, as long as the channel, and a second plane that only some rows need."""
+    """Return whether the tile widens the sum's weights. They must be packed for the tile, a single group must be the whole channel, and
+    rows must have a second plane that only some of them need."""
     if not tile.reads(s.element) or not tile.widens(s.group, shared_multiplier(s)):
         return False
     return s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins
