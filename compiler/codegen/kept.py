@@ -46,11 +46,13 @@ class KeptKernel(msgspec.Struct, frozen=True, array_like=True):
     stack_bytes: int
 
     def named(self, name: str) -> KernelCode:
+        """Return the kernel with the given name, and with names of its functions that begin with it."""
         phases = _renamed(self.phases, KERNEL, name)
         return KernelCode(name, "", phases, frozenset(), self.num_buffers, self.num_dims, self.stack_bytes, object=self.object)
 
 
 def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel:
+    """Return what to keep of a kernel, whose machine code `compiled` is under the name `kernel`."""
     return KeptKernel(compiled, signature, _renamed(code.phases, code.name, KERNEL), code.num_buffers, code.num_dims, code.stack_bytes)
 
 
@@ -63,13 +65,13 @@ class KeptCode:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
-        self.num_reused = self.num_emitted = 0
+        self.num_reused = self.num_emitted = 0  # numbers of kernels and modules whose code was in the folder, and of the others
         self._most_bytes = most_bytes
         self._can_store = True
-        self._found: dict[str, KeptKernel] = {}  # what `recall` found: another process may remove the file afterwards
+        self._found: dict[str, KeptKernel] = {}  # kernels that `recall` found: another process may remove their files afterwards
 
     def emit(self, text: str, target: Target) -> bytes:
-        """Return the machine code of LLVM IR. If the folder does not have it, `emitted` compiles it, and it is kept."""
+        """Return the machine code of LLVM IR. If the folder does not have it, compile it with `emitted`, and keep it if possible."""
         key = key_of(text, target)
         code = sealed.recall(self._path(key))
         if code is not None:
@@ -81,12 +83,14 @@ class KeptCode:
         return code
 
     def recall(self, key: str) -> KeptKernel | None:
+        """Return the kernel that is kept under a key. Return None if there is none, or if its file is damaged."""
         if key not in self._found and (content := sealed.recall(self._path(key))) is not None:
             with suppress(msgspec.MsgspecError):  # the key covers the compiler's version, so only a damaged entry fails to decode
                 self._found[key] = msgspec.msgpack.decode(content, type=KeptKernel)
         return self._found.get(key)
 
     def keep(self, key: str, kernel: KeptKernel) -> None:
+        """Keep a kernel under a key. If the folder cannot be written, log a warning once, and keep nothing from then on."""
         self._store(key, msgspec.msgpack.encode(kernel))
 
     def _path(self, key: str) -> Path:
@@ -116,6 +120,7 @@ class KeptCode:
                     path.unlink()
 
     def _used(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield the time of last use, the size in bytes and the path of each entry."""
         for path in self.paths():
             with suppress(FileNotFoundError):  # another process removed it
                 status = path.stat()

@@ -26,6 +26,8 @@ from compiler.machine.target import Target
 
 
 class Statements(ABC):
+    """Emits the statements of one function into `code`."""
+
     def __init__(self, code: Code, expressions: Expressions, target: Target) -> None:
         self.code, self.expressions, self.target = code, expressions, target
         self.indices, self.memory = expressions.indices, expressions.memory
@@ -57,11 +59,12 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, loop: For) -> None:
-        """Emit a loop of a kind that only some machines have, such as a vector loop."""
+        """Emit a loop that is neither serial nor unrolled, such as a vector loop. Raise CompileError if the back end has no such loops."""
 
     @abstractmethod
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
-        """Return a function that allocates memory of a given LLVM type for this buffer, and returns its address."""
+        """Return a function that allocates memory of a given LLVM type for this buffer, and returns its address. Raise CompileError if the
+        buffer cannot be allocated at this place."""
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
@@ -81,7 +84,7 @@ class Statements(ABC):
             self.iteration(loop)
 
     def iteration(self, loop: For) -> None:
-        """Emit one iteration of a serial loop."""
+        """Emit the body of a loop whose iterations are counted at run time. A serial loop of one iteration does not call this method."""
         self.run(loop.body)
 
     def store(self, store: Store) -> None:
@@ -136,6 +139,7 @@ class Statements(ABC):
 
 
 def constant_extent(loop: For) -> int:
+    """Return the extent of a loop. Raise CompileError if it is not a constant."""
     if not loop.extent.is_const:
         raise CompileError(f"{loop.kind} loop {loop.var.name} has extent {loop.extent}; expected a constant")
     return loop.extent.const
