@@ -15,11 +15,14 @@ _LONGEST_NAME: Final = 15  # bytes of the longest name of a member; a slash foll
 @dataclass(frozen=True, slots=True)
 class Member:
     content: bytes
+    """A file in the archive."""
+
     symbols: Sequence[str]  # symbols that the member defines for other objects
 
 
 def archive(members: Mapping[str, Member]) -> bytes:
-    """Return an archive of the members by name. It contains no time and no user, so equal members give equal bytes."""
+    """Return an archive of the members by name. It contains neither the time nor a user, so equal members give equal bytes. A name has at
+    most 15 characters."""
     names = b"".join(symbol.encode() + b"\0" for member in members.values() for symbol in member.symbols)
     count = sum(len(member.symbols) for member in members.values())
     index_bytes = 4 + 4 * count + len(names)

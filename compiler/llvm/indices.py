@@ -70,8 +70,8 @@ class Indices:
                 return first
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
-        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, sub, a division, a shift or a bitwise operation. "add nsw"
-        and "mul nsw" of integers, and with a neutral number or a factor 0, need no instruction."""
+        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, sub, a division, a shift or a bitwise operation. No
+        instruction is written for "add nsw" and "mul nsw" of integers, for the addition of 0, and for a factor 0 or 1."""
         if op == "add nsw":
             if isinstance(a.value, int) and isinstance(b.value, int):
                 return Index(a.value + b.value)
