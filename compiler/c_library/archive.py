@@ -14,9 +14,9 @@ _LONGEST_NAME: Final = 15  # bytes of the longest name of a member; a slash foll
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    content: bytes
     """A file in the archive."""
 
+    content: bytes
     symbols: Sequence[str]  # symbols that the member defines for other objects
 
 

@@ -84,9 +84,9 @@ class Expressions:
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
     def _guard(self, guard: scalars.Guard) -> Value:
-        inside = TRUE
         """Emit `value` where the conditions hold, and `otherwise` elsewhere. Where lanes differ in the conditions, `value` is computed in
         the lanes in which they hold, and skipped if there are none."""
+        inside = TRUE
         for low, dim, high in guard.conditions:
             for cond in (self._below(low, dim + 1), self._below(dim, high)):
                 if FALSE in (cond, inside):

@@ -22,10 +22,12 @@ BLOCK = "%block"  # the number of the block, an argument of the function that co
 
 
 class KeptArguments:
+    """The arguments of a kernel in shared memory. `keep` stores them, and `again` reads them."""
+
     def __init__(self, code: Code, expressions: Expressions, parameters: Parameters, memory: str, at: int) -> None:
         """`memory` is the name of the shared memory of a block, and `at` the offset of the arguments in it."""
         self.code, self.expressions, self.parameters, self._memory, self._at = code, expressions, parameters, memory, at
-        self._block: DimVar | None = None
+        self._block: DimVar | None = None  # the variable of the loop over blocks, once `keep` has stored the number of the block
 
     @staticmethod
     def num_bytes(parameters: Parameters) -> int:
