@@ -39,6 +39,7 @@ def archive(members: Mapping[str, Member]) -> bytes:
 
 
 def _member(name: str, content: bytes) -> bytes:
+    """Return a member with its header, padded to an even number of bytes."""
     header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode()
     assert len(header) == _HEADER_BYTES
     return header + content + b"\n" * (len(content) % 2)

@@ -62,6 +62,7 @@ def library_text(decoder: Decoder, target: Target) -> str:
 
 
 def _function(head: str, code: Code, result: str) -> str:
+    """Return the definition of a function with the body `code`, which returns `result`."""
     return f"define {head} #0 {{\nentry:\n{code.text()}\n  ret {result}\n}}"
 
 
@@ -309,12 +310,14 @@ def _help(decoder: Decoder) -> str:
 
 
 def _stop(decoder: Decoder) -> str:
+    """Emit the function that makes all threads in `help` return 0."""
     code = Code()
     code.do(f"call void @stop_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"void @{decoder.prefix}_stop(ptr %sequence)", code, "void")
 
 
 def _free(decoder: Decoder) -> str:
+    """Emit the function that gives the memory of a sequence to the caller's function `release`."""
     code = Code()
     model = _load(code, "ptr", "%sequence", MODEL)
     code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
@@ -322,6 +325,7 @@ def _free(decoder: Decoder) -> str:
 
 
 def _close(decoder: Decoder) -> str:
+    """Emit the function that gives the memory of a model to the caller's function `release`."""
     code = Code()
     code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
     return _function(f"void @{decoder.prefix}_close(ptr %model)", code, "void")

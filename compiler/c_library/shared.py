@@ -169,6 +169,7 @@ def _header(arch: str, flags: int, parts: dict[str, Part]) -> bytes:
 
 
 def _sections_at(parts: dict[str, Part]) -> int:
+    """Return the offset in the file of the headers of sections, which come last."""
     return align(parts[".shstrtab"].end)
 
 

@@ -41,6 +41,7 @@ class Expressions:
         return self._eval(scalar)
 
     def _eval(self, scalar: Scalar) -> Value:
+        """Return the value of a node, and emit it if no node of the expression did."""
         value = self._known.get(scalar)
         if value is None:
             value = self._known[scalar] = self._compute(scalar)
@@ -80,6 +81,7 @@ class Expressions:
     # --- conditions ----------------------------------------------------------------------------------------------------
 
     def _below(self, low: Dim, high: Dim) -> Value:
+        """Emit low < high."""
         below = self.memory.below(low, high)
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
@@ -107,6 +109,8 @@ class Expressions:
         return self.scalars.select(inside, Value(value, dtype, lanes), otherwise)
 
     def _arm(self, scalar: Scalar, lanes: int) -> Callable[[], str]:
+        """Return a function that emits a side of a branch, with values that only this side knows."""
+
         def run() -> str:
             with self._branch():
                 return self.scalars.spread(self._eval(scalar), lanes).operand

@@ -38,6 +38,7 @@ def with_conversions(text: str) -> str:
 
 
 def _called(found: re.Match[str]) -> str:
+    """Return the call that replaces a conversion from or to f16."""
     if "half" not in found[0]:
         return found[0]
     lanes = int(found["lanes"] or 1)
@@ -46,6 +47,7 @@ def _called(found: re.Match[str]) -> str:
 
 
 def _definition(how: str, lanes: int) -> str:
+    """Return the definition of the function that widens (fpext) or rounds (fptrunc) vectors of `lanes` lanes."""
     code = Code()
     source, result = _ELEMENTS[how]
     x = Lanes(code, "%x", source, lanes)
@@ -55,6 +57,7 @@ def _definition(how: str, lanes: int) -> str:
 
 
 def _widened(x: Lanes) -> Lanes:
+    """Return f16, given as i16, as f32."""
     wide = x.to("zext", "i32")
     size, sign = (wide & 0x7FFF) << SHIFT, (wide & 0x8000) << 16
     # The shifted bits are an f32 that is too small by a factor of 2^112. It is subnormal if the f16 is, so the product is exact for all
@@ -65,6 +68,7 @@ def _widened(x: Lanes) -> Lanes:
 
 
 def _rounded(x: Lanes) -> Lanes:
+    """Return f32 rounded to f16, as i16. A NaN becomes QUIET_NAN with its sign."""
     bits = x.bits
     size = bits & 0x7FFFFFFF
     sign = (bits >> 16) & 0x8000

@@ -57,6 +57,7 @@ def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel
 
 
 def _renamed(phases: tuple[PhaseSymbols, ...], old: str, new: str) -> tuple[PhaseSymbols, ...]:
+    """Return symbols whose beginning `old` is replaced by `new`."""
     return tuple(replace(p, body=new + p.body.removeprefix(old), grid=new + p.grid.removeprefix(old)) for p in phases)
 
 
@@ -97,6 +98,7 @@ class KeptCode:
         return self.folder / f"{key}{SUFFIX}"
 
     def _store(self, key: str, code: bytes) -> None:
+        """Write a file. If that fails, log a warning, and write nothing from then on: later entries are dropped."""
         if not self._can_store:
             return
         path = self._path(key)
@@ -108,6 +110,7 @@ class KeptCode:
             self._can_store = False
 
     def paths(self) -> list[Path]:
+        """Return the files of all entries."""
         return sorted(self.folder.glob(f"*{SUFFIX}"))
 
     def trim(self) -> None:
@@ -143,6 +146,7 @@ def _digest(*parts: str) -> str:
 
 @lru_cache(maxsize=8)
 def _stated(target: Target) -> str:
+    """Return the fields of a target as text, which is the same in every process."""
     fields = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(target).items()}
     return msgspec.json.encode(fields).decode()
 

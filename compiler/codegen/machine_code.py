@@ -47,6 +47,7 @@ _MASKED_STORE: Final = re.compile(
 
 
 def _plain_if_single(call: re.Match[str]) -> str:
+    """Return a plain store if exactly one lane is active; otherwise return the call unchanged."""
     active = [i for i, lane in enumerate(call["mask"].split(", ")) if lane == "i1 true"]
     if len(active) != 1:
         return call[0]
@@ -77,6 +78,7 @@ def _passes() -> llvm.ModulePassManager:
 
 @lru_cache(maxsize=8)
 def llvm_machine(target: Target) -> llvm.TargetMachine:
+    """Return LLVM's machine for a target, and initialise LLVM's targets."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()

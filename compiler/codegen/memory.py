@@ -39,6 +39,7 @@ class Place:
 
     @property
     def contiguous(self) -> bool:
+        """Whether lane i accesses the element i elements after `pointer`."""
         return isinstance(self.lanes, tuple) and self.lanes == tuple(range(len(self.lanes)))
 
 
@@ -121,6 +122,7 @@ class MemoryAccess:
             self.code.do(f"call void @llvm.masked.scatter.{name}.v{lanes}p0({scatter})")
 
     def _pointers(self, place: Place, element: str) -> str:
+        """Emit the vector of all lanes' addresses, for a place whose lanes access different elements."""
         offsets = vector_literal("i64", place.lanes) if isinstance(place.lanes, tuple) else place.lanes
         return self.code.op(f"getelementptr {element}, ptr {place.pointer}, <{self.num_lanes} x i64> {offsets}")
 
@@ -215,6 +217,7 @@ class MemoryAccess:
         return Value(self.code.hoist(room.level, f"icmp sgt i64 {room.value}, 0"), DType.BOOL)
 
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
+        """Emit whether -(fixed + varying) is less than `room`, for each lane."""
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
             # Lane i tests -fixed[i] < room. Clamp room to the range of the constants, so that 32 bits suffice.

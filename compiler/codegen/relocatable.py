@@ -80,6 +80,7 @@ def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
 
 
 def _renamed(parts: Object, name: str) -> Object:
+    """Return an object in which symbols `kernel.x` have the names `name.x`."""
     start = f"{KERNEL}."
     return replace(
         parts, symbols=[replace(s, name=f"{name}.{s.name.removeprefix(start)}") if s.name.startswith(start) else s for s in parts.symbols]
@@ -93,12 +94,14 @@ def _ordered(whole: Object) -> list[Symbol]:
 
 
 def _kind(symbol: Symbol) -> int:
+    """Return the binding and the type of a symbol as the object states them."""
     if not symbol.is_global:
         return _LOCAL
     return _GLOBAL_FUNCTION if symbol.section else _GLOBAL_UNKNOWN
 
 
 def _named(section: Section) -> tuple[int, int]:
+    """Return the place of a section's name in _NAMES, and its type."""
     return _NAMES.index(b".text" if section.is_code else b".rodata"), _BITS
 
 

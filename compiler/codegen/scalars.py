@@ -70,6 +70,7 @@ class Scalars:
     """Emits functions of values into `code`."""
 
     def __init__(self, code: Code, *, rounds_bf16: bool) -> None:
+        """`rounds_bf16` says whether the target has an instruction that rounds to bf16."""
         self.code = code
         self._rounds_bf16 = rounds_bf16  # whether an instruction rounds to bf16
 
@@ -177,6 +178,7 @@ class Scalars:
         return Value(self.code.op(text), a.dtype, a.lanes)
 
     def _compare(self, fn: Fn, dtype: DType, lanes: int, a: str, b: str) -> str:
+        """Compare values of one type. A NaN is different from everything, and neither less nor greater."""
         kind = vec(register(dtype), lanes)
         if dtype.is_float:
             return self.code.op(f"fcmp {'une' if fn is Fn.NE else f'o{fn}'} {kind} {a}, {b}")
@@ -184,6 +186,7 @@ class Scalars:
         return self.code.op(f"icmp {sign}{fn} {kind} {a}, {b}")
 
     def _float(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        """Emit a function of floats in f32, before the result is rounded. Raise CompileError if floats do not have the function."""
         kind = vec("float", lanes)
         match fn:
             case Fn.ADD | Fn.SUB | Fn.MUL | Fn.DIV:
@@ -212,6 +215,7 @@ class Scalars:
         return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
 
     def _bool(self, fn: Fn, lanes: int, args: list[str]) -> str:
+        """Emit a function of bools: `min` is `and`, `max` is `or`. Raise CompileError if bools do not have the function."""
         kind = vec("i1", lanes)
         match fn:
             case Fn.AND | Fn.OR | Fn.XOR:
@@ -226,6 +230,7 @@ class Scalars:
                 raise _unsupported(fn, DType.BOOL)
 
     def _int(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        """Emit a function of integers. A result that does not fit wraps around. Raise CompileError if integers do not have the function."""
         op, element = self.code.op, register(dtype)
         kind, sign = vec(element, lanes), "u" if dtype.is_unsigned else "s"
         match fn:
@@ -286,6 +291,7 @@ class Scalars:
         return op(f"select {vec('i1', lanes)} {inside}, {kind} {shifted}, {kind} {const(0)}")
 
     def _call(self, name: str, element: str, lanes: int, args: list[str]) -> str:
+        """Call an LLVM intrinsic, named without `llvm.` and the type."""
         kind = vec(element, lanes)
         return self.code.op(f"call {kind} @llvm.{name}.{suffix(element, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
 

@@ -33,6 +33,7 @@ class Statements(ABC):
         self.indices, self.memory = expressions.indices, expressions.memory
 
     def run(self, stmt: Stmt) -> None:
+        """Emit a statement. Raise CompileError if the target cannot run it or if it is not scheduled."""
         match stmt:
             case Seq(stmts=stmts):
                 self.sequence(stmts)
@@ -71,6 +72,7 @@ class Statements(ABC):
             self.run(stmt)
 
     def serial(self, loop: For) -> None:
+        """Emit a serial loop. Raise CompileError if its extent differs between the lanes of a vector loop."""
         if loop.extent == ONE:
             self.indices.env[loop.var] = Index(0)
             self.run(loop.body)
@@ -92,6 +94,7 @@ class Statements(ABC):
         self.memory.store(store.buffer, store.indices, result)
 
     def tile(self, tile: Tile) -> None:
+        """Emit a tile. Raise CompileError inside of a vector loop, if the target lacks instructions for it, or if its sizes are wrong."""
         op = tile.op
         if self.memory.lane is not None:
             raise CompileError(
@@ -108,12 +111,15 @@ class Statements(ABC):
         op.emit(self.code, places, dims, self.target)
 
     def _let(self, let: Let) -> None:
+        """Emit the value of an integer once, and then the statement that uses it."""
         bound = self.expressions.scalars.cast(self.expressions.value(let.value), DType.I64)
         with self.code.scope() as level:
             self.indices.env[let.var] = Index(bound.operand, level, bound.lanes)
             self.run(let.body)
 
     def _when(self, when: When) -> None:
+        """Emit a branch. If lanes differ in the condition, each side runs with the other lanes inactive, if any lane needs it. A constant
+        condition chooses a side at once."""
         cond = self.expressions.value(when.cond)
         if cond in (TRUE, FALSE):
             chosen = when.then if cond == TRUE else when.orelse
@@ -128,6 +134,8 @@ class Statements(ABC):
                 self.run(when.orelse)
 
     def _allocate(self, allocate: Allocate) -> None:
+        """Allocate a buffer, and emit the statement that uses it. In a vector loop, each lane has a copy. Raise CompileError if an extent
+        is not constant."""
         buffer, size = allocate.buffer, self.memory.num_lanes
         allocated = self.allocator(buffer)
         for extent in buffer.shape:

@@ -189,6 +189,7 @@ class Lanes:
         return self.element in ("float", "double")
 
     def const(self, value: Operand) -> Lanes:
+        """Return a number as a constant in all lanes, rounded to the element type. A vector is returned as it is."""
         if isinstance(value, Lanes):
             return value
         literal = _float(value, self.element) if self.is_float else str(int(value))
@@ -231,6 +232,7 @@ class Lanes:
 
     @property
     def bits(self) -> Lanes:
+        """The bits of floats as integers: i32 for float, i64 for double."""
         return self.to("bitcast", "i32" if self.element == "float" else "i64")
 
     def _binary(self, op: str, other: Operand) -> Lanes:
@@ -249,6 +251,7 @@ def _float(value: float, element: str) -> str:
 
 
 def _polynomial(t: Lanes, coefficients: tuple[float, ...]) -> Lanes:
+    """Return the value of a polynomial, by Horner's rule with fused multiply-adds."""
     total = t.const(coefficients[-1])
     for c in reversed(coefficients[:-1]):
         total = total.fma(t, c)
@@ -283,6 +286,7 @@ def _scaled(target: Target, lanes: int) -> Callable[[Lanes, Lanes], Lanes]:
 
 
 def _scaled_at_once(value: Lanes, shifted: Lanes) -> Lanes:
+    """Multiply with the instruction of AVX-512."""
     return value.scalef(shifted - ROUND_F32)
 
 
@@ -420,6 +424,7 @@ def _log2(x: Lanes) -> Lanes:
 
 
 def _signed(word: int) -> int:
+    """Return the number that has the bits of a word of 32 bits as a signed i32."""
     return word - 2**32 if word >= 2**31 else word
 
 

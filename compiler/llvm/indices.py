@@ -94,6 +94,7 @@ class Indices:
         return self._instruction(f"call {{type}} @llvm.{fn}.{name}({{type}} {{a}}, {{type}} {{b}})", a, b)
 
     def _division(self, atom: FloorDiv | Mod) -> Index:
+        """Return a quotient or a remainder. A constant power of two as divisor needs a shift or a mask, and no division."""
         numerator, divisor = self.value(atom.numerator), self.value(atom.divisor)
         quotient = isinstance(atom, FloorDiv)
         if isinstance(numerator.value, int) and isinstance(divisor.value, int):

@@ -74,8 +74,8 @@ class Code:
         return self.op(f"call {kind} {symbol(fn, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
 
     def hoist(self, level: int, text: str) -> str:
-        """Write an instruction in the scope `level`, and return its result. The same text is written only once per scope, so two calls must
-        be free to share one result."""
+        """Write an instruction into the hole of the scope `level`, where it runs before everything else in the scope, and return its
+        result. The same text is written only once per scope, so the instruction must not depend on when or how often it runs there."""
         scope = self.scopes[level]
         name = scope.known.get(text)
         if name is None:

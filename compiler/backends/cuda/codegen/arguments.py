@@ -69,4 +69,5 @@ class KeptArguments:
         expressions.memory.storage, expressions.indices.env, expressions.params = storage, env, params
 
     def _place(self, number: int) -> str:
+        """Return the address of an argument in shared memory, as a constant expression of LLVM IR."""
         return f"getelementptr (i8, {SHARED} {self._memory}, i64 {self._at + WORD_BYTES * number})"

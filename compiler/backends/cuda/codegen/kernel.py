@@ -319,6 +319,7 @@ class _Statements(Statements):
                 return
 
     def loop(self, loop: For) -> None:
+        """Emit a loop over blocks or threads. Raise CompileError for any other kind of loop."""
         match loop.kind:
             case LoopKind.BLOCK:
                 self._blocks(loop)
@@ -365,6 +366,8 @@ class _Statements(Statements):
         super().tile(tile)
 
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
+        """Return a function that allocates memory for a buffer: on the stack of a thread, in shared memory, or as the counters of the
+        launch. Raise CompileError if such a buffer cannot be at this place."""
         match buffer.scope:
             case Scope.LOCAL if self.in_thread:
                 return self.code.alloca

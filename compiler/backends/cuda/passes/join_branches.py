@@ -34,6 +34,8 @@ from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 
 @dataclass(frozen=True, slots=True)
 class JoinBranches:
+    """The pass."""
+
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -58,6 +60,8 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins products with their readers in the blocks of all functions."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
 

@@ -28,6 +28,8 @@ from compiler.passes.rewrite import rewrite_bodies, rewrite_dataflow
 
 @dataclass(frozen=True, slots=True)
 class JoinIndependent:
+    """The pass. Only adjacent calls are joined, two at a time."""
+
     takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -42,6 +44,8 @@ class JoinIndependent:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins calls in the blocks of one function."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
     owners: Owners

@@ -30,6 +30,8 @@ NAME = "route"  # name of joined calls
 
 @dataclass(frozen=True, slots=True)
 class JoinRows:
+    """The pass."""
+
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -45,6 +47,8 @@ class JoinRows:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins runs of calls in the blocks of all functions."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
     known: dict[str, bool]  # whether functions compute short rows, by name; layers call the same functions

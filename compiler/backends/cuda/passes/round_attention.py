@@ -44,6 +44,7 @@ def round_attention(module: IRModule) -> IRModule:
     outliners: list[Outliner] = []
 
     def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        """Replace a cast by its operand, and a call of attention by one that rounds. Return None for any other binding."""
         if not outliners:
             outliners.append(Outliner(builder, module))
         if binding.var in casts:

@@ -38,6 +38,7 @@ class Branch:
 
     @property
     def num_columns(self) -> int:
+        """The number of columns for which the branch writes an element."""
         return product_of([extent for _, extent in self.axes]).const
 
     def offset(self, scalar: Scalar) -> int | None:

@@ -125,4 +125,5 @@ class BranchWriter(Writer):
             k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = self._value(row, known)
 
     def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:
+        """Return the value that the branch stores for a row of the tile."""
         return rewrite_dims(self.branch.value(lambda offset: self.element(row, offset)), point)

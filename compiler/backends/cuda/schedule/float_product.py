@@ -64,6 +64,7 @@ class _Blocks:
     threads: int
 
     def write(self) -> None:
+        """Write the kernel: tiles of one element if there are few rows, otherwise tiles of TILE rows and columns (`is_many` is 0 or 1)."""
         k, ((_, num_rows), (_, num_columns)) = self.k, self.product.nest.axes
         few_only = prove_le(num_rows, FEW)
         is_many = dim_min(1, num_rows // (FEW + 1))

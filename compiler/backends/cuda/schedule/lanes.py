@@ -38,6 +38,7 @@ def schedule_lanes(stmt: Stmt) -> Stmt | None:
 
 
 def _has_lanes(stmt: Stmt) -> bool:
+    """Return whether a statement contains a loop over lanes."""
     return any(isinstance(s, For) and s.kind is LoopKind.VECTOR for s in walk_stmts(stmt))
 
 
@@ -70,6 +71,7 @@ class _Lanes:
                 raise AssertionError(stmt)
 
     def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
+        """Convert a sequence. One thread runs adjacent statements without loops over lanes, so that no barrier separates them."""
         done: list[Stmt] = []
         alone: list[Stmt] = []  # consecutive statements without loops over lanes; one thread runs them
         for stmt in stmts:

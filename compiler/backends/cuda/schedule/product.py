@@ -387,6 +387,7 @@ class _Place:
         p, half, own = self.blocks.product, op.columns // 2, self.own_column(k, op, column)
 
         def element(i: Dim, offset: int) -> Scalar:
+            """Return the element in row `i` of the tile, `offset` columns after `own`."""
             assert p.row_axis is not None
             near = offset * half // (op.apart * op.panel_columns) if op.apart else offset
             at = {**self.point, p.row_axis: self.first + i, p.column_axis: own + offset}

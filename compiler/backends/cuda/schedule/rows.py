@@ -76,7 +76,7 @@ def _programs(body: Stmt) -> list[RowProgram] | None:
 
 
 def _write(k: Kernel, program: RowProgram, block: Dim) -> None:
-    """Write what a block does for a row, the number of which is that of the block."""
+    """Write what a block does for the row whose number is that of the block."""
     lengths = [fold.axes[0][1] for stage in program.stages for fold in stage.folds]
     point = k.unravel(block, [(var.name, extent) for var, extent in program.row])
     with k.scope():
@@ -106,6 +106,7 @@ class _Row:
     num_threads: int
 
     def write(self) -> None:
+        """Allocate the numbers of the row that stages pass on, and write the stages in order."""
         for number in self.program.temporaries:
             self.k.allocate(number)
         for stage in self.program.stages:
@@ -129,6 +130,7 @@ class _Row:
                 k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = value
 
     def at(self, stage: RowStage) -> Point:
+        """Return the values of the row axes of a stage: those of the block's row."""
         return dict(zip(stage.nest.vars, self.point, strict=False))
 
     @contextmanager

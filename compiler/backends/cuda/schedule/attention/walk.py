@@ -79,10 +79,12 @@ class Run:
 
     @property
     def first_split(self) -> Dim:
+        """The number of the first split that a token of the run sees. Splits are numbered from the beginning of the sequence."""
         return self.low // SPLIT
 
     @property
     def num_splits(self) -> Dim:
+        """The number of splits from the first to the last one of which a token of the run sees a key."""
         return ceil_div(self.high, SPLIT) - self.first_split
 
 

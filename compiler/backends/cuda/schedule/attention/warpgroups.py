@@ -66,6 +66,7 @@ class WarpgroupWalk(TensorWalk):
         self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
+        """Write both launches."""
         k, stored = self.k, self.stored()
         self.left = k.workspace("left", self.tokens * self.groups, dtype=I32)
         with k.scope():
@@ -75,6 +76,7 @@ class WarpgroupWalk(TensorWalk):
         return k.body()
 
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
+        """Return whether a run of the second launch begins at token `t`, which the first launch has left."""
         return equal(self.left[t * self.groups + group], BEGINS)
 
     def write_blocks(self, stored: Partial) -> None:
@@ -126,6 +128,7 @@ class _LongRuns:
         self.tile_tokens = most - most % walk.most_tokens  # a run of the second launch is in one tile
 
     def write(self) -> None:
+        """Write the launch. A block finds its tokens and runs, computes each run, and marks the tokens of unbroken runs as not left."""
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
         with k.grid("b", tiles * walk.groups * walk.is_many) as b:
