@@ -14,12 +14,15 @@ _LONGEST_NAME: Final = 15  # bytes of the longest name of a member; a slash foll
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """A file in the archive."""
+
     content: bytes
     symbols: Sequence[str]  # symbols that the member defines for other objects
 
 
 def archive(members: Mapping[str, Member]) -> bytes:
-    """Return an archive of the members by name. It contains no time and no user, so equal members give equal bytes."""
+    """Return an archive of the members by name. It contains neither the time nor a user, so equal members give equal bytes. A name has at
+    most 15 characters."""
     names = b"".join(symbol.encode() + b"\0" for member in members.values() for symbol in member.symbols)
     count = sum(len(member.symbols) for member in members.values())
     index_bytes = 4 + 4 * count + len(names)
@@ -36,6 +39,7 @@ def archive(members: Mapping[str, Member]) -> bytes:
 
 
 def _member(name: str, content: bytes) -> bytes:
+    """Return a member with its header, padded to an even number of bytes."""
     header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode()
     assert len(header) == _HEADER_BYTES
     return header + content + b"\n" * (len(content) % 2)

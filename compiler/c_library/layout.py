@@ -1,4 +1,4 @@
-"""The layout of a sequence's state in one block of memory that the caller allocates."""
+"""The layout of a sequence's state in one block of memory, which the caller's function `allocate` returns."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from runtime.sections import align
 
 MODEL, LENGTH, LOGITS, TEAM = 0, 8, 16, 64  # offsets of fields at the beginning of a sequence's block
 HEADER_BYTES = TEAM + TEAM_BYTES  # size of all of them
-WORD: Final = 8
-SAMPLE: Final = "sample"
+WORD: Final = 8  # bytes of a slot of a shape heap
+SAMPLE: Final = "sample"  # name of the sampler among the functions of the program
 FINGERPRINT_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A flat program that decodes one sequence."""
+    """A flat program that decodes one sequence, and its limits."""
 
     program: FlatProgram
-    entry: str
+    entry: str  # name of the function that runs a step
     vocab_size: int
     max_tokens: int  # largest number of tokens of one step
     max_context: int
@@ -40,11 +40,12 @@ class Decoder:
 
     @property
     def most_pages(self) -> int:
+        """The largest number of pages of a sequence."""
         return -(-self.max_context // self.page_size)
 
     def most(self, name: str) -> tuple[int, ...]:
-        """Return the largest shape of an input of the step or of the sampler. An input without memory of its own has extent 0: the sampler
-        reads its logits from the arena."""
+        """Return the largest shape of an input of the step or of the sampler. The library passes no biases, seen tokens or masks, so these
+        inputs have extent 0. So has `logits`: the sampler reads the logits in the arena."""
         kind = name.rstrip("0123456789")
         known = {
             **dict.fromkeys(("tokens", "positions", "slots", "seq_ids"), (self.max_tokens,)),
@@ -60,13 +61,16 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    heaps: Mapping[str, int]  # offset of each function's shape heap, by name
+    """The offsets of the parts of a sequence's block in bytes, and its size."""
+
+    heaps: Mapping[str, int]  # offset of each function's shape heap, by the function's name
     inputs: Mapping[str, int]  # offset of each input, by name
-    arena: int
+    arena: int  # offset of the memory for intermediate results
     num_bytes: int
 
 
 def layout_of(decoder: Decoder) -> Layout:
+    """Place the header, then the shape heap and the inputs of each function, then the arena."""
     end = HEADER_BYTES
     heaps, inputs = dict[str, int](), dict[str, int]()
     for name, function in decoder.program.functions.items():

@@ -3,8 +3,9 @@
     PREFIX_fingerprint, PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_help, PREFIX_stop, PREFIX_free,
     PREFIX_close
 
-Records of the flat program become straight-line calls. Constants are part of the code, all other values are read from the heap. The whole
-state is in two blocks that the caller allocates: one for the model and one for a sequence. Threads that the caller starts may help.
+Records of the flat program become straight-line calls. Constants are part of the code. All other values are read from the shape heap. The
+state is in blocks that the caller's function `allocate` returns: one for a model, and one for each sequence. Threads that the caller starts
+may help.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from runtime.sampling import SHARE_ONE
 FUNCTIONS: Final = ("fingerprint", "open", "new", "step", "sample", "rewind", "help", "stop", "free", "close")
 WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # offsets of the fields of a model's block, and its size
 ALIGNMENT: Final = 64
-TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # offsets of the fields of PREFIX_sampling
-SHARPEST: Final = 1e30
+TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # offsets of the fields of the struct PREFIX_sampling
+SHARPEST: Final = 1e30  # largest factor of the logits, for temperatures close to 0
 INFINITY: Final = float_literal(float("inf"))
 
 
@@ -35,11 +36,13 @@ def functions(decoder: Decoder) -> list[str]:
 
 
 def library_object(decoder: Decoder, target: Target) -> bytes:
+    """Return the object with the functions of this file. It refers to the kernels in another object."""
     with optimised(library_text(decoder, target), target) as module:
         return llvm_machine(target).emit_object(module)
 
 
 def library_text(decoder: Decoder, target: Target) -> str:
+    """Return the LLVM IR of the functions of this file, of those that run records, and of team.ll."""
     layout, program = layout_of(decoder), decoder.program
     kernels = dict.fromkeys(r.body for f in program.functions.values() for r in f.records)
     grids = dict.fromkeys(r.grid for f in program.functions.values() for r in f.records)
@@ -59,10 +62,12 @@ def library_text(decoder: Decoder, target: Target) -> str:
 
 
 def _function(head: str, code: Code, result: str) -> str:
+    """Return the definition of a function with the body `code`, which returns `result`."""
     return f"define {head} #0 {{\nentry:\n{code.text()}\n  ret {result}\n}}"
 
 
 def _at(code: Code, pointer: str, offset: int | str) -> str:
+    """Return the address `offset` bytes after `pointer`."""
     return code.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
 
@@ -83,7 +88,8 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
 
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
-    """Emit a function that calls `derive` and, if that succeeds, runs each record. It returns 0, or the error that `derive` returns."""
+    """Emit the function that runs a function of the flat program. It calls `derive`, if there is one, and runs the records if `derive`
+    returns 0. It returns what `derive` returns, or 0 without one."""
     code, program = Code(), decoder.program
     buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
     heap = _at(code, "%sequence", layout.heaps[function.name])
@@ -96,6 +102,7 @@ def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
 
 
 def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, places: tuple[str, str, str, str]) -> None:
+    """Emit a record: store its arguments in the arrays `buffers` and `dims`, and run its kernel if the grid has iterations."""
     heap, weights, buffers, dims = places
 
     def word(slot: int) -> str:
@@ -120,13 +127,15 @@ def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, pl
 
 
 def _input(code: Code, layout: Layout, name: str) -> str:
+    """Return the address of an input."""
     if name == "logits":
         return _load(code, "ptr", "%sequence", LOGITS)
     return _at(code, "%sequence", layout.inputs[name])
 
 
 def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dict[str, tuple[object, ...]]) -> None:
-    """Store the slots that inputs define. `values` has the shapes that differ from the largest ones."""
+    """Store the slots that are extents of inputs. `values` has the shapes that differ from the largest ones, by the name of the input
+    without its number."""
     function = decoder.program.functions[name]
     for definition in function.definitions:
         tensor = function.inputs[definition.input].name
@@ -138,7 +147,7 @@ def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dic
 
 
 def _fingerprint(decoder: Decoder) -> str:
-    """Emit the function that returns the fingerprint of given weights, or 0 if they have another size."""
+    """Emit the function that returns the fingerprint of weights, or 0 if they have another size or are null."""
     code = Code()
     fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.weights_bytes}")
     fits = code.op(f"and i1 {fits}, {code.op('icmp ne ptr %weights, null')}")
@@ -148,6 +157,8 @@ def _fingerprint(decoder: Decoder) -> str:
 
 
 def _open(decoder: Decoder) -> str:
+    """Emit the function that makes a model. It returns null if the weights are not those of the model or not aligned, if `allocate` or
+    `release` is null, or if `allocate` returns null."""
     code = Code()
     fingerprint = code.op(f"call i64 @{decoder.prefix}_fingerprint(ptr %weights, i64 %weights_bytes)")
     fits = code.op(f"icmp eq i64 {fingerprint}, {decoder.fingerprint}")
@@ -169,7 +180,8 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that makes a sequence. It clears the state, and fills page tables with the pages in order. Page 0 is padding."""
+    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, and fills page tables
+    with the pages from 1 on, in order: page 0 is padding."""
     code = Code()
     allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
     made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
@@ -189,8 +201,8 @@ def _new(decoder: Decoder, layout: Layout) -> str:
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token, or null
-    if there are no tokens, a token is not in the vocabulary, or the context is too short for them."""
+    """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token. It
+    returns null and changes nothing if there are no tokens, a token is not in the vocabulary, or the context is too short for them."""
     code = Code()
     before = _load(code, "i64", "%sequence", LENGTH)
     some = code.op("icmp ne i64 %count, 0")
@@ -222,6 +234,8 @@ def _known_tokens(code: Code, decoder: Decoder) -> str:
 
 
 def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
+    """Emit the step over part number `part` of the tokens, which computes logits only if it is the last one. It appends the tokens to the
+    sequence."""
     start = _load(code, "i64", "%sequence", LENGTH)
     begin = code.op(f"mul i64 {part}, {decoder.max_tokens}")
     left = code.op(f"sub i64 %count, {begin}")
@@ -253,7 +267,8 @@ def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
 
 
 def _sample(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that writes the settings in the order of runtime/sampling.py and calls the sampler."""
+    """Emit the function that draws a token: it writes the settings in the order of runtime/sampling.py, calls the sampler, and returns the
+    token or the negative number that takes its place."""
     code, one = Code(), float_literal(1.0)
     temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
     warm = code.op(f"fcmp ogt float {temperature}, 0.0")
@@ -280,6 +295,7 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
 
 
 def _rewind(decoder: Decoder) -> str:
+    """Emit the function that shortens a sequence to its first tokens. A sequence that is not longer stays as it is."""
     code = Code()
     length = _load(code, "i64", "%sequence", LENGTH)
     _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)
@@ -287,18 +303,21 @@ def _rewind(decoder: Decoder) -> str:
 
 
 def _help(decoder: Decoder) -> str:
+    """Emit the function in which a thread of the caller helps for a while. It returns 0 after `stop`, otherwise 1."""
     code = Code()
     goes_on = code.op(f"call i32 @help_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"i32 @{decoder.prefix}_help(ptr %sequence)", code, f"i32 {goes_on}")
 
 
 def _stop(decoder: Decoder) -> str:
+    """Emit the function that makes all threads in `help` return 0."""
     code = Code()
     code.do(f"call void @stop_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"void @{decoder.prefix}_stop(ptr %sequence)", code, "void")
 
 
 def _free(decoder: Decoder) -> str:
+    """Emit the function that gives the memory of a sequence to the caller's function `release`."""
     code = Code()
     model = _load(code, "ptr", "%sequence", MODEL)
     code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
@@ -306,6 +325,7 @@ def _free(decoder: Decoder) -> str:
 
 
 def _close(decoder: Decoder) -> str:
+    """Emit the function that gives the memory of a model to the caller's function `release`."""
     code = Code()
     code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
     return _function(f"void @{decoder.prefix}_close(ptr %model)", code, "void")

@@ -1,7 +1,7 @@
 """Write a shared library (`.so`) for Linux and Android. This needs no tools on the user's machine.
 
 The library calls no other library, has no global variables, and addresses its parts by their distances. So it imports nothing, and a loader
-has nothing to relocate. Its segments follow each other in the file without gaps; in memory each one begins on another page:
+has nothing to relocate. Its segments follow each other in the file without padding to pages; in memory each one begins on another page:
 
     DATA     headers, exported symbols, constants
     CODE     instructions
@@ -39,13 +39,13 @@ class Part:
     """A section of the library."""
 
     name: str
-    kind: int
-    flags: int
-    segment: int
+    kind: int  # type of the section
+    flags: int  # 0: the section is not loaded
+    segment: int  # DATA, CODE or DYNAMIC
     begin: int  # offset in the file
     size: int
     entry_bytes: int = 0
-    link: str = ""  # the section that this one refers to
+    link: str = ""  # name of the section that this one refers to
 
     @property
     def end(self) -> int:
@@ -53,12 +53,13 @@ class Part:
 
     @property
     def address(self) -> int:
+        """The address in memory, counted from the beginning of the library, or 0 if the section is not loaded."""
         return self.begin + self.segment * PAGE_BYTES if self.flags else 0
 
 
 def shared_library(objects: Sequence[bytes], arch: str, name: str, exported: Sequence[str]) -> bytes:
-    """Link objects into a shared library whose functions `exported` programs can call. Programs find the library by `name`. Equal arguments
-    give equal bytes."""
+    """Link objects into a shared library. Programs can call its functions `exported`, and find the library by `name`. Equal arguments give
+    equal bytes. Raise CompileError if no object defines a function that another one calls."""
     whole = joined([elf.read(code, arch) for code in objects])
     if whole.undefined:
         raise CompileError(f"{name} refers to {', '.join(sorted(whole.undefined))}; expected objects that define all functions they call")
@@ -87,6 +88,7 @@ def shared_library(objects: Sequence[bytes], arch: str, name: str, exported: Seq
 
 
 def _layout(whole: Object, *, num_symbols: int, strings_bytes: int, hash_bytes: int) -> tuple[dict[str, Part], Places]:
+    """Choose the places of all sections in the file and, for the sections of objects, in memory."""
     parts: dict[str, Part] = {}
     end = HEADER.size + _NUM_SEGMENTS * _SEGMENT.size
 
@@ -114,7 +116,7 @@ def _layout(whole: Object, *, num_symbols: int, strings_bytes: int, hash_bytes: 
 
 
 def _hash_table(names: Sequence[bytes]) -> bytes:
-    """Return the table by which loaders find a symbol. Symbols are numbered from 1; 0 ends a chain."""
+    """Return the table by which loaders find a symbol by its name. Symbols are numbered from 1; 0 ends a chain."""
     buckets, chains = [0] * len(names), [0] * (len(names) + 1)
     for i, name in enumerate(names, 1):
         bucket = symbol_hash(name) % len(names)
@@ -123,6 +125,7 @@ def _hash_table(names: Sequence[bytes]) -> bytes:
 
 
 def symbol_hash(name: bytes) -> int:
+    """Return ELF's hash of a symbol's name."""
     found = 0
     for byte in name:
         found = (found << 4) + byte
@@ -132,6 +135,7 @@ def symbol_hash(name: bytes) -> int:
 
 
 def _dynamic(parts: dict[str, Part], name_at: int) -> bytes:
+    """Return the table that a loader reads first. `name_at` is the place of the library's name in `.dynstr`."""
     entries = [
         (_NAME, name_at),
         (_HASH_AT, parts[".hash"].address),
@@ -165,6 +169,7 @@ def _header(arch: str, flags: int, parts: dict[str, Part]) -> bytes:
 
 
 def _sections_at(parts: dict[str, Part]) -> int:
+    """Return the offset in the file of the headers of sections, which come last."""
     return align(parts[".shstrtab"].end)
 
 

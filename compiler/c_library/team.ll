@@ -1,4 +1,4 @@
-; Threads of the caller that run kernels together, as runtime/web/team.mjs does it. A kernel's iterations are cut into chunks, and a free thread
+; Run kernels on several threads of the caller, in the way of runtime/web/team.mjs. A kernel's iterations are cut into chunks, and a free thread
 ; claims the next chunk. The result of a chunk does not depend on the thread that runs it.
 ;
 ; A thread claims a chunk by incrementing `state`, whose upper half is the number of the record, so a helper that comes late cannot claim a
@@ -11,7 +11,7 @@
 
 declare void @cpu_pause()
 
-; Run all iterations of a kernel.
+; Run all iterations of a kernel, and return when they have ended. One thread runs them if the team has no other, or if there is one iteration.
 define internal void @run_together(ptr %team, ptr %body, ptr %buffers, ptr %dims, i64 %n) #0 {
 entry:
   %threads.p = getelementptr %Team, ptr %team, i64 0, i32 9
@@ -56,7 +56,7 @@ look:
   %over = icmp eq i32 %finished, %chunks.32
   br i1 %over, label %exit, label %wait
 
-wait:  ; all chunks are claimed
+wait:  ; all chunks are claimed, and other threads still run some
   call void @cpu_pause()
   br label %look
 
@@ -64,7 +64,7 @@ exit:
   ret void
 }
 
-; Run chunks of the open record until none is left, and count them as finished.
+; Run chunks of the open record until none is left to claim, and then count them as finished.
 define internal void @take_part(ptr %team) #0 {
 entry:
   %chunks.p = getelementptr %Team, ptr %team, i64 0, i32 1
@@ -114,7 +114,7 @@ exit:
   ret void
 }
 
-; Run chunks of open records until there was none for a while. Return whether the team goes on.
+; Run chunks of open records until no record was opened for a while, or until the team stops. Return 0 if it stops, otherwise 1.
 define internal i32 @help_team(ptr %team) #0 {
 entry:
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
@@ -147,7 +147,7 @@ exit:
   ret i32 %goes.on
 }
 
-; Make all helpers return.
+; Make all helpers return 0.
 define internal void @stop_team(ptr %team) #0 {
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
   store atomic i32 1, ptr %stop.p seq_cst, align 4

@@ -23,6 +23,9 @@ TRUE, FALSE = Value("true", DType.BOOL), Value("false", DType.BOOL)
 
 
 class Expressions:
+    """Emits expressions. `memory` has the place in the nest: the storage of buffers and the lanes of a vector loop; `indices` has the
+    variables."""
+
     def __init__(self, code: Code, params: dict[scalars.ScalarParam, Value], target: Target) -> None:
         self.code = code
         self.params = params
@@ -38,6 +41,7 @@ class Expressions:
         return self._eval(scalar)
 
     def _eval(self, scalar: Scalar) -> Value:
+        """Return the value of a node, and emit it if no node of the expression did."""
         value = self._known.get(scalar)
         if value is None:
             value = self._known[scalar] = self._compute(scalar)
@@ -77,10 +81,13 @@ class Expressions:
     # --- conditions ----------------------------------------------------------------------------------------------------
 
     def _below(self, low: Dim, high: Dim) -> Value:
+        """Emit low < high."""
         below = self.memory.below(low, high)
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
     def _guard(self, guard: scalars.Guard) -> Value:
+        """Emit `value` where the conditions hold, and `otherwise` elsewhere. Where lanes differ in the conditions, `value` is computed in
+        the lanes in which they hold, and skipped if there are none."""
         inside = TRUE
         for low, dim, high in guard.conditions:
             for cond in (self._below(low, dim + 1), self._below(dim, high)):
@@ -102,6 +109,8 @@ class Expressions:
         return self.scalars.select(inside, Value(value, dtype, lanes), otherwise)
 
     def _arm(self, scalar: Scalar, lanes: int) -> Callable[[], str]:
+        """Return a function that emits a side of a branch, with values that only this side knows."""
+
         def run() -> str:
             with self._branch():
                 return self.scalars.spread(self._eval(scalar), lanes).operand
@@ -137,6 +146,7 @@ class Expressions:
     # --- reductions ----------------------------------------------------------------------------------------------------
 
     def _fold(self, reduce: scalars.Reduce) -> Value:
+        """Emit loops that combine all elements of a reduction, beginning with the identity of its function."""
         dtype = dtype_of(reduce.value)
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind = vec(register(dtype), lanes)
@@ -155,7 +165,8 @@ class Expressions:
         return Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
 
     def _extreme_place(self, reduce: scalars.Reduce) -> Value:
-        """Emit the index of the first largest or first smallest element. A NaN counts as the largest and as the smallest."""
+        """Emit the row-major index (i64) of the first largest or first smallest element. A NaN counts as the largest and as the smallest.
+        If there are no elements, the index is 0."""
         dtype, apply = dtype_of(reduce.value), self.scalars.apply
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind, place_kind = vec(register(dtype), lanes), vec("i64", lanes)
@@ -183,8 +194,8 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Emit loops that run `step` for all combinations of indices of the axes, in row-major order. `step` receives the mask of active
-        lanes, or None if all lanes are active."""
+        """Emit loops that run `step` for all combinations of indices of the axes, in row-major order. If extents differ between lanes,
+        `step` receives the mask of the lanes that have the combination, otherwise None. `active` is this mask for the outer axes."""
         if not axes:
             with self._branch():
                 step(active)

@@ -1,7 +1,7 @@
 """Print the coefficients of compiler/codegen/vector_math.py. Run this file to check them, or to fit polynomials of other degrees.
 
 Each function is approximated on a small range by a formula with a polynomial q(t); a comment at each fit states the formula. Remez's
-exchange algorithm finds q in extended precision. It minimises the error of the final result, `weight * (q(t) - wanted(t))`.
+exchange algorithm finds q in extended precision. It minimises the largest error of the final result, `weight * (q(t) - wanted(t))`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Real = np.longdouble
 
 
 def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, float]:
-    """Return the coefficients, lowest first, that minimise the largest weighted error on the grid `t`. Also return that error."""
+    """Return the coefficients, lowest first, of the polynomial with nearly the smallest largest weighted error on the grid `t`. Also return
+    that error. The search ends after 30 exchanges, or when the places of the largest errors no longer change."""
     powers = np.stack([t**i for i in range(degree + 1)], axis=1)
     nodes = np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
     at = np.searchsorted(t, t[0] + (nodes[::-1] + 1) / 2 * (t[-1] - t[0]))
@@ -38,6 +39,7 @@ def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, f
 
 
 def _alternating_peaks(error: Array, count: int) -> Array | None:
+    """Return the places of the largest errors between changes of sign, `count` of them, or None if there are fewer."""
     borders = np.flatnonzero(np.diff(np.sign(error))) + 1
     pieces = np.split(np.arange(len(error)), borders)
     peaks = [piece[np.argmax(np.abs(error[piece]))] for piece in pieces]
@@ -73,6 +75,7 @@ def _tail(x: Array, start: int, ratio: Callable[[int], float], power: int) -> Ar
 
 
 def _erf(x: Array) -> Array:
+    """Evaluate erf by its Taylor series."""
     term, total = x.copy(), np.zeros_like(x)
     for n in range(120):
         total += term / (2 * n + 1)
@@ -89,6 +92,7 @@ def _erfc(x: Array) -> Array:
 
 
 def fits() -> Iterator[tuple[str, Array, float]]:
+    """Yield the name, the coefficients and the largest error of each polynomial."""
     half_ln2 = Real(math.log(2) / 2 * 1.001)
     t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, because the weight is 0 at t = 0
 

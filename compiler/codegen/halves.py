@@ -2,7 +2,7 @@
 ties to even.
 
 LLVM would emit calls of functions that nothing defines. So `with_conversions` edits the text of a module: the type f16 becomes i16, and
-each conversion becomes a call of a function of this file.
+each conversion between f16 and f32 becomes a call of a function that this file defines.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SUFFIX: Final = re.compile(r"(?<=\.)(v\d+)f16\b")  # the type in the names of i
 _ELEMENTS: Final = {"fpext": ("i16", "float"), "fptrunc": ("float", "i16")}
 
 SHIFT: Final = 13  # the significand of an f32 has this many bits more than that of an f16
-INFINITY: Final = 0x7C00
-QUIET_NAN: Final = 0x7E00
+INFINITY: Final = 0x7C00  # infinity as f16
+QUIET_NAN: Final = 0x7E00  # NaN as f16
 INFINITE: Final = 0x7F800000  # infinity as f32
-TOO_LARGE: Final = (127 + 16) << 23  # 2^16 as f32; numbers from 2^16 on become infinity
+TOO_LARGE: Final = (127 + 16) << 23  # 2^16 as f32; numbers from 2^16 on become infinity (rounding makes those from 65,520 on infinite)
 LEAST_NORMAL: Final = (127 - 14) << 23  # the least normal f16, 2^-14, as f32
 REBIASED: Final = (127 - 15) << 23  # the difference of the exponents' biases, at the exponent's place in an f32
 
@@ -38,6 +38,7 @@ def with_conversions(text: str) -> str:
 
 
 def _called(found: re.Match[str]) -> str:
+    """Return the call that replaces a conversion from or to f16."""
     if "half" not in found[0]:
         return found[0]
     lanes = int(found["lanes"] or 1)
@@ -46,6 +47,7 @@ def _called(found: re.Match[str]) -> str:
 
 
 def _definition(how: str, lanes: int) -> str:
+    """Return the definition of the function that widens (fpext) or rounds (fptrunc) vectors of `lanes` lanes."""
     code = Code()
     source, result = _ELEMENTS[how]
     x = Lanes(code, "%x", source, lanes)
@@ -55,6 +57,7 @@ def _definition(how: str, lanes: int) -> str:
 
 
 def _widened(x: Lanes) -> Lanes:
+    """Return f16, given as i16, as f32."""
     wide = x.to("zext", "i32")
     size, sign = (wide & 0x7FFF) << SHIFT, (wide & 0x8000) << 16
     # The shifted bits are an f32 that is too small by a factor of 2^112. It is subnormal if the f16 is, so the product is exact for all
@@ -65,6 +68,7 @@ def _widened(x: Lanes) -> Lanes:
 
 
 def _rounded(x: Lanes) -> Lanes:
+    """Return f32 rounded to f16, as i16. A NaN becomes QUIET_NAN with its sign."""
     bits = x.bits
     size = bits & 0x7FFFFFFF
     sign = (bits >> 16) & 0x8000

@@ -27,7 +27,8 @@ SIZE_BYTES = 8
 
 
 class Helpers:
-    """Processes that compile kernels. Each of the first `count` kernels starts one, and all end with the `with` statement."""
+    """Processes that compile kernels. Each of the first `count` kernels starts one. All have ended when `finish` returns or the `with`
+    statement ends. The `with` statement drops the kernels that are not begun by then."""
 
     def __init__(self, count: int, target: Target) -> None:
         self._count = count
@@ -50,7 +51,8 @@ class Helpers:
             thread.join()
 
     def begin(self, name: str, text: str) -> None:
-        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do."""
+        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If none has, `finish` compiles
+        the kernel."""
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()
@@ -60,7 +62,8 @@ class Helpers:
             self.threads.append(thread)
 
     def finish(self, emit: Callable[[str, Target], bytes]) -> dict[str, bytes]:
-        """Compile with `emit` what no helper has begun, and return the machine code of all kernels by name."""
+        """Compile with `emit` the kernels that no helper has begun or that a helper failed to compile. Return the machine code of all
+        kernels by name."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
@@ -73,17 +76,20 @@ class Helpers:
                 return self.finished
 
     def _last(self) -> tuple[str, str] | None:
+        """Remove and return the kernel that was added last, or return None if no kernel waits."""
         with self._changed:
             return self._waiting.pop() if self._waiting else None
 
     def _first(self) -> tuple[str, str] | None:
-        """Return the next kernel, and wait until there is one. Return None if no further one will come."""
+        """Remove and return the kernel that was added first; wait until there is one. Return None if no further one will
+        come."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_complete)
             return self._waiting.popleft() if self._waiting else None
 
     def _follow(self) -> None:
-        """Give kernels to one helper, one at a time."""
+        """Start a helper, and give it kernels, one at a time. If it cannot start or fails, this method returns, and other helpers or
+        `finish` compile its kernel."""
         try:
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         except OSError:
@@ -108,7 +114,7 @@ def _write(stream: IO[bytes], value: object) -> None:
 
 
 def _read(stream: IO[bytes]) -> Any:
-    """Return the next value. Raise EOFError if the other end is closed."""
+    """Return the next value. Raise EOFError if the other end is closed before the value is complete."""
     size = int.from_bytes(stream.read(SIZE_BYTES), "little")
     content = stream.read(size)
     if not size or len(content) < size:
@@ -117,8 +123,9 @@ def _read(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
+    """Compile modules from standard input until it is closed, and write their machine code to standard output."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # so that what a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints goes to standard error, so it cannot be taken for an answer
     with suppress(EOFError, BrokenPipeError):
         while True:
             text, target = _read(sys.stdin.buffer)

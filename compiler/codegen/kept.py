@@ -46,15 +46,18 @@ class KeptKernel(msgspec.Struct, frozen=True, array_like=True):
     stack_bytes: int
 
     def named(self, name: str) -> KernelCode:
+        """Return the kernel with the given name, and with names of its functions that begin with it."""
         phases = _renamed(self.phases, KERNEL, name)
         return KernelCode(name, "", phases, frozenset(), self.num_buffers, self.num_dims, self.stack_bytes, object=self.object)
 
 
 def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel:
+    """Return what to keep of a kernel, whose machine code `compiled` is under the name `kernel`."""
     return KeptKernel(compiled, signature, _renamed(code.phases, code.name, KERNEL), code.num_buffers, code.num_dims, code.stack_bytes)
 
 
 def _renamed(phases: tuple[PhaseSymbols, ...], old: str, new: str) -> tuple[PhaseSymbols, ...]:
+    """Return symbols whose beginning `old` is replaced by `new`."""
     return tuple(replace(p, body=new + p.body.removeprefix(old), grid=new + p.grid.removeprefix(old)) for p in phases)
 
 
@@ -63,13 +66,13 @@ class KeptCode:
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
-        self.num_reused = self.num_emitted = 0
+        self.num_reused = self.num_emitted = 0  # numbers of kernels and modules whose code was in the folder, and of the others
         self._most_bytes = most_bytes
         self._can_store = True
-        self._found: dict[str, KeptKernel] = {}  # what `recall` found: another process may remove the file afterwards
+        self._found: dict[str, KeptKernel] = {}  # kernels that `recall` found: another process may remove their files afterwards
 
     def emit(self, text: str, target: Target) -> bytes:
-        """Return the machine code of LLVM IR. If the folder does not have it, `emitted` compiles it, and it is kept."""
+        """Return the machine code of LLVM IR. If the folder does not have it, compile it with `emitted`, and keep it if possible."""
         key = key_of(text, target)
         code = sealed.recall(self._path(key))
         if code is not None:
@@ -81,18 +84,21 @@ class KeptCode:
         return code
 
     def recall(self, key: str) -> KeptKernel | None:
+        """Return the kernel that is kept under a key. Return None if there is none, or if its file is damaged."""
         if key not in self._found and (content := sealed.recall(self._path(key))) is not None:
             with suppress(msgspec.MsgspecError):  # the key covers the compiler's version, so only a damaged entry fails to decode
                 self._found[key] = msgspec.msgpack.decode(content, type=KeptKernel)
         return self._found.get(key)
 
     def keep(self, key: str, kernel: KeptKernel) -> None:
+        """Keep a kernel under a key. If the folder cannot be written, log a warning once, and keep nothing from then on."""
         self._store(key, msgspec.msgpack.encode(kernel))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
 
     def _store(self, key: str, code: bytes) -> None:
+        """Write a file. If that fails, log a warning, and write nothing from then on: later entries are dropped."""
         if not self._can_store:
             return
         path = self._path(key)
@@ -104,6 +110,7 @@ class KeptCode:
             self._can_store = False
 
     def paths(self) -> list[Path]:
+        """Return the files of all entries."""
         return sorted(self.folder.glob(f"*{SUFFIX}"))
 
     def trim(self) -> None:
@@ -116,6 +123,7 @@ class KeptCode:
                     path.unlink()
 
     def _used(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield the time of last use, the size in bytes and the path of each entry."""
         for path in self.paths():
             with suppress(FileNotFoundError):  # another process removed it
                 status = path.stat()
@@ -138,6 +146,7 @@ def _digest(*parts: str) -> str:
 
 @lru_cache(maxsize=8)
 def _stated(target: Target) -> str:
+    """Return the fields of a target as text, which is the same in every process."""
     fields = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(target).items()}
     return msgspec.json.encode(fields).decode()
 

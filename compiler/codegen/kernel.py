@@ -1,5 +1,5 @@
-"""Emit a kernel as one function per phase. A phase is a statement of the body's top-level `Seq`; a phase begins when the one before it has
-ended on all threads."""
+"""Emit a kernel as one function per phase. The statements of the body's top-level `Seq`, without nested sequences, are the phases; a body
+of another kind is one phase. A phase reads the results of earlier phases only after these phases have ended on all threads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from compiler.llvm.ssa import Code
 
 @dataclass(frozen=True, slots=True)
 class Phase:
+    """The code of one phase. `text` is LLVM IR that defines its functions; `symbols` names those that the runtime uses."""
+
     symbols: PhaseSymbols
-    code: Code  # the function that runs the phase
+    code: Code  # the body of the function that runs the statement
     text: str
-    host: str = ""  # LLVM IR of the functions that the host calls, such as those that return grids, if the host cannot run `text`
+    host: str = ""  # LLVM IR of the function that returns the size of the grid, if the host runs it but cannot run `text`
 
 
 def kernel_of(name: str, prim: PrimFunc, phase: Callable[[str, Parameters, Stmt], Phase]) -> KernelCode:
-    """Emit a kernel. `phase` emits the function of one statement under the given symbol."""
+    """Emit a kernel. `phase` emits one statement; the names of its functions begin with the given symbol. If `phase` raises a CompileError,
+    raise one that also names the kernel."""
     parameters = Parameters(prim)
     try:
         phases = [phase(f"{name}.p{i}", parameters, stmt) for i, stmt in enumerate(statements(prim.body))]

@@ -28,25 +28,28 @@ ATTRIBUTES: Final = 'attributes #0 = { nounwind "no-builtins" }'
 
 @dataclass(frozen=True, slots=True)
 class LinkedCode:
-    object: bytes
+    """Linked machine code, and the LLVM IR from which it was compiled."""
+
+    object: bytes  # an ELF object, a module of WebAssembly, or PTX for a GPU
     unoptimised: str  # LLVM IR before the optimiser; without kernels whose machine code was kept
     target: Target
     host: HostCode | None = None  # the functions that run on the host, if the host cannot run the object
-    objects: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # the object of each kernel, if it is compiled by itself
+    objects: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # objects by kernel, if each kernel is compiled by itself
 
     def optimised(self) -> str:
-        """Return the LLVM IR after the optimiser (the dump `.ll`)."""
+        """Return the LLVM IR after the optimiser (the dump `.ll`). Kernels whose machine code was kept are missing."""
         with optimised(self.unoptimised, self.target) as module:
             return str(module)
 
     def assembly(self) -> str:
-        """Return the assembly of the object (the dump `.s`)."""
+        """Return the assembly (the dump `.s`), or PTX for a GPU. Kernels whose machine code was kept are missing."""
         with optimised(self.unoptimised, self.target) as module:
             return llvm_machine(self.target).emit_assembly(module)
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
-    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes; `emit` compiles it."""
+    """Compile all kernels whose machine code is not known yet, and link all kernels. `extra` is LLVM IR of further functions, such as those
+    that compute shapes; `emit` compiles it."""
     kernels = list(kernels)
     objects = {k.name: k.object or emitted(text_of(k, target), target) for k in kernels}
     parts = [*objects.items()]
@@ -62,6 +65,8 @@ def text_of(kernel: KernelCode, target: Target) -> str:
 
 
 def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:
+    """Return a module with the kernels, `extra`, and the functions of vector_math.py that the kernels call. If the target cannot convert
+    f16, the module has functions for it (halves.py)."""
     kernels = list(kernels)
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]

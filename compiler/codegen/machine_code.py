@@ -16,15 +16,17 @@ Emit = Callable[[str, Target], bytes]  # returns the machine code of a module of
 
 
 def emitted(text: str, target: Target) -> bytes:
+    """Optimise LLVM IR and compile it to an object, or to PTX for a GPU."""
     with optimised(text, target) as module:
         machine = llvm_machine(target)
         return machine.emit_assembly(module).encode() if target.system == GPU else machine.emit_object(module)
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:
+    """Parse LLVM IR, verify it, and run the passes of `_passes`."""
     import llvmlite.binding as llvm  # imported late: a start that compiles nothing does without LLVM (runtime/remembered.py)
 
-    llvm_machine(target)  # parsing requires an initialised LLVM
+    llvm_machine(target)  # initialises LLVM's targets, which parsing requires
     module = llvm.parse_assembly(text)
     module.verify()  # check first: LLVM's passes would crash the process on invalid IR
     module.triple = target.triple
@@ -37,7 +39,7 @@ def optimised(text: str, target: Target) -> llvm.ModuleRef:
 
 # Work around a bug of LLVM 22, which turns a masked store with one active lane into a scalar store. On x86 the scalar store has the width
 # of the number before it was truncated, so it overwrites the next elements. Such masks appear when loops are unrolled, which makes masks
-# constant.
+# constant. `_plain_if_single` writes the scalar store itself.
 _MASKED_STORE: Final = re.compile(
     r"call void @llvm\.masked\.store\.v\d+\w+\.p0\((?P<kind><\d+ x (?P<element>\w+)>) %(?P<value>\S+), "
     r"ptr align (?P<align>\d+) (?P<pointer>%\S+), <\d+ x i1> <(?P<mask>[^>]*)>\)"
@@ -45,6 +47,7 @@ _MASKED_STORE: Final = re.compile(
 
 
 def _plain_if_single(call: re.Match[str]) -> str:
+    """Return a plain store if exactly one lane is active; otherwise return the call unchanged."""
     active = [i for i, lane in enumerate(call["mask"].split(", ")) if lane == "i1 true"]
     if len(active) != 1:
         return call[0]
@@ -75,6 +78,7 @@ def _passes() -> llvm.ModulePassManager:
 
 @lru_cache(maxsize=8)
 def llvm_machine(target: Target) -> llvm.TargetMachine:
+    """Return LLVM's machine for a target, and initialise LLVM's targets."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()

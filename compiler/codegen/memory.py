@@ -20,8 +20,10 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Storage:
+    """Where a buffer lies."""
+
     pointer: str
-    size: int | None = None  # number of elements of a local buffer
+    size: int | None = None  # number of elements, with the copies of all lanes, if the kernel allocates the buffer; None: a parameter
     lane: DimVar | None = None  # variable of a vector loop whose lanes each have a copy of the buffer, in an additional innermost dimension
     level: int = 0  # the outermost scope in which the pointer is known
 
@@ -29,31 +31,33 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class Place:
     """The address of an element or, in a vector loop, of one element per lane. `lanes` has the offset of each lane from `pointer`, in
-    elements: as constants, or as the name of a vector in LLVM IR. It is None if all lanes access the same element."""
+    elements: as constants, or as an operand of LLVM IR, a vector. If it is None, all lanes access the same element."""
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
-    safe: bool = False  # even inactive lanes may access their elements, because all of these are inside a local buffer
+    safe: bool = False  # even inactive lanes may access their elements, because all of these are inside a buffer of the kernel itself
 
     @property
     def contiguous(self) -> bool:
+        """Whether lane i accesses the element i elements after `pointer`."""
         return isinstance(self.lanes, tuple) and self.lanes == tuple(range(len(self.lanes)))
 
 
 class MemoryAccess:
-    """Emit loads and stores at the current point of the nest: the surrounding loops, the lanes of a vector loop, and their mask."""
+    """Emits loads and stores at the current point of a loop nest. `lane`, `num_lanes` and `mask` describe the vector loop around it."""
 
     def __init__(self, code: Code, indices: Indices, scalars: Scalars) -> None:
         self.code, self.indices, self.scalars = code, indices, scalars
         self.storage: dict[Buffer, Storage] = {}
-        self.lane: DimVar | None = None  # variable of the surrounding vector loop
+        self.lane: DimVar | None = None  # variable of the surrounding vector loop; None: there is no such loop
         self.num_lanes = 1
         self.mask: str | None = None  # active lanes; None: all
-        self._flat: dict[tuple[Buffer, tuple[Dim, ...]], Dim] = {}
+        self._flat: dict[tuple[Buffer, tuple[Dim, ...]], Dim] = {}  # offsets that `_offset` has computed
 
     # --- reading and writing -------------------------------------------------------------------------------------------
 
     def load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Value:
+        """Emit a load. The result has one lane if all lanes read the same element. What it has in inactive lanes is not defined."""
         place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
         align = buffer.dtype.num_bytes
         if place.lanes is None:
@@ -81,8 +85,8 @@ class MemoryAccess:
         return self.scalars.loaded(raw, buffer.dtype, lanes)
 
     def _load_words(self, place: Place, starts: Sequence[int], element: str) -> str:
-        """Load runs of elements that are words of 32 bits, which is faster than to gather the elements. `starts` has the index of the first
-        element of each run."""
+        """Load runs of consecutive elements, each run as one word of 32 bits. This is faster than to gather the elements. `starts` has the
+        offset of the first element of each run."""
         words, found = vec("i32", len(starts)), "poison"
         for number, start in enumerate(starts):
             pointer = self.code.op(f"getelementptr {element}, ptr {place.pointer}, i64 {start}")
@@ -91,6 +95,7 @@ class MemoryAccess:
         return self.code.op(f"bitcast {words} {found} to {vec(element, self.num_lanes)}")
 
     def store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Value) -> None:
+        """Emit a store in the active lanes. Raise CompileError if several lanes of a vector loop are known to write the same element."""
         place, element, lanes = self.place(buffer, indices), memory(buffer.dtype), self.num_lanes
         align = buffer.dtype.num_bytes
         if self.lane is not None and (place.lanes is None or (isinstance(place.lanes, tuple) and len(set(place.lanes)) < lanes)):
@@ -117,12 +122,14 @@ class MemoryAccess:
             self.code.do(f"call void @llvm.masked.scatter.{name}.v{lanes}p0({scatter})")
 
     def _pointers(self, place: Place, element: str) -> str:
+        """Emit the vector of all lanes' addresses, for a place whose lanes access different elements."""
         offsets = vector_literal("i64", place.lanes) if isinstance(place.lanes, tuple) else place.lanes
         return self.code.op(f"getelementptr {element}, ptr {place.pointer}, <{self.num_lanes} x i64> {offsets}")
 
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
+        """Emit the address of an element in each lane."""
         storage, element = self.storage[buffer], memory(buffer.dtype)
         offset = self._offset(buffer, indices, storage)
         shared, fixed, varying = self.split_lanes(offset)
@@ -138,6 +145,7 @@ class MemoryAccess:
         return Place(pointer, tuple(f - lowest for f in fixed), _inside(offset, storage.size))
 
     def _offset(self, buffer: Buffer, indices: tuple[Dim, ...], storage: Storage) -> Dim:
+        """Return the row-major offset of an element in elements, with that of the lane if each lane has a copy of the buffer."""
         key = (buffer, indices)
         flat = self._flat.get(key)
         if flat is None:
@@ -163,8 +171,8 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """Split `dim` into a sum of three parts: a part that all lanes share, a constant per lane, and a value per lane that is computed at
-        run time (a vector). Without varying parts, the second is () and the third None."""
+        """Split `dim` into three summands: indices that all lanes share, to be added; a constant per lane, or () if no constant differs
+        between lanes; and a vector of the numbers that are computed at run time, or None if all such numbers are shared."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes
@@ -184,7 +192,7 @@ class MemoryAccess:
         return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
 
     def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
-        """Return the term's value in each lane, or None if a value is not constant."""
+        """Return the term's value in each lane, or None if these values are computed at run time."""
         assert self.lane is not None
         if monomial == (self.lane,):  # the usual case
             return [coefficient * lane for lane in range(self.num_lanes)]
@@ -199,7 +207,7 @@ class MemoryAccess:
         return [term.evaluate({**known, self.lane: lane}) for lane in range(self.num_lanes)]
 
     def below(self, low: Dim, high: Dim) -> Value | bool:
-        """Emit low < high. Return a bool if the result is constant."""
+        """Emit low < high. Return a bool if the result is a constant that all lanes share."""
         shared, fixed, varying = self.split_lanes(high - low)
         room = self.indices.total(shared)
         if varying is not None or fixed:
@@ -209,6 +217,7 @@ class MemoryAccess:
         return Value(self.code.hoist(room.level, f"icmp sgt i64 {room.value}, 0"), DType.BOOL)
 
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
+        """Emit whether -(fixed + varying) is less than `room`, for each lane."""
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
             # Lane i tests -fixed[i] < room. Clamp room to the range of the constants, so that 32 bits suffice.
@@ -226,8 +235,8 @@ class MemoryAccess:
 
     @contextmanager
     def narrowed(self, cond: str) -> Generator[str]:
-        """Deactivate the lanes in which `cond` is false. Yield a flag that is true if any lane is active, so that the caller can skip the
-        code inside."""
+        """Deactivate the lanes in which `cond` is false, inside the `with`. Yield a flag that is true if any lane is active, so that the
+        caller can skip the code inside."""
         outer, lanes = self.mask, self.num_lanes
         self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
         bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")
@@ -249,6 +258,7 @@ def _run_of(lanes: tuple[int, ...]) -> int:
 
 
 def _inside(offset: Dim, size: int | None) -> bool:
+    """Return whether an offset is provably less than `size` and not negative; False if the size is not known."""
     if size is None:
         return False
     low, high = bounds(offset)
@@ -256,6 +266,7 @@ def _inside(offset: Dim, size: int | None) -> bool:
 
 
 def _variables(atoms: Iterable[Atom]) -> Iterator[DimVar]:
+    """Yield the variables in atoms."""
     for atom in atoms:
         if isinstance(atom, DimVar):
             yield atom

@@ -23,6 +23,9 @@ INT64 = range(-(2**63), 2**63)
 
 
 class Parameters:
+    """The parameters of a kernel: its buffers, then `dims`: its variables and its scalars. `text` is the list of parameters in LLVM IR. A
+    buffer that may share memory with another one (`inplace`) is not `noalias`."""
+
     def __init__(self, prim: PrimFunc) -> None:
         self.buffers = prim.buffers
         self.dims: tuple[DimVar | ScalarParam, ...] = (*prim.dim_vars, *(p for p in prim.params if isinstance(p, ScalarParam)))
@@ -42,7 +45,8 @@ class Parameters:
         return expressions
 
     def grid(self, symbol: str, size: Callable[[Indices], Index]) -> str:
-        """Emit the function `i64 (ptr dims)`, named `symbol`, that returns the size of a grid. `size` emits the computation of the size."""
+        """Emit the function `i64 (ptr dims)`, named `symbol`, that returns the size of a grid. `size` emits the computation of the size,
+        which may use the variables but not the scalars."""
         code = Code()
         indices = Indices(code)
         for i, dim in enumerate(self.dims):
@@ -54,6 +58,7 @@ class Parameters:
 
 
 def _range(dim: DimVar | ScalarParam) -> str:
+    """Return LLVM's attribute for the range of a variable. Return "" for a scalar, or if the variable has no known lower bound."""
     if isinstance(dim, ScalarParam):
         return ""
     low, high = bounds(dim)
@@ -63,7 +68,8 @@ def _range(dim: DimVar | ScalarParam) -> str:
 
 
 def from_word(code: Code, word: str, dtype: DType, level: int = 0) -> Value:
-    """Return the scalar that is passed in a word, which is known in scope `level`."""
+    """Return the scalar that is passed in a word, which is known in scope `level`. A float is returned as an f32 that is not yet rounded to
+    a smaller `dtype`."""
     if dtype.is_float:
         double = code.hoist(level, f"bitcast i64 {word} to double")
         single = code.hoist(level, f"fptrunc double {double} to float")

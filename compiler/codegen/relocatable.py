@@ -1,4 +1,5 @@
-"""Write one relocatable ELF object that holds the sections, symbols and relocations of several objects."""
+"""Write one relocatable ELF object from several: their loaded sections, their relocations, their global symbols, and the local symbols to
+which relocations refer."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ from runtime.sections import align
 KERNEL: Final = "kernel"  # name of every kernel while it is compiled, so that its code does not depend on its name
 _RELOCATABLE: Final = 1
 _BITS, _SYMBOLS, _STRINGS, _RELOCATIONS = 1, 2, 3, 4  # types of sections
-_LOCAL, _GLOBAL_FUNCTION, _GLOBAL_UNKNOWN = 0, 0x12, 0x10
+_LOCAL, _GLOBAL_FUNCTION, _GLOBAL_UNKNOWN = 0, 0x12, 0x10  # bindings and types of symbols
 _ALIGNMENT: Final = 64
 _STACK: Final = b".note.GNU-stack"  # an empty section, which tells linkers that no code needs an executable stack
-_NAMES: Final = b"\0.rodata\0.text\0.symtab\0.strtab\0.rela\0" + _STACK + b"\0"
+_NAMES: Final = b"\0.rodata\0.text\0.symtab\0.strtab\0.rela\0" + _STACK + b"\0"  # names of sections
 
 
 def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
     """Return one object with the functions of all objects, which are given by name. In the object NAME, `kernel.x` is renamed to `NAME.x`.
-    Equal arguments give equal bytes."""
+    Equal arguments give equal bytes. Raise DamagedCode if two objects define the same global symbol."""
     whole = joined([_renamed(read(code, arch), name) for name, code in objects])
     loaded = [i for i, section in enumerate(whole.sections) if section.is_loaded]
     numbers = {old: new for new, old in enumerate(loaded, 1)}
@@ -79,6 +80,7 @@ def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
 
 
 def _renamed(parts: Object, name: str) -> Object:
+    """Return an object in which symbols `kernel.x` have the names `name.x`."""
     start = f"{KERNEL}."
     return replace(
         parts, symbols=[replace(s, name=f"{name}.{s.name.removeprefix(start)}") if s.name.startswith(start) else s for s in parts.symbols]
@@ -92,12 +94,14 @@ def _ordered(whole: Object) -> list[Symbol]:
 
 
 def _kind(symbol: Symbol) -> int:
+    """Return the binding and the type of a symbol as the object states them."""
     if not symbol.is_global:
         return _LOCAL
     return _GLOBAL_FUNCTION if symbol.section else _GLOBAL_UNKNOWN
 
 
 def _named(section: Section) -> tuple[int, int]:
+    """Return the place of a section's name in _NAMES, and its type."""
     return _NAMES.index(b".text" if section.is_code else b".rodata"), _BITS
 
 

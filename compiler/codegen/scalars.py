@@ -1,9 +1,9 @@
 """Emit functions of scalars, in any number of lanes.
 
-Registers hold bf16, f16 and e4m3 as f32. Arithmetic is in f32, and every result is rounded to the value's own type. bf16 is rounded with
-integer instructions, or by an instruction of a GPU (`Target.rounds_bf16`), so every machine gives the same bits of a number and no machine
-flushes denormals. The bits of a NaN differ on a GPU. No instruction has a fast-math flag: LLVM may not contract or reorder, so every lane
-of a vector gets the bits of the scalar function."""
+Registers hold bf16, f16 and e4m3 as f32. Arithmetic of floats is in f32, and every result is rounded to the value's own type. bf16 is
+rounded with integer instructions, or by an instruction of a GPU (`Target.rounds_bf16`). Both flush no denormals and give the same bits of a
+number; the bits of a NaN differ on a GPU. No instruction has a fast-math flag: LLVM may not contract or reorder, so every lane of a vector
+gets the bits of the scalar function. On a GPU, exp2 is less exact, and flushes denormals (compiler/llvm/ex2.py)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from compiler.llvm.ssa import Code, broadcast, float_literal, multiply_add, spla
 
 @dataclass(frozen=True, slots=True)
 class Value:
+    """A value in a register: an operand of LLVM IR, and its type. With more than one lane, the operand is a vector."""
+
     operand: str
     dtype: DType
     lanes: int = 1
@@ -55,6 +57,8 @@ def memory(dtype: DType) -> str:
 
 
 def constant(value: float, dtype: DType) -> str:
+    """Return a number, rounded to `dtype`, as a constant of LLVM IR for a register. A number that is too large for a float type becomes
+    infinity, or NaN as e4m3, which has no infinity."""
     with np.errstate(over="ignore"):
         exact = dtype.numpy.type(value)
     if dtype.is_float:
@@ -63,7 +67,10 @@ def constant(value: float, dtype: DType) -> str:
 
 
 class Scalars:
+    """Emits functions of values into `code`."""
+
     def __init__(self, code: Code, *, rounds_bf16: bool) -> None:
+        """`rounds_bf16` says whether the target has an instruction that rounds to bf16."""
         self.code = code
         self._rounds_bf16 = rounds_bf16  # whether an instruction rounds to bf16
 
@@ -86,7 +93,7 @@ class Scalars:
         return Value(raw, dtype, lanes)
 
     def stored(self, value: Value) -> str:
-        """Convert a value to its representation in memory."""
+        """Convert a value to its representation in memory. A bf16 must be rounded already; f16 and e4m3 are rounded here."""
         op, v = self.code.op, partial(_lanes, value.lanes)
         match value.dtype:
             case DType.BF16:
@@ -103,6 +110,7 @@ class Scalars:
                 return value.operand
 
     def spread(self, value: Value, lanes: int) -> Value:
+        """Return the value in `lanes` lanes. A value with one lane is repeated; another one must have this number of lanes already."""
         if value.lanes == lanes:
             return value
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
@@ -115,7 +123,7 @@ class Scalars:
         return op(f"bitcast {v('i32')} {bits} to {v('float')}")
 
     def rounded(self, operand: str, dtype: DType, lanes: int) -> Value:
-        """Round an f32 to the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
+        """Round an f32 to the float type `dtype`: to nearest, ties to even; NaN stays NaN. The register still holds an f32."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.F16 | DType.E4M3:
@@ -142,6 +150,7 @@ class Scalars:
     # --- functions -----------------------------------------------------------------------------------------------------
 
     def apply(self, fn: Fn, args: list[Value]) -> Value:
+        """Emit a function of values and return its result. Raise CompileError if the type of the values does not support the function."""
         lanes = max(a.lanes for a in args)
         if fn is Fn.SELECT:
             # If the condition is the same in all lanes, it selects whole vectors and stays a scalar.
@@ -163,11 +172,13 @@ class Scalars:
         return Value(self._int(fn, dtype, lanes, operands), dtype, lanes)
 
     def select(self, cond: Value, a: Value, b: Value) -> Value:
+        """Select `a` where `cond` is true, and `b` elsewhere. `a` and `b` have equally many lanes; `cond` has as many, or one."""
         kind = vec(register(a.dtype), a.lanes)
         text = f"select {vec('i1', cond.lanes)} {cond.operand}, {kind} {a.operand}, {kind} {b.operand}"
         return Value(self.code.op(text), a.dtype, a.lanes)
 
     def _compare(self, fn: Fn, dtype: DType, lanes: int, a: str, b: str) -> str:
+        """Compare values of one type. A NaN is different from everything, and neither less nor greater."""
         kind = vec(register(dtype), lanes)
         if dtype.is_float:
             return self.code.op(f"fcmp {'une' if fn is Fn.NE else f'o{fn}'} {kind} {a}, {b}")
@@ -175,6 +186,7 @@ class Scalars:
         return self.code.op(f"icmp {sign}{fn} {kind} {a}, {b}")
 
     def _float(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        """Emit a function of floats in f32, before the result is rounded. Raise CompileError if floats do not have the function."""
         kind = vec("float", lanes)
         match fn:
             case Fn.ADD | Fn.SUB | Fn.MUL | Fn.DIV:
@@ -203,6 +215,7 @@ class Scalars:
         return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
 
     def _bool(self, fn: Fn, lanes: int, args: list[str]) -> str:
+        """Emit a function of bools: `min` is `and`, `max` is `or`. Raise CompileError if bools do not have the function."""
         kind = vec("i1", lanes)
         match fn:
             case Fn.AND | Fn.OR | Fn.XOR:
@@ -217,6 +230,7 @@ class Scalars:
                 raise _unsupported(fn, DType.BOOL)
 
     def _int(self, fn: Fn, dtype: DType, lanes: int, args: list[str]) -> str:
+        """Emit a function of integers. A result that does not fit wraps around. Raise CompileError if integers do not have the function."""
         op, element = self.code.op, register(dtype)
         kind, sign = vec(element, lanes), "u" if dtype.is_unsigned else "s"
         match fn:
@@ -238,8 +252,8 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
-        """Divide and round down. Division by 0 gives 0, and the smallest integer divided by -1 wraps around; the hardware would end the
-        process for both."""
+        """Divide and round down. Division by 0 gives 0 as quotient and as remainder, and the smallest integer divided by -1 wraps around.
+        The division of a CPU may end the process for both."""
         op, element = self.code.op, register(dtype)
         kind, flag = vec(element, lanes), vec("i1", lanes)
         const = partial(_integers, element, lanes)
@@ -277,12 +291,14 @@ class Scalars:
         return op(f"select {vec('i1', lanes)} {inside}, {kind} {shifted}, {kind} {const(0)}")
 
     def _call(self, name: str, element: str, lanes: int, args: list[str]) -> str:
+        """Call an LLVM intrinsic, named without `llvm.` and the type."""
         kind = vec(element, lanes)
         return self.code.op(f"call {kind} @llvm.{name}.{suffix(element, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
 
     # --- casts ---------------------------------------------------------------------------------------------------------
 
     def cast(self, value: Value, dtype: DType) -> Value:
+        """Convert a value to another type. A number is true if it is not 0."""
         source, lanes = value.dtype, value.lanes
         if source is dtype:
             return value

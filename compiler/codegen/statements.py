@@ -26,11 +26,14 @@ from compiler.machine.target import Target
 
 
 class Statements(ABC):
+    """Emits the statements of one function into `code`."""
+
     def __init__(self, code: Code, expressions: Expressions, target: Target) -> None:
         self.code, self.expressions, self.target = code, expressions, target
         self.indices, self.memory = expressions.indices, expressions.memory
 
     def run(self, stmt: Stmt) -> None:
+        """Emit a statement. Raise CompileError if the target cannot run it or if it is not scheduled."""
         match stmt:
             case Seq(stmts=stmts):
                 self.sequence(stmts)
@@ -57,17 +60,19 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, loop: For) -> None:
-        """Emit a loop of a kind that only some machines have, such as a vector loop."""
+        """Emit a loop that is neither serial nor unrolled, such as a vector loop. Raise CompileError if the back end has no such loops."""
 
     @abstractmethod
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
-        """Return a function that allocates memory of a given LLVM type for this buffer, and returns its address."""
+        """Return a function that allocates memory of a given LLVM type for this buffer, and returns its address. Raise CompileError if the
+        buffer cannot be allocated at this place."""
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
             self.run(stmt)
 
     def serial(self, loop: For) -> None:
+        """Emit a serial loop. Raise CompileError if its extent differs between the lanes of a vector loop."""
         if loop.extent == ONE:
             self.indices.env[loop.var] = Index(0)
             self.run(loop.body)
@@ -81,7 +86,7 @@ class Statements(ABC):
             self.iteration(loop)
 
     def iteration(self, loop: For) -> None:
-        """Emit one iteration of a serial loop."""
+        """Emit the body of a loop whose iterations are counted at run time. A serial loop of one iteration does not call this method."""
         self.run(loop.body)
 
     def store(self, store: Store) -> None:
@@ -89,6 +94,7 @@ class Statements(ABC):
         self.memory.store(store.buffer, store.indices, result)
 
     def tile(self, tile: Tile) -> None:
+        """Emit a tile. Raise CompileError inside of a vector loop, if the target lacks instructions for it, or if its sizes are wrong."""
         op = tile.op
         if self.memory.lane is not None:
             raise CompileError(
@@ -105,12 +111,15 @@ class Statements(ABC):
         op.emit(self.code, places, dims, self.target)
 
     def _let(self, let: Let) -> None:
+        """Emit the value of an integer once, and then the statement that uses it."""
         bound = self.expressions.scalars.cast(self.expressions.value(let.value), DType.I64)
         with self.code.scope() as level:
             self.indices.env[let.var] = Index(bound.operand, level, bound.lanes)
             self.run(let.body)
 
     def _when(self, when: When) -> None:
+        """Emit a branch. If lanes differ in the condition, each side runs with the other lanes inactive, if any lane needs it. A constant
+        condition chooses a side at once."""
         cond = self.expressions.value(when.cond)
         if cond in (TRUE, FALSE):
             chosen = when.then if cond == TRUE else when.orelse
@@ -125,6 +134,8 @@ class Statements(ABC):
                 self.run(when.orelse)
 
     def _allocate(self, allocate: Allocate) -> None:
+        """Allocate a buffer, and emit the statement that uses it. In a vector loop, each lane has a copy. Raise CompileError if an extent
+        is not constant."""
         buffer, size = allocate.buffer, self.memory.num_lanes
         allocated = self.allocator(buffer)
         for extent in buffer.shape:
@@ -136,6 +147,7 @@ class Statements(ABC):
 
 
 def constant_extent(loop: For) -> int:
+    """Return the extent of a loop. Raise CompileError if it is not a constant."""
     if not loop.extent.is_const:
         raise CompileError(f"{loop.kind} loop {loop.var.name} has extent {loop.extent}; expected a constant")
     return loop.extent.const

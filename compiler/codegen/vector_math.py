@@ -1,13 +1,14 @@
 """Transcendental functions of f32 in any number of lanes, so that compiled code needs no math library.
 
-Largest errors in units in the last place (ulp) of f32, compared with correctly rounded f64 results on dense samples of all finite f32
-(tests/compiler/codegen/test_vector_math.py checks these bounds):
+Largest errors in units in the last place (ulp) of f32, compared with results in f64 on dense samples: of all finite f32, and for pow of
+pairs of numbers (tests/compiler/codegen/test_vector_math.py checks these bounds):
 
     exp 0.9   exp2 1.3   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
-All lane counts run the same operations without branches, so a function has the same bits in every lane, and on all machines that round a
-multiply-add once. Denormal arguments and results are not flushed to 0. Only the operations whose error bound requires it are fused
-multiply-adds. One function is an exception: on GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
+A function has the same bits in every lane, for all numbers of lanes, and on all machines that round a multiply-add once. It has no
+branches. Only the multiplication by a power of two has other instructions on some machines, with the same result (`Lanes.scaled`).
+Denormal arguments and results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds. One function
+is an exception: on GPUs, exp2 is one instruction (compiler/llvm/ex2.py).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ LN2_LOW: Final = 1.4286068203094173e-06
 HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64: the nearest f64, and the rest
 # TWO_OVER_PI_BITS is 2 / pi in binary, in words of 32 bits. The first word is the integer part, 0.
 TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
-HUGE_ANGLE: Final = 2.0**22
+HUGE_ANGLE: Final = 2.0**22  # from this magnitude on, `_reduce_huge` reduces angles
 SIGN: Final = -(2**31)
 INFINITY: Final = math.inf
 NAN: Final = math.nan
@@ -115,7 +116,7 @@ SCALED: Final = "scaled"  # name of the helper function that computes value * 2^
 
 
 def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:
-    """Emit the used functions as LLVM IR, with their helpers. LLVM inlines all of them."""
+    """Emit the used functions as LLVM IR, with `scaled` for each number of lanes. LLVM inlines all of them."""
     used = sorted(used)
     scaled = [_definition(SCALED, lanes, _scaled(target, lanes), num_args=2) for lanes in sorted({lanes for _, lanes in used})]
     functions = FUNCTIONS | {Fn.EXP2: _exp2_of_gpu} if target.system == GPU else FUNCTIONS
@@ -123,6 +124,7 @@ def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:
 
 
 def _definition(fn: str, lanes: int, function: Callable[..., Lanes], *, num_args: int) -> str:
+    """Return the definition of a function in LLVM IR. `function` emits its body from the arguments, and returns the result."""
     code = Code()
     kind = vec("float", lanes)
     names = ("%x", "%y")[:num_args]
@@ -134,7 +136,8 @@ def _definition(fn: str, lanes: int, function: Callable[..., Lanes], *, num_args
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A vector of numbers, with the operators of their element type (float, double, i32, i64; i1 for conditions)."""
+    """A vector of numbers, with the operators of their element type: float, double, an integer type, or i1 for conditions. With one lane it
+    is a scalar."""
 
     code: Code
     name: str
@@ -186,12 +189,14 @@ class Lanes:
         return self.element in ("float", "double")
 
     def const(self, value: Operand) -> Lanes:
+        """Return a number as a constant in all lanes, rounded to the element type. A vector is returned as it is."""
         if isinstance(value, Lanes):
             return value
         literal = _float(value, self.element) if self.is_float else str(int(value))
         return Lanes(self.code, splat(literal, self.element, self.lanes), self.element, self.lanes)
 
     def compare(self, predicate: str, other: Operand) -> Lanes:
+        """Compare by an LLVM predicate, such as "olt" or "eq". With a NaN, a predicate on floats is true only if it begins with "u"."""
         how = "fcmp" if self.is_float else "icmp"
         return self._new(f"{how} {predicate} {self.kind} {self.name}, {self.const(other).name}", "i1")
 
@@ -200,10 +205,12 @@ class Lanes:
         return self._new(f"select {cond.kind} {cond.name}, {self.kind} {self.name}, {self.kind} {self.const(otherwise).name}")
 
     def fma(self, factor: Operand, addend: Operand) -> Lanes:
+        """Return self * factor + addend, rounded once."""
         total = multiply_add(self.code, self.name, self.const(factor).name, self.const(addend).name, self.element, self.lanes)
         return Lanes(self.code, total, self.element, self.lanes)
 
     def call(self, name: str, *others: Operand) -> Lanes:
+        """Call an LLVM intrinsic of this type, named without `llvm.` and the type."""
         args = ", ".join(f"{self.kind} {self.const(o).name}" for o in (self, *others))
         return self._new(f"call {self.kind} @llvm.{name}.{suffix(self.element, self.lanes)}({args})")
 
@@ -213,18 +220,19 @@ class Lanes:
         return self._new(f"call {self.kind} {symbol(SCALED, self.lanes)}({self.kind} {self.name}, {self.kind} {shifted.name})")
 
     def scalef(self, whole: Lanes) -> Lanes:
-        """Compute self * 2^n with one instruction of AVX-512, where n = whole."""
+        """Compute self * 2^n with one instruction of AVX-512, rounded once, where n = whole, a float with an integer value."""
         operands = f"{self.kind} {self.name}, {self.kind} {whole.name}, {self.kind} zeroinitializer, i{max(8, self.lanes)} -1"
         return self._new(
             f"call {self.kind} @llvm.x86.avx512.mask.scalef.ps.{32 * self.lanes}({operands}{', i32 4' if self.lanes == 16 else ''})"
         )
 
     def to(self, how: str, element: str) -> Lanes:
-        """Convert by bitcast, zext, trunc, fpext, fptrunc or sitofp."""
+        """Convert by an LLVM instruction: bitcast, zext, sext, trunc, fpext, fptrunc or sitofp."""
         return self._new(f"{how} {self.kind} {self.name} to {vec(element, self.lanes)}", element)
 
     @property
     def bits(self) -> Lanes:
+        """The bits of floats as integers: i32 for float, i64 for double."""
         return self.to("bitcast", "i32" if self.element == "float" else "i64")
 
     def _binary(self, op: str, other: Operand) -> Lanes:
@@ -243,6 +251,7 @@ def _float(value: float, element: str) -> str:
 
 
 def _polynomial(t: Lanes, coefficients: tuple[float, ...]) -> Lanes:
+    """Return the value of a polynomial, by Horner's rule with fused multiply-adds."""
     total = t.const(coefficients[-1])
     for c in reversed(coefficients[:-1]):
         total = total.fma(t, c)
@@ -277,12 +286,13 @@ def _scaled(target: Target, lanes: int) -> Callable[[Lanes, Lanes], Lanes]:
 
 
 def _scaled_at_once(value: Lanes, shifted: Lanes) -> Lanes:
+    """Multiply with the instruction of AVX-512."""
     return value.scalef(shifted - ROUND_F32)
 
 
 def _scaled_by_parts(value: Lanes, shifted: Lanes) -> Lanes:
     """Multiply by two factors, 2^half and 2^(n - half), because 2^n alone may be denormal or too large. Only the second multiplication
-    rounds, and only if the result is denormal."""
+    rounds, and only if the result is denormal or overflows."""
     n = shifted.bits - value.const(ROUND_F32).bits
     half = n.arithmetic_shift(1)
     return value * _power_of_two(half) * _power_of_two(n - half)
@@ -350,7 +360,8 @@ def _sine(quadrant: Lanes, r: Lanes, sign: Lanes, x: Lanes) -> Lanes:
 
 
 def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
-    """Return quadrant and r with |x| = quadrant * pi/2 + r and r in -pi/4 .. pi/4 (quadrant is i32 modulo 4)."""
+    """Return quadrant and r with |x| = quadrant * pi/2 + r up to whole turns, and r in -pi/4 .. pi/4. The quadrant is an i32, of which the
+    lower two bits count."""
     size = abs(x).to("fpext", "double")
     shifted = size.fma(2 / math.pi, ROUND_F64)
     n = shifted - ROUND_F64
@@ -363,7 +374,7 @@ def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
 
 def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
     """Reduce |x| = m 2^e for large x. Multiply m by those 96 bits of 2/pi that determine the angle modulo 2 pi: higher bits contribute only
-    whole turns."""
+    whole turns, and lower bits too little to matter."""
     exponent = (x.bits >> 23) & 0xFF
     start = exponent - 120  # the first bit of 2/pi that changes the angle modulo 2 pi
     word, shift = start >> 5, start & 31
@@ -382,7 +393,7 @@ def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _pow(x: Lanes, y: Lanes) -> Lanes:
-    """Compute 2^(y log2 |x|) in f64 and round once; then apply the sign and the special values of IEEE 754's pow."""
+    """Compute 2^(y log2 |x|) in f64 and round it to f32 once; then apply the sign and the special values of IEEE 754's pow."""
     size, wide = abs(x), y.to("fpext", "double")
     exponent = _log2(size.to("fpext", "double")) * wide
     exponent = exponent.const(-200.0).where(exponent.compare("olt", -200.0), exponent)
@@ -402,7 +413,7 @@ def _pow(x: Lanes, y: Lanes) -> Lanes:
 
 
 def _log2(x: Lanes) -> Lanes:
-    """Compute log2 of an f64 x >= 0 that was converted from f32."""
+    """Compute log2 of an f64 x >= 0 that was converted from f32. NaN gives NaN."""
     offset = x.bits - 0x3FE6A09E667F3BCD
     k = offset.arithmetic_shift(52)
     m = (x.bits - (k << 52)).to("bitcast", "double")
@@ -413,6 +424,7 @@ def _log2(x: Lanes) -> Lanes:
 
 
 def _signed(word: int) -> int:
+    """Return the number that has the bits of a word of 32 bits as a signed i32."""
     return word - 2**32 if word >= 2**31 else word
 
 

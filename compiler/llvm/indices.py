@@ -20,7 +20,7 @@ class Index:
     is a vector with one number per lane."""
 
     value: int | str
-    level: int = 0
+    level: int = 0  # number of a scope of `Code`: 0 is the whole function, and inner scopes have higher numbers
     lanes: int = 1
 
 
@@ -36,7 +36,7 @@ class Indices:
         return self.total(self.term(c, m) for c, m in dim.terms)
 
     def operand(self, dim: Dim) -> str:
-        """Return the value of a dimension that is the same in every lane."""
+        """Return the value of a dimension that is the same in every lane, as an operand of LLVM IR."""
         value = self.value(dim)
         assert value.lanes == 1, f"{dim} differs between lanes"
         return str(value.value)
@@ -70,7 +70,8 @@ class Indices:
                 return first
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
-        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, a division, a shift or a bitwise operation."""
+        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, sub, a division, a shift or a bitwise operation. No
+        instruction is written for "add nsw" and "mul nsw" of integers, for the addition of 0, and for a factor 0 or 1."""
         if op == "add nsw":
             if isinstance(a.value, int) and isinstance(b.value, int):
                 return Index(a.value + b.value)
@@ -93,6 +94,7 @@ class Indices:
         return self._instruction(f"call {{type}} @llvm.{fn}.{name}({{type}} {{a}}, {{type}} {{b}})", a, b)
 
     def _division(self, atom: FloorDiv | Mod) -> Index:
+        """Return a quotient or a remainder. A constant power of two as divisor needs a shift or a mask, and no division."""
         numerator, divisor = self.value(atom.numerator), self.value(atom.divisor)
         quotient = isinstance(atom, FloorDiv)
         if isinstance(numerator.value, int) and isinstance(divisor.value, int):
@@ -106,14 +108,14 @@ class Indices:
         return self.division(numerator, divisor, quotient=quotient, unsigned=unsigned)
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
-        """Return the quotient or the remainder. `unsigned` states that neither operand can be negative."""
+        """Return the quotient, rounded down, or its remainder. `unsigned` states that neither operand can be negative."""
         if unsigned:
             return self.binary("udiv" if quotient else "urem", numerator, divisor)
         return self._floor_division(numerator, divisor, quotient=quotient)
 
     def _floor_division(self, x: Index, d: Index, *, quotient: bool) -> Index:
-        """Divide and round down. Hardware rounds toward zero, so if the signs of remainder and divisor differ, subtract 1 from the quotient
-        or add the divisor to the remainder."""
+        """Divide and round down. Hardware rounds toward zero. So if the remainder is not zero and differs from the divisor in its sign,
+        subtract 1 from the quotient, or add the divisor to the remainder."""
         rest = self.binary("srem", x, d)
         # All ones if remainder and divisor differ in sign and the remainder is not zero.
         differ = self.binary("ashr", self.binary("xor", rest, d), Index(63))
@@ -140,5 +142,6 @@ def _outermost_first(x: Index) -> tuple[int, int]:
 
 
 def _not_negative(dim: Dim) -> bool:
+    """Return whether a dimension is provably at least 0."""
     low, _ = bounds(dim)
     return low is not None and low >= 0

@@ -25,7 +25,8 @@ _WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # bytes of LLVM's type
 
 @dataclass(slots=True)
 class Scope:
-    """A hole, whose instructions run before everything else in the scope, and the values computed in it."""
+    """A part of a function, such as the body of a loop. `lines` is a hole: its instructions run before everything else in the scope.
+    `known` has the name of the result of each of these instructions, by the text of the instruction."""
 
     lines: Lines
     known: dict[str, str] = field(default_factory=dict[str, str])
@@ -36,12 +37,13 @@ class Code:
 
     def __init__(self) -> None:
         self.lines: Lines = []
-        self.label = "entry"
+        self.label = "entry"  # name of the current basic block, without %
         self.allocas: Lines = []
         self.scopes = [Scope([])]
         self.math: set[tuple[Fn, int]] = set()  # the functions of vector_math.py that the text calls, each with its number of lanes
         self.stack_bytes = 0  # bytes of the allocas, each rounded up to its alignment
-        self.endings: dict[str, None] = {}  # instructions that run before the function returns; a dict because each is written once
+        # instructions that a back end for CPUs writes before the function returns; a dict because each is written once
+        self.endings: dict[str, None] = {}
         self._count = 0
         self.lines += [self.allocas, self.scopes[0].lines]
 
@@ -51,7 +53,7 @@ class Code:
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
-        """Return a name that the function does not use yet. It serves for a value or a label."""
+        """Return a name that the function does not use yet, with its %. It serves for a value or a label."""
         self._count += 1
         return f"%{hint}{self._count}" if hint else f"%t{self._count}"
 
@@ -72,7 +74,8 @@ class Code:
         return self.op(f"call {kind} {symbol(fn, lanes)}({', '.join(f'{kind} {a}' for a in args)})")
 
     def hoist(self, level: int, text: str) -> str:
-        """Write a pure instruction in the scope `level`, once per scope, and return its result."""
+        """Write an instruction into the hole of the scope `level`, where it runs before everything else in the scope, and return its
+        result. The same text is written only once per scope, so the instruction must not depend on when or how often it runs there."""
         scope = self.scopes[level]
         name = scope.known.get(text)
         if name is None:
@@ -91,7 +94,7 @@ class Code:
 
     @contextmanager
     def scope(self) -> Generator[int]:
-        """Open a new innermost scope at the current place."""
+        """Open a new innermost scope at the current place, and close it at the end of the `with`."""
         hole: Lines = []
         self.lines.append(hole)
         self.scopes.append(Scope(hole))
@@ -113,7 +116,8 @@ class Code:
 
     @contextmanager
     def loop(self, begin: str, end: str, *, step: str = "1", runs: bool = False) -> Generator[str]:
-        """Write a loop whose i64 counter runs from `begin` to `end`, exclusive. `runs` states that the loop has at least one iteration."""
+        """Write a loop whose i64 counter runs from `begin` to `end`, exclusive, in steps of `step`. The code that is written inside the
+        `with` is its body. `runs` states that the loop has at least one iteration."""
         body, done = self.fresh("loop"), self.fresh("done")
         if runs:
             self.jump(body)
@@ -142,7 +146,7 @@ class Code:
         self.block(done)
 
     def either(self, cond: str, then: Callable[[], None], orelse: Callable[[], None]) -> None:
-        """Emit a branch with two sides."""
+        """Emit a branch: the code that `then` writes runs if the i1 `cond` is true, and that of `orelse` if it is false."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         for label, emit in ((yes, then), (no, orelse)):
@@ -152,7 +156,8 @@ class Code:
         self.block(done)
 
     def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
-        """Emit a branch with two sides, and return the operand that holds the result of the side that ran."""
+        """Emit a branch with two sides, of which `then` runs if the i1 `cond` is true. Return the operand that holds the result of the side
+        that ran. The results have the LLVM type `kind`."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         arms: list[str] = []
@@ -165,7 +170,7 @@ class Code:
         return self.op(f"phi {kind} {', '.join(arms)}")
 
     def text(self) -> str:
-        """Return the lines as text."""
+        """Return the lines as text, without `endings`."""
         return "\n".join(_flatten(self.lines))
 
 
@@ -184,8 +189,8 @@ def in_register(code: Code, value: str, kind: str) -> str:
 
 
 def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
-    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction, and does not move later
-    code before it."""
+    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction. It does not move later
+    accesses to memory before it, nor code that uses the copies."""
     kinds = f"{{ {', '.join([kind] * len(values))} }}"
     constraints = ",".join([*(["=r"] * len(values)), *map(str, range(len(values))), "~{memory}"])
     operands = ", ".join(f"{kind} {value}" for value in values)
@@ -213,7 +218,7 @@ def num_bytes(type_: str) -> int:
 
 
 def suffix(element: str, lanes: int) -> str:
-    """Return the spelling of a vector type in the name of an LLVM intrinsic, such as `v16f32`."""
+    """Return the spelling of a type in the name of an LLVM intrinsic: `f32`, or `v16f32` for a vector."""
     short = {"float": "f32", "half": "f16", "double": "f64", "ptr": "p0"}.get(element, element)
     return short if lanes == 1 else f"v{lanes}{short}"
 
@@ -234,7 +239,8 @@ def vector_literal(element: str, values: Iterable[object]) -> str:
 
 
 def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | None = None) -> str:
-    """Return the vector with `operand` in every lane."""
+    """Return the vector with `operand` in every lane; with one lane, `operand`. Instructions are written into the scope `level`, or at the
+    current place if it is None."""
     if lanes == 1:
         return operand
     if not operand.startswith("%"):

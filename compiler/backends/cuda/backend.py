@@ -1,4 +1,4 @@
-"""The CUDA back end: it schedules loop nests, emits them as LLVM IR, and compiles PTX."""
+"""The CUDA back end: it schedules loop nests, emits them as LLVM IR, and compiles this to PTX."""
 
 from __future__ import annotations
 

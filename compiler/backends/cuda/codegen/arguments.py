@@ -22,10 +22,12 @@ BLOCK = "%block"  # the number of the block, an argument of the function that co
 
 
 class KeptArguments:
+    """The arguments of a kernel in shared memory. `keep` stores them, and `again` reads them."""
+
     def __init__(self, code: Code, expressions: Expressions, parameters: Parameters, memory: str, at: int) -> None:
         """`memory` is the name of the shared memory of a block, and `at` the offset of the arguments in it."""
         self.code, self.expressions, self.parameters, self._memory, self._at = code, expressions, parameters, memory, at
-        self._block: DimVar | None = None
+        self._block: DimVar | None = None  # the variable of the loop over blocks, once `keep` has stored the number of the block
 
     @staticmethod
     def num_bytes(parameters: Parameters) -> int:
@@ -67,4 +69,5 @@ class KeptArguments:
         expressions.memory.storage, expressions.indices.env, expressions.params = storage, env, params
 
     def _place(self, number: int) -> str:
+        """Return the address of an argument in shared memory, as a constant expression of LLVM IR."""
         return f"getelementptr (i8, {SHARED} {self._memory}, i64 {self._at + WORD_BYTES * number})"

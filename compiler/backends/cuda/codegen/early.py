@@ -1,9 +1,9 @@
 """Find the buffers that a kernel reads early: before the kernels that were launched before it have ended.
 
 For some targets, a kernel may begin while earlier ones still run (programmatic dependent launch). Until it has waited for their end, it
-must not read what they write, and must write nothing. A kernel waits when it begins, unless all its accesses to memory are those of tiles
-that wait themselves, and of statements after such tiles. A tile that waits itself reads some operands before, such as weights, which no
-kernel changes.
+must not read what they write, and must not write to global memory. A kernel waits when it begins, unless all its accesses to memory are
+those of tiles that wait themselves, and of statements after such tiles. A tile that waits itself reads some operands before, such as
+weights, which no kernel changes. Each phase of a kernel is a kernel of its own here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def early_buffers(stmt: Stmt) -> frozenset[Buffer]:
 
 
 def _only_waiting_tiles(stmt: Stmt) -> bool:
-    """Return whether a statement accesses memory only by tiles that wait themselves, or after them."""
+    """Return whether a statement accesses memory only by tiles that wait themselves, or after such a tile in the same sequence."""
     match stmt:
         case Tile():
             return _waits(stmt)
@@ -41,4 +41,5 @@ def _only_waiting_tiles(stmt: Stmt) -> bool:
 
 
 def _waits(stmt: Stmt) -> bool:
+    """Return whether a statement is a tile that waits itself."""
     return isinstance(stmt, Tile) and isinstance(stmt.op, Intrinsic) and bool(stmt.op.early)

@@ -6,19 +6,19 @@ A kernel has phases: the statements of the body's top-level `Seq`, each of which
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
-Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, each launch requests one piece of shared
-memory for all of them.
+Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, or if arguments are kept there, each
+launch requests one piece of shared memory for all of them, `name$pK$shared`.
 
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
 launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,
 if the phase has counters, their address.
 
-If the target begins kernels early, each phase lets the launch after it begin at once, reads its record, which no kernel writes, and waits
-for the end of the launches before it (early.py).
+If the target begins kernels early, each phase lets the launch after it begin at once, and reads its record, which no kernel writes. Then
+it waits for the end of the launches before it, or a tile that reads some operands earlier waits for it (early.py).
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
-a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile
-before the next statement of the block.
+a thread loop run in parallel, and all threads of a block may run a tile together. A barrier separates each thread loop and each such tile
+from the next statement of the block.
 
 Some tiles leave threads no registers for anything else (`Intrinsic.crowded`). Then arguments are kept in shared memory (arguments.py), and
 $run computes one iteration of the block loop, whose number is its last argument.
@@ -79,7 +79,7 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
 
 
 def ptx_name(symbol: str) -> str:
-    """Return the name of a symbol in PTX, where names cannot contain dots."""
+    """Return the name of a symbol in PTX, where a name has only letters, digits, `_` and `$`."""
     return re.sub(r"\W", "$", symbol)
 
 
@@ -123,21 +123,23 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
 
 def _launched(stmt: Stmt, threads: int) -> str:
     """Return the attributes of a phase's entry function: threads per block, the number of blocks that must fit a multiprocessor, and blocks
-    per cluster. Without the second, the assembler limits registers so that many blocks run at once, even if values then spill to memory."""
+    per cluster. An attribute that is 0 is left out. Without the second, the assembler limits registers so that many blocks run at once,
+    even if values then spill to memory."""
     attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
 
 def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str, blocks: _BlockLoop | None) -> str:
-    """Emit the entry function of a phase, which loads the arguments from the launch record and calls the phase's code: for each of its
-    blocks, if there are `blocks`."""
+    """Emit the entry function of a phase, which loads the arguments from the launch record and calls the phase's code: once for each
+    iteration of the loop `blocks` that the block runs, or once if the phase's code has the loop itself."""
     name = symbols.body
-    # The assembler may move an invariant load behind the wait for earlier launches, and no other load. Products have no registers to spare.
+    # The assembler may move an invariant load behind the wait for earlier launches, and no other load. A phase that waits when it begins
+    # loads its arguments before. Products, which wait later, have no registers to keep arguments, so their loads may move.
     may_move = "" if symbols.early == () else ", !invariant.load !0"
     kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
     head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record, i32 noundef %tells) nounwind {attributes}"
     begins, waits, ends = list[str](), list[str](), list[str]()
-    if symbols.early is not None:  # every thread waits before it ends: so the end of a launch means that all launches before it have ended
+    if symbols.early is not None:  # every thread waits before it ends. So the end of a launch means that all launches before it have ended
         begins, waits, ends = ([_LET_BEGIN], [], [_WAIT]) if symbols.early else ([_LET_BEGIN], [_WAIT], [])
     first = [f"%first{i}" for i in range(len(kinds))]
     body = _call(name, kinds, first) if blocks is None else _calls(name, kinds, parameters, blocks)
@@ -155,7 +157,7 @@ def _call(name: str, kinds: Sequence[str], words: Sequence[str], *others: str) -
 
 @dataclass(frozen=True, slots=True)
 class _BlockLoop:
-    """A block loop around the calls of a phase's code, which computes one iteration and leaves no registers for anything else."""
+    """The block loop around the calls of a phase's code, if this code computes one iteration and leaves no registers for anything else."""
 
     extent: Dim
     kept_block: str  # the place in shared memory where the phase keeps the number of its block
@@ -163,7 +165,7 @@ class _BlockLoop:
 
 def _calls(name: str, kinds: Sequence[str], parameters: Parameters, blocks: _BlockLoop) -> list[str]:
     """Return lines that call a phase's code for each iteration of a block. Before each further iteration, they load the arguments again,
-    from an address that LLVM cannot know to be that of the record, and compute from them whether there is one."""
+    from an address that LLVM cannot know to be that of the record, and compute from the arguments whether there is a further iteration."""
     words = [f"%a{i}" for i in range(len(kinds))]
     counting, end = _extent(parameters, blocks.extent)
     return [
@@ -197,7 +199,7 @@ def _loads(name: str, record: str, kinds: Sequence[str], attributes: str) -> Ite
 
 
 def _extent(parameters: Parameters, extent: Dim) -> tuple[str, str]:
-    """Return code that computes the extent of the block loop from the arguments of an iteration, and its result."""
+    """Return code that computes the extent of the block loop from the arguments of an iteration, and the name of its result."""
     code, first = Code(), len(parameters.buffers)
     indices = Indices(code)
     indices.env = {d: Index(f"%a{first + i}") for i, d in enumerate(parameters.dims) if isinstance(d, DimVar)}
@@ -206,6 +208,7 @@ def _extent(parameters: Parameters, extent: Dim) -> tuple[str, str]:
 
 
 def _thread_loops(stmt: Stmt) -> list[For]:
+    """Return the thread loops in a statement."""
     return [s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.THREAD]
 
 
@@ -262,13 +265,13 @@ class _Shared:
     """Where the arrays of a block are in shared memory."""
 
     offsets: Mapping[Buffer, int]  # offset of each array in bytes, if a launch requests the memory
-    num_bytes: int
-    alignment: int
+    num_bytes: int  # bytes of the arrays, and of the arguments if they are kept
+    alignment: int  # alignment of each array in bytes
     arguments: int | None  # offset of the arguments, if threads have no registers to keep them
 
     @staticmethod
     def of(stmt: Stmt, argument_bytes: int) -> _Shared:
-        """Place the shared arrays of a kernel, whose arguments take `argument_bytes`."""
+        """Place the shared arrays of a phase, and its arguments, which take `argument_bytes`, if a tile leaves no registers for them."""
         tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
         alignment = max((op.shared_alignment for op in tiles if isinstance(op, Intrinsic)), default=Intrinsic.shared_alignment)
         offsets, end = dict[Buffer, int](), 0
@@ -283,28 +286,29 @@ class _Shared:
 
     @property
     def requested_bytes(self) -> int:
-        """The bytes of shared memory that a launch must request; 0: what every block may use is enough."""
+        """The bytes of shared memory that a launch must request; 0: nothing, because variables in shared memory are enough."""
         return self.num_bytes if self.num_bytes > SHARED_BYTES or self.arguments is not None else 0
 
 
 class _Statements(Statements):
-    """Emits the statements of a block. All threads of a block run serial loops together, and each thread runs its own iteration of a thread
-    loop."""
+    """Emits the statements of a block. Outside of thread loops, all threads of a block run the statements together. In a thread loop, each
+    thread runs its own iteration."""
 
     def __init__(self, code: Code, parameters: Parameters, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
         expressions = parameters.expressions(code, target)
         super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of variables in shared memory
-        self.in_thread = False
+        self.in_thread = False  # whether the statement that is emitted is inside a thread loop
         self._name, self._num_threads, self._places = name, num_threads, shared
-        self.kept: KeptArguments | None = None
+        self.kept: KeptArguments | None = None  # the arguments in shared memory, if a tile leaves no registers for them
         self._block: DimVar | None = None  # the variable of the loop over blocks
         self._hides_thread = False  # whether each thread loop hides the number of the thread, as the products do
         if shared.arguments is not None:
             self.kept = KeptArguments(code, expressions, parameters, self._requested(), shared.arguments)
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
-        """Run statements in order. A barrier follows each thread loop, and each tile that all threads run."""
+        """Run statements in order. Outside of thread loops, a barrier separates each statement that contains a thread loop, or a tile that
+        several threads run, from the next statement. If arguments are kept, they are read again after each tile."""
         for i, stmt in enumerate(stmts):
             self.run(stmt)
             if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):
@@ -315,6 +319,7 @@ class _Statements(Statements):
                 return
 
     def loop(self, loop: For) -> None:
+        """Emit a loop over blocks or threads. Raise CompileError for any other kind of loop."""
         match loop.kind:
             case LoopKind.BLOCK:
                 self._blocks(loop)
@@ -324,6 +329,8 @@ class _Statements(Statements):
                 raise CompileError(f"{kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
 
     def iteration(self, loop: For) -> None:
+        """Emit one iteration. Read kept arguments again if the loop is around their tile. End with a barrier if the body has several parts
+        that threads run together."""
         is_around = self.kept is not None and loop.kind is LoopKind.SERIAL and _is_crowded(loop.body)
         with self.kept.again() if self.kept is not None and is_around else self._block_again(loop):
             super().iteration(loop)
@@ -345,11 +352,13 @@ class _Statements(Statements):
         env[block] = outer
 
     def store(self, store: Store) -> None:
+        """Emit a store. Raise CompileError outside of a thread loop, where all threads of a block would write the element."""
         if not self.in_thread:
             raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; write it inside one")
         super().store(store)
 
     def tile(self, tile: Tile) -> None:
+        """Emit a tile. Raise CompileError if it is inside of a thread loop but needs a block's threads, or the other way round."""
         together = _together(tile)
         if self.in_thread != (together == 1) or together not in (1, self._num_threads):
             place = f"in a block of {together} threads" if together > 1 else "inside of a thread loop"
@@ -357,6 +366,8 @@ class _Statements(Statements):
         super().tile(tile)
 
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
+        """Return a function that allocates memory for a buffer: on the stack of a thread, in shared memory, or as the counters of the
+        launch. Raise CompileError if such a buffer cannot be at this place."""
         match buffer.scope:
             case Scope.LOCAL if self.in_thread:
                 return self.code.alloca
@@ -369,7 +380,8 @@ class _Statements(Statements):
                 raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory in the wrong place; expected {wanted}")
 
     def _blocks(self, loop: For) -> None:
-        """Emit the loop over blocks. A block runs the iterations whose numbers are its own plus multiples of the size of the grid."""
+        """Emit the loop over blocks. A block runs the iterations whose numbers are its own plus multiples of the size of the grid. If
+        arguments are kept, emit one iteration only: the entry function has the loop (`_calls`)."""
         if self.kept is not None:
             with self.code.when(self.code.op(f"icmp eq i64 {self._special('tid')}, 0")):
                 self.kept.keep(loop.var)
@@ -389,7 +401,7 @@ class _Statements(Statements):
                 self.code.do(f"{step} = zext i32 {self.code.op(GRID_AGAIN)} to i64")
 
     def _threads(self, loop: For) -> None:
-        """Emit a loop whose iterations are run by the threads of a block, one by each thread."""
+        """Emit a loop, of which each thread of a block runs one iteration. Threads after the last iteration run none."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._thread()
@@ -412,10 +424,11 @@ class _Statements(Statements):
         return hidden(self.code, thread) if self._hides_thread else thread
 
     def _special(self, register: str) -> str:
+        """Return the value of a special register, such as the number of the thread, as an i64."""
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
     def _requested(self) -> str:
-        """Return the name of the shared memory that a launch requests."""
+        """Return the name of the shared memory that a launch requests, and declare it if nothing did."""
         name = f"@{self._name}$shared"
         if not self.shared:
             self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")

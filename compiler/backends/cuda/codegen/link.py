@@ -16,7 +16,8 @@ ATTRIBUTES: Final = 'attributes #1 = { alwaysinline nounwind "no-builtins" }\n!0
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
-    """Link all kernels. `extra` is LLVM IR of further host functions, such as those that compute shapes."""
+    """Compile all kernels to PTX, and the functions that run on the host to an object for this machine. `extra` is LLVM IR of further host
+    functions, such as those that compute shapes."""
     kernels, here = list(kernels), host()
     native = link_for_host([], here, "\n\n".join(part for part in (*(k.host for k in kernels), extra) if part), emit)
     text = module_text(kernels, target, attributes=ATTRIBUTES)

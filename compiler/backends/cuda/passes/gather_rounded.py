@@ -1,7 +1,8 @@
-"""Gather columns and rows that are rounded already, where they are rounded anyway.
+"""Round columns before ranks gather them, and rows of a table before experts look them up, where a cast reads the result.
 
-Before: ranks gather columns of f32, or experts look up rows of f32, and only a cast to a smaller type reads them. After: the operands are
-cast, and the results are gathered: the same values, and fewer bytes. The cast fuses into what computes the columns, or into the look-up.
+Before: ranks gather columns of f32, or experts look up rows of f32, and only casts to smaller types read the result. After: the operands
+are cast, and the results are gathered or looked up: the same values, and fewer bytes. The cast fuses into what computes the columns, or
+into the look-up. A table is rounded only if it provably has at most as many rows as are looked up.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def gather_rounded(module: IRModule) -> IRModule:
+    """Replace casts of gathered columns and of looked-up rows by gatherings and look-ups of cast operands."""
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
     bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
     casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)
     gathered: dict[Atom, Call] = {}  # gatherings with one use, and look-ups that only casts use
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        """Replace a smaller cast of a gathered or looked-up result by the gathering or look-up of cast operands."""
+        """Replace a cast to a smaller type, whose operand is gathered or looked up, by the gathering or look-up of cast operands."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)
@@ -51,7 +53,7 @@ def gather_rounded(module: IRModule) -> IRModule:
 
 
 def _looked_up(builder: Builder, source: Call, table: TensorType, dtype: str) -> Call | None:
-    """Look up rows of the rounded table, unless it has more rows than are looked up."""
+    """Look up rows of the rounded table. Return None unless the table provably has at most as many rows as are looked up."""
     rows, numbers = source.args
     indices = type_of(numbers, builder.signature)
     if table.shape is None or not isinstance(indices, TensorType) or indices.shape is None:

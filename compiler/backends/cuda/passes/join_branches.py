@@ -34,6 +34,8 @@ from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 
 @dataclass(frozen=True, slots=True)
 class JoinBranches:
+    """The pass."""
+
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -58,6 +60,8 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins products with their readers in the blocks of all functions."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
 
@@ -74,8 +78,8 @@ class _Joiner:
         return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
 
     def _group(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Group | None:
-        """Return the product with its readers. Return None if the binding is not a product, or if a reader does not process elements one by
-        one."""
+        """Return the product with its readers. Return None if the binding is not a product, if nothing in the block reads its result, if
+        anything outside of the block does, or if a reader does not process elements one by one."""
         call = product.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None
@@ -96,7 +100,7 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
-        """Return the call that does what a group does. Return None if no schedule supports it."""
+        """Return the call that does what a group does. Return None if the call has too many operands or no schedule supports it."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)
@@ -118,7 +122,7 @@ class _Joiner:
 
 
 def _is_elementwise(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one, without reductions."""
+    """Return whether the function computes its elements one by one, without reductions, and other ranks do not read them."""
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
@@ -130,8 +134,8 @@ def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Sc
 
 
 def _may_join(group: _Group, bindings: Sequence[Binding], owners: Owners) -> bool:
-    """Return whether all calls can move to the place of the last one. No binding in between may use a result of these calls or overwrite
-    an operand, and none of the calls may overwrite memory that another of them reads."""
+    """Return whether all calls can move to the place of the last one. No binding in between may use a result of these calls, be an `If`, or
+    overwrite an operand of its own, and none of the calls may overwrite memory that another of them reads."""
     results = {reader.var for reader in group.readers}
     for binding in bindings[bindings.index(group.product) + 1 : bindings.index(group.readers[-1])]:
         if binding in group.readers or binding.var in group.views:

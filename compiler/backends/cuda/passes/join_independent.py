@@ -28,6 +28,8 @@ from compiler.passes.rewrite import rewrite_bodies, rewrite_dataflow
 
 @dataclass(frozen=True, slots=True)
 class JoinIndependent:
+    """The pass. Only adjacent calls are joined, two at a time."""
+
     takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -42,11 +44,13 @@ class JoinIndependent:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins calls in the blocks of one function."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
     owners: Owners
-    of_weights: frozenset[Var]  # what is computed from weights alone is computed once, when they are loaded
-    known: dict[str, bool]  # whether functions can be joined, by name, since layers call the same ones
+    of_weights: frozenset[Var]  # variables that depend on weights alone: they are computed once, when weights are loaded, so not joined
+    known: dict[str, bool]  # whether functions may be joined, by name; layers call the same functions
 
     def block(self, block: Block) -> Block:
         """Join adjacent calls of a block in pairs, where this is possible."""
@@ -79,14 +83,14 @@ class _Joiner:
         return None if call is None or not self.takes(self.prim(call)) else with_results(call, [first, second])
 
     def _may_join(self, call: CallTir) -> bool:
-        """Return whether one launch computes the called function as fast as any other schedule, and only this rank reads its result."""
+        """Return whether one launch computes the called function as fast as any other schedule, and no other rank reads its result."""
         if call.func not in self.known:
             prim = self.prim(call)
             self.known[call.func] = RANKS not in prim.attrs and self.takes(prim)
         return self.known[call.func]
 
     def _overwrites(self, call: CallTir, other: CallTir) -> bool:
-        """Return whether a call overwrites memory that another call reads or overwrites."""
+        """Return whether a call overwrites memory that `other` reads or overwrites."""
         taken = self.owners.of(*(call.args[i] for i in call.inplace if i is not None))
         return bool(taken & self.owners.of(*other.args))
 

@@ -25,11 +25,13 @@ from compiler.passes.fusion.join import written_out
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_bodies, rewrite_dataflow
 
-NAME = "route"  # of joined calls
+NAME = "route"  # name of joined calls
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRows:
+    """The pass."""
+
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -45,9 +47,11 @@ class JoinRows:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
+    """Joins runs of calls in the blocks of all functions."""
+
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
-    known: dict[str, bool]  # whether functions compute short rows, by name, since layers call the same ones
+    known: dict[str, bool]  # whether functions compute short rows, by name; layers call the same functions
 
     def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
         """Return the block with runs of calls joined. `uses` says how often the function reads each variable."""
@@ -58,7 +62,8 @@ class _Joiner:
         return block if found == list(block.bindings) else Block(tuple(found), block.kind)
 
     def _runs(self, bindings: Sequence[Binding]) -> Iterator[list[Binding]]:
-        """Divide bindings into runs: the calls of a run compute equally many short rows, and read results of the run, except the first."""
+        """Divide bindings into runs. The calls of a run compute equally many short rows, and each except the first reads a result of the
+        run. Any other binding is a run of its own."""
         run: list[Binding] = []
         rows: Dim | None = None
         for binding in bindings:
@@ -72,7 +77,8 @@ class _Joiner:
             yield run
 
     def _num_rows(self, binding: Binding) -> Dim | None:
-        """Return the number of short rows that a call computes. Return None for any other binding."""
+        """Return the number of short rows that a call computes. Return None for any other binding, and if the call has several results or
+        overwrites an operand."""
         call = binding.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or any(i is not None for i in call.inplace):
             return None
@@ -84,7 +90,8 @@ class _Joiner:
         return made.shape[0] if self.known[call.func] else None
 
     def _joined(self, run: Sequence[Binding], uses: Mapping[Var, int]) -> list[Binding] | None:
-        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined."""
+        """Return the bindings that replace the calls of a run by one. Return None if the calls cannot be joined, or if nothing reads their
+        results."""
         joined, made = JoinedCall(), dict[Atom, Buffer]()
         for binding in run:
             call = binding.value

@@ -27,10 +27,11 @@ Element = Callable[[Sequence[Dim], Sequence[Dim]], Scalar]  # an element of a va
 
 @dataclass(slots=True)
 class JoinedCall:
-    """The parts of a call to which `add` appends calls one after another."""
+    """The parts of a call that does what several calls do: `add` appends these calls one after another."""
 
     operands: list[tuple[Buffer | ScalarParam, Atom]] = field(default_factory=list[tuple[Buffer | ScalarParam, Atom]])
     outputs: list[Buffer] = field(default_factory=list[Buffer])
+    # for each output, the index of the operand whose memory it reuses, or None
     inplace: list[int | None] = field(default_factory=list[int | None])
     temporaries: list[Buffer] = field(default_factory=list[Buffer])
     stmts: list[Stmt] = field(default_factory=list[Stmt])
@@ -41,7 +42,8 @@ class JoinedCall:
         held: Mapping[Atom, Buffer] = MappingProxyType({}),
         elements: Mapping[Atom, Element] = MappingProxyType({}),
     ) -> None:
-        """Append a call. Buffers in `held` hold values that earlier calls computed, and `elements` computes elements of others."""
+        """Append a call. `held` has the buffers of values that earlier calls computed, and `elements` has functions that compute elements
+        of other values; neither becomes an operand."""
         known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
         taken = {call.operands[i][0] for i in call.inplace if i is not None}
         renamed: dict[Buffer, Buffer] = {}
@@ -63,7 +65,7 @@ class JoinedCall:
         self.stmts += stages(inner)
 
     def outlined(self, outliner: Outliner, name: str) -> CallTir | None:
-        """Return the call, or None if it has too many operands."""
+        """Return the call. Return None if it has too many operands, or if two of its calls have the same scalar parameter."""
         scalars = [place for place, _ in self.operands if isinstance(place, ScalarParam)]
         if len(set(scalars)) != len(scalars) or len(self.operands) > MOST_OPERANDS:
             return None

@@ -1,7 +1,7 @@
 """Let attention write the element type that the next product reads.
 
-Before: attention writes f32, and only a cast to bf16 reads the reshape of its result. After: attention writes bf16 itself, and the cast
-disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
+Before: attention writes f32, and only a cast, for example to bf16, reads the result or its reshape. After: attention writes the type of the
+cast, and the cast disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def round_attention(module: IRModule) -> IRModule:
+    """Let attention write the type of a cast if only this cast reads its result, directly or reshaped."""
     rounded: dict[Var, DType] = {}  # results of attention and their reshapes, with the type to which attention rounds them
-    casts: set[Var] = set()
+    casts: set[Var] = set()  # results of the casts that disappear
     for func in module.graph_functions.values():
         uses, values = count_uses(func.body), {b.var: b.value for b in func.body.bindings}
         for binding in func.body.bindings:
@@ -43,6 +44,7 @@ def round_attention(module: IRModule) -> IRModule:
     outliners: list[Outliner] = []
 
     def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        """Replace a cast by its operand, and a call of attention by one that rounds. Return None for any other binding."""
         if not outliners:
             outliners.append(Outliner(builder, module))
         if binding.var in casts:
@@ -59,7 +61,7 @@ def round_attention(module: IRModule) -> IRModule:
 
 
 def _cast_to(module: IRModule, value: Value) -> DType | None:
-    """Return the type to which the call casts its operand. Return None if the call is not a cast."""
+    """Return the type to which a call casts its operand. Return None for any other value."""
     nest = perfect_nest(module.prim(value.func).body) if isinstance(value, CallTir) and len(value.args) == 1 else None
     if nest is None or nest.store.indices != tuple(map(Dim.of, nest.vars)):
         return None

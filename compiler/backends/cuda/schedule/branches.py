@@ -24,9 +24,11 @@ from compiler.ir.loops.write import Kernel, less, less_equal
 
 @dataclass(frozen=True, slots=True)
 class Branch:
+    """A nest that reads elements of a product."""
+
     nest: SpatialNest
     source: Buffer  # the buffer of the product
-    begin: int  # the first column of the product that the branch reads
+    begin: int  # the first column of the product for which the branch writes elements
     apart: int  # distance in columns between the two columns of a pair; 0 if an element reads only its own column
 
     @property
@@ -36,6 +38,7 @@ class Branch:
 
     @property
     def num_columns(self) -> int:
+        """The number of columns for which the branch writes an element."""
         return product_of([extent for _, extent in self.axes]).const
 
     def offset(self, scalar: Scalar) -> int | None:
@@ -47,12 +50,13 @@ class Branch:
 
     @property
     def computes_anywhere(self) -> bool:
-        """Whether its values can be computed before the integers of the nest are read, and where the nest's condition does not hold."""
+        """Whether the branch's values can be computed before the integers of the nest are read, and where the nest's condition does not
+        hold."""
         return self._is_safe(self.nest.store.value)
 
     @property
     def early_integers(self) -> list[tuple[DimVar, Scalar]]:
-        """The integers that the nest loads, and that can be loaded where its condition does not hold."""
+        """The integers that the nest loads and that can be loaded where its condition does not hold, each with its value."""
         return [(var, value) for var, value in self.nest.lets if any(loads(value)) and self._is_safe(value)]
 
     def _is_safe(self, scalar: Scalar) -> bool:
@@ -66,11 +70,11 @@ class Branch:
         return all(not checked & set(d.vars()) or (d.var is not None and extents.get(d.var) == extent) for d, extent in places)
 
     def where_it_reads(self, k: Kernel, column: Dim) -> AbstractContextManager[None]:
-        """Open the block that runs if the branch reads the column."""
+        """Open the block that runs if the branch writes an element for the column."""
         return k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns))
 
     def point(self, k: Kernel, row: Dim, column: Dim) -> dict[DimVar, Dim]:
-        """Return the values of the nest's variables for which it reads an element of the product."""
+        """Return the values of the nest's loop variables at which it writes the element for a row and a column of the product."""
         number = k.let("element", column - self.begin, self.num_columns - 1)
         return dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
 
@@ -91,7 +95,8 @@ def _places(load: Load) -> list[tuple[Dim, Dim]]:
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:
-    """Return the statements as branches of the product. Return None if one of them is not a branch."""
+    """Return the statements as branches of the product. Return None if one of them is not a branch, if pairs have different distances, or
+    if the product does not store [rows, columns] with a constant number of columns."""
     source, indices = product.nest.store.buffer, product.nest.store.indices
     if indices != tuple(map(Dim.of, product.nest.vars)) or len(indices) != 2 or not product.num_columns.is_const:
         return None

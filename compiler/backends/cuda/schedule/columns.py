@@ -6,9 +6,9 @@
         state[r, u * L + l] = ...         ->      state[r] = ...
     }                                         }
 
-All threads of a block run what is outside of the loops over lanes; it writes nothing but local arrays, so all threads get the same values.
-Loops that choose rows of local arrays are unrolled, so that a thread keeps its column in registers. No thread reads or writes what
-another one writes, so there are no barriers. The order of operations on a column stays, and with it the bits.
+All threads of a block run the statements outside of the loops over lanes. These statements write nothing but local arrays, so all threads
+get the same values. Loops that choose rows of local arrays are unrolled, so that a thread keeps its column in registers. No thread reads or
+writes what another one writes, so there are no barriers. The order of operations on a column stays, and with it the bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ZERO = Dim.of(0)
 
 
 def schedule_columns(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement."""
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement, and if a block would have too many
+    threads or a thread too many elements."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
@@ -47,7 +48,7 @@ def schedule_columns(stmt: Stmt) -> Stmt | None:
     if not 0 < width <= MOST_LANES:
         return None
     column, block = DimVar("c", 0, Dim.of(width - 1)), DimVar("b", 0, stmt.extent - 1)
-    number = column.dim // lanes  # of the group
+    number = column.dim // lanes  # number of the group
     lane = column.dim - number * lanes
     dims = {stmt.var: block.dim, **{group.var: number for group in groups}, **{vector.loop.var: lane for vector in vectors}}
     body = map_stmt(stmt.body, lambda s: s.body if isinstance(s, For) and s.var in dims else s)
@@ -72,6 +73,7 @@ class _Vector:
 
 
 def _vectors(stmt: Stmt, around: tuple[For, ...]) -> Iterator[_Vector]:
+    """Yield the loops over lanes in a statement that is inside the loops `around`."""
     if isinstance(stmt, For):
         if stmt.kind is LoopKind.VECTOR:
             yield _Vector(stmt, around)
@@ -100,8 +102,8 @@ def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
 
 
 def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = False) -> bool:
-    """Return whether a statement writes nothing outside of loops over lanes but local arrays, and not even these inside a loop of `groups`
-    (`is_inside`): all threads run such a statement once, whatever the number of groups."""
+    """Return whether all threads may run the parts of a statement that are outside of loops over lanes. These parts may write only local
+    arrays. Inside a loop of `groups` (`is_inside`) they may not even write these, because a thread runs the body of such a loop once."""
     match stmt:
         case For(kind=LoopKind.VECTOR):
             return True
@@ -124,7 +126,7 @@ def _are_apart(body: Stmt, column: Dim, width: int) -> bool:
 
 
 def _without_columns(stmt: Stmt, private: set[Buffer]) -> Stmt:
-    """Drop the last dimension of arrays of which a thread accesses only its column."""
+    """Drop the last dimension of the arrays `private`, of which a thread accesses only its column, and the last index of each access."""
     narrow = {buffer: replace(buffer, shape=buffer.shape[:-1] or (ONE,)) for buffer in private}
 
     def of_scalar(scalar: Scalar) -> Scalar:
@@ -145,6 +147,6 @@ def _without_columns(stmt: Stmt, private: set[Buffer]) -> Stmt:
 
 
 def _unrolled(stmt: Stmt) -> Stmt:
-    """Unroll loops that choose elements of local arrays."""
+    """Unroll loops of constant extent that choose elements of local arrays."""
     chosen = {var for buffer, indices in _accesses(stmt) if buffer.scope is Scope.LOCAL for d in indices for var in d.vars()}
     return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.UNROLL) if isinstance(s, For) and s.var in chosen and s.extent.is_const else s)

@@ -4,8 +4,9 @@
       when b * THREADS + t < elements { the element with that number }
     }
 
-It applies to any nest. Every element is computed by the same operations, so its bits do not depend on its place. Stages that do not read
-what other stages write share one launch: the blocks of one stage follow the blocks of another in the grid.
+Every element is computed by the same operations, so its bits do not depend on its place. Stages that do not read what other stages write
+share one launch: the blocks of one stage follow the blocks of another in the grid. Stages that are not elementwise nests, such as scans,
+run in launches of their own (`_in_order`), so the schedule applies to any nest.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
 
 
 def is_one_launch(prim: PrimFunc) -> bool:
-    """Return whether the stages of a function are elementwise nests that share one launch."""
+    """Return whether the stages of a function are elementwise nests without reductions that share one launch."""
     groups = _independent_groups(stages(without_allocations(without_products(prim.body))[1]))
     return (
         len(groups) == 1
@@ -120,9 +121,9 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans, whose columns of the state threads keep.
-    `schedule_lanes` takes a parallel loop around loops over lanes that a block can run: a block runs each iteration. Otherwise a thread
-    runs each iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
+    """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans: each thread keeps a column of the state.
+    `schedule_lanes` takes a parallel loop around loops over lanes, if a block can run an iteration. Otherwise a thread runs each iteration
+    of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
     if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
         return found
     k = Kernel()

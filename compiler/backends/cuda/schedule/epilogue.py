@@ -2,7 +2,9 @@
 
 All rows of a group are computed before any of them is stored. So their loads are in flight together; the assembler does not move a load
 over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a group exist, a product's own store
-has no branch between rows: LLVM would move the loads of each row behind its branch. Kernels with branches have no registers for this.
+(`StoreWriter`) has no conditions between rows: LLVM would move the loads of each row behind its condition. `BranchWriter` has no registers
+for a second copy of the code. If its values depend on integers that the nest reads, or cannot be computed without the nest's condition, it
+computes each row just before it stores the row.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Kernel, const, equal, less, select
 
-Element = Callable[[Dim, int], Scalar]  # a row of the tile, and a distance from the thread's column -> the product's element
+Element = Callable[[Dim, int], Scalar]  # returns the product's element in a row of the tile, at a distance from the thread's column
 
 
 class Writer(ABC):
+    """Writes the elements of the thread's column in some rows."""
+
     @abstractmethod
     def where_it_applies(self, k: Kernel) -> AbstractContextManager[None]:
         """Return a context manager for the block of the kernel that runs only if this writer stores the thread's column."""
@@ -48,7 +52,7 @@ class Rows:
     count: Dim
 
     def clamped(self, k: Kernel) -> list[Dim]:
-        """Return each row, or the last row of the product instead of rows after it."""
+        """Return the number of each row, or that of the last row of the product instead of rows after it."""
         return [k.let("near", dim_min(row, self.count - 1)) for row in self.numbers]
 
 
@@ -87,7 +91,7 @@ class BranchWriter(Writer):
     """Writes elements by a branch."""
 
     branch: Branch
-    column: Dim
+    column: Dim  # the thread's column of the product
     element: Element
 
     @property
@@ -121,4 +125,5 @@ class BranchWriter(Writer):
             k.array(self.store.buffer)[tuple(d.substitute(known) for d in self.store.indices)] = self._value(row, known)
 
     def _value(self, row: Dim, point: Mapping[DimVar, Dim]) -> Scalar:
+        """Return the value that the branch stores for a row of the tile."""
         return rewrite_dims(self.branch.value(lambda offset: self.element(row, offset)), point)

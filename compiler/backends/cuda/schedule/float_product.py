@@ -1,5 +1,5 @@
 """Products that no tile computes, such as that of a router, whose weights are f32. A block reads few rows and few columns, and computes
-all elements in which they meet. So each row and each column is read fewer times.
+all elements in which they meet. So each row and each column is read fewer times than if each block computed one element.
 
     for block b in tiles {
       for thread t { for each element of the tile: sum the products of elements t, t + THREADS, ... along k }
@@ -7,8 +7,8 @@ all elements in which they meet. So each row and each column is read fewer times
     }
 
 With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum depends only on its
-length, not on the tile or on other rows. A block has as many threads as divide this length, and few enough that their sums fit the shared
-memory of every GPU.
+length, not on the tile or on other rows. The number of threads of a block is the largest of THREADS that divides this length. With each of
+them, the sums fit the shared memory of every GPU.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ THREADS = (128, 64, 32)  # numbers of threads of a block, the best first
 FEW = 8  # maximum number of rows for which a tile has one element
 AT_ONCE = 16  # number of elements of rows, and of columns, that a thread loads at once
 TILE = 8  # number of rows and of columns of a tile for more rows
-PITCH = 1  # elements between the sums of two elements in shared memory, so that threads which read them use different banks
+PITCH = 1  # padding between the sums of two elements in shared memory, so that threads that read them use different banks
 
 Point = dict[DimVar, Dim]
 
 
 def schedule_float_product(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule a product of loaded columns with constant extents. Return None for any other nest, and if no number of THREADS divides the
-    length of its sum."""
+    """Schedule a product of loaded columns with one sum, if the length of the sum and the number of columns are constant. Return None for
+    any other nest, and if no number of THREADS divides the length of the sum."""
     product = product_in(prim)
     if product is None or product.choice is not None or product.row_axis is None or len(product.nest.axes) != 2:
         return None
@@ -57,11 +57,14 @@ def schedule_float_product(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
+    """Writes the kernel of a product, with blocks of `threads` threads."""
+
     k: Kernel
     product: Product[Contraction]
     threads: int
 
     def write(self) -> None:
+        """Write the kernel: tiles of one element if there are few rows, otherwise tiles of TILE rows and columns (`is_many` is 0 or 1)."""
         k, ((_, num_rows), (_, num_columns)) = self.k, self.product.nest.axes
         few_only = prove_le(num_rows, FEW)
         is_many = dim_min(1, num_rows // (FEW + 1))

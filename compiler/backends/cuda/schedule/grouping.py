@@ -6,7 +6,7 @@
       for thread t { write its choices of expert e, in order }
     }
 
-The choices of a thread are adjacent. It has several loads in flight, so few choices take one round trip to memory.
+The choices of a thread are adjacent. A thread has several loads in flight, so few choices take one round trip to memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _write(k: Kernel, found: Grouping, expert: Dim) -> None:
     own_items, lower, first = (k.shared(name, THREADS, dtype=I32) for name in ("own", "lower", "first"))
 
     def choices(t: Dim, m: Dim) -> tuple[list[Dim], list[Scalar]]:
-        """Return the numbers of some choices of a thread, and their experts. Choices after the last one have no expert."""
+        """Return the numbers of some choices of a thread, and their experts. A choice after the last one has the expert `count`, which no
+        block has."""
         numbers = [(t * times + m) * AT_ONCE + u for u in range(AT_ONCE)]
         values: list[Scalar] = []
         for number in numbers:

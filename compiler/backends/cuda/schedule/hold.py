@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from compiler.ir.loops.scalars import Scalar, dtype_of
 from compiler.ir.loops.write import Kernel
 
-AT_ONCE = 8  # maximum number of values for which a thread is given registers
+AT_ONCE = 8  # maximum number of values for which a thread is given registers, unless a schedule states another number
 
 
 def hold(k: Kernel, values: Iterable[Scalar]) -> list[Scalar]:
-    """Compute values of one type, and return loads of the registers that hold them."""
+    """Compute values of one type, at least one, and return loads of the registers that hold them."""
     found = list(values)
     held = k.local("held", len(found), dtype=dtype_of(found[0]))
     for number, value in enumerate(found):

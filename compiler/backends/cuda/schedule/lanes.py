@@ -1,8 +1,8 @@
 """Schedule loops that are written for the vectors of a CPU. A block runs one iteration of the parallel loop, and its threads are the lanes.
 
-One thread runs the statements outside the loops over lanes. Buffers of an iteration are in shared memory. A condition or a loop bound
-around a loop over lanes must be the same for all threads, although statements inside may change its operands. So one thread computes and
-stores it, and all threads read it after a barrier.
+One thread runs the statements outside the loops over lanes. Buffers that are allocated there are in shared memory. A condition or a loop
+bound around a loop over lanes must be the same for all threads, although statements inside may change what it reads. So if it reads memory,
+one thread computes and stores it, and all threads read the result after a barrier.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt
 from compiler.ir.loops.visit import loads, map_stmt, rename_buffers, rewrite_dims, sequence, statements, walk_stmts
 
 MOST_BYTES = 40 << 10  # maximum number of bytes of shared memory that a block uses
-MOST_LANES = 1024
+MOST_LANES = 1024  # maximum number of threads of a block
 ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement."""
+    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement, if another
+    parallel loop is inside, and if a block would need too many threads or too much shared memory."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
     inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
@@ -37,12 +38,15 @@ def schedule_lanes(stmt: Stmt) -> Stmt | None:
 
 
 def _has_lanes(stmt: Stmt) -> bool:
+    """Return whether a statement contains a loop over lanes."""
     return any(isinstance(s, For) and s.kind is LoopKind.VECTOR for s in walk_stmts(stmt))
 
 
 @dataclass(slots=True)
 class _Lanes:
-    num_bytes: int = field(default=0)
+    """Converts the body of a parallel loop to the code of a block."""
+
+    num_bytes: int = field(default=0)  # bytes of shared memory that the block needs
 
     def block(self, stmt: Stmt) -> Stmt:
         """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together."""
@@ -67,6 +71,7 @@ class _Lanes:
                 raise AssertionError(stmt)
 
     def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
+        """Convert a sequence. One thread runs adjacent statements without loops over lanes, so that no barrier separates them."""
         done: list[Stmt] = []
         alone: list[Stmt] = []  # consecutive statements without loops over lanes; one thread runs them
         for stmt in stmts:
@@ -80,7 +85,8 @@ class _Lanes:
         return sequence([*done, _by_one(sequence(alone))] if alone else done)
 
     def _read_together(self, value: Scalar, then: Callable[[Scalar], Stmt]) -> Stmt:
-        """Return the statement that `then` makes of a value. One thread computes the value, and all threads read it."""
+        """Return the statement that `then` makes of a value. If the value reads memory, one thread computes it, and all threads read the
+        result."""
         if next(iter(loads(value)), None) is None:
             return then(value)
         dtype = dtype_of(value)
@@ -97,7 +103,7 @@ class _Lanes:
 
 
 def _by_one(stmt: Stmt) -> Stmt:
-    """Let one thread of a block run a statement."""
+    """Let one thread of a block run a statement, with its loops in order."""
     return For(DimVar("t", 0, ZERO), ONE, serial(stmt), LoopKind.THREAD)
 
 

@@ -7,10 +7,10 @@
     }
 
 For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that has
-enough rows. If there are more rows than the highest tile has, a block computes a wide tile: as many rows as the highest has, and more
-columns. Wide tiles may be computed in clusters, whose blocks compute the same columns for adjacent rows. Every tile sums in the same order,
-so the bits of a row do not depend on other rows. The tiles of a target, their heights and the formats of weights are in
-compiler/machine/products.py.
+enough rows. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may be computed
+in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of their own
+for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles of a
+target, their heights and the formats of weights are in compiler/machine/products.py.
 
 If each row chooses one of several matrices, a block computes runs: adjacent rows with the same choice. A run does not cross a multiple of
 the height of the highest tile. A block has some adjacent rows, and computes the runs that begin there: one row if there are few, otherwise
@@ -44,7 +44,7 @@ from compiler.ir.prove import prove_divisible, prove_le
 from compiler.machine.intrinsics.block_product import EIGHT, NARROW, BlockProduct
 from compiler.machine.products import ProductTile, ProductTiles
 
-MOST_SUMS = 2
+MOST_SUMS = 2  # maximum number of sums of a product
 MANY_COLUMNS = 264 * NARROW  # number of columns of all matrices above which narrow tiles are too many blocks to run at once
 FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
 # The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles lose more by copying rows twice as often.
@@ -58,7 +58,8 @@ Point = Mapping[DimVar, Dim]
 
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
-    """Schedule a product of matrices, with the stages that read its elements. Return None for any other nest, and if no tile fits it."""
+    """Schedule a product of matrices, with the stages that read its elements. Return None for any other nest, if no tile fits the product,
+    and if a further stage is not a branch of it, or reads pairs of columns that no tile has together."""
     first, *others = stages(without_allocations(prim.body)[1])
     product = product_in(replace(prim, body=first))
     if product is None or product.row_axis is None or len(product.sums) > MOST_SUMS:
@@ -83,12 +84,12 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Operands:
-    """The operands of one sum."""
+    """The operands of one sum, each as the load of an element."""
 
     rows: Load
-    weights: Load  # packed
-    scale: Load | None
-    group: int  # number of elements along k that share a scale
+    weights: Load  # weights in packed panels
+    scale: Load | None  # None: weights have no scales
+    group: int  # number of elements along k that share a scale; without scales, the length of the sum
 
     @property
     def alike(self) -> Hashable:
@@ -98,7 +99,8 @@ class _Operands:
 
 
 def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands | None:
-    """Return the operands of a sum. Return None if its columns are not packed for the tile, or if the tile cannot copy its rows."""
+    """Return the operands of a sum. Return None if its length is not constant, if its columns are not packed for the tile, or if the tile
+    cannot copy its rows."""
     if not s.extent.is_const or not tile.takes_rows(s, row_axis):
         return None
     rows = without_cast(s.rows)
@@ -122,7 +124,7 @@ class _Blocks:
     tile: ProductTile
     operands: tuple[_Operands, ...]
     branches: tuple[Branch, ...]
-    num_arguments: int  # of the kernel
+    num_arguments: int  # number of arguments of the kernel
 
     @property
     def apart(self) -> int:
@@ -146,6 +148,7 @@ class _Blocks:
 
     @property
     def in_groups(self) -> bool:
+        """Whether a column of weights has several scales, one per group."""
         return self.operands[0].group != self.product.extent.const
 
     @property
@@ -168,7 +171,8 @@ class _Blocks:
 
     @property
     def thin(self) -> BlockProduct | None:
-        """The tile of a product with few rows whose other tiles would leave half of the multiprocessors without work, or more."""
+        """The tile with fewer than NARROW columns for up to EIGHT rows of a product whose other tiles would leave half of the
+        multiprocessors without work, or more. None for other products, and if there is no such tile."""
         p, (operands, *_) = self.product, self.operands
         most = FEW_BF16_COLUMNS if operands.scale is None and self.fills else FEW_COLUMNS
         if self.apart or self.num_sums > 1 or not p.num_columns.is_const or p.num_columns.const > most:
@@ -224,7 +228,7 @@ class _Blocks:
         lone = None if size is None else self.op(*size, lone=True)
         if lone is not None and not few_only and tall == lone.rows:
             few = tall  # the widest tile computes more rows than the lone one
-        # Narrow tiles compute these numbers of rows, more than the first up to the second.
+        # Narrow tiles compute these ranges of numbers of rows: more than the first number, and up to the second one.
         least = 0 if thin is None else EIGHT
         ranges = [(least, few)] if lone is None else [(least, EIGHT), (lone.rows, few)]
         ranges = [(low, high) for low, high in ranges if low < high and not prove_le(num_rows, low)]
@@ -372,7 +376,7 @@ class _Place:
                         writer.write_row(k, self.first, i)
 
     def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
-        """Return the column of the product that is a column of the tile."""
+        """Return the column of the product that the tile has as its column `column`."""
         own, half = self.column + column, op.columns // 2
         if not op.apart:
             return own
@@ -383,6 +387,7 @@ class _Place:
         p, half, own = self.blocks.product, op.columns // 2, self.own_column(k, op, column)
 
         def element(i: Dim, offset: int) -> Scalar:
+            """Return the element in row `i` of the tile, `offset` columns after `own`."""
             assert p.row_axis is not None
             near = offset * half // (op.apart * op.panel_columns) if op.apart else offset
             at = {**self.point, p.row_axis: self.first + i, p.column_axis: own + offset}

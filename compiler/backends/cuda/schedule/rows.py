@@ -7,8 +7,8 @@ stages.
       for thread t { write elements t, t + THREADS, ... }
     }
 
-The order of a reduction depends only on the length of the row. Two reductions that do not depend on each other share one launch: the blocks
-of one follow the blocks of the other in the grid.
+The order of a reduction depends only on the lengths of the rows. Two such reductions that do not depend on each other share one launch: the
+blocks of one follow the blocks of the other in the grid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compiler.ir.loops.write import Array, Kernel, halvings, less, less_equal
 from compiler.ir.prove import prove_divisible
 
 WARP = 32
-# (longest row, number of threads of a block for rows up to this length)
+# (longest row, number of threads of a block for rows up to this length); longer rows, and rows of unknown length, get _MOST_THREADS
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
 
@@ -55,7 +55,8 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
-    """Match one program, or two that follow each other, write different buffers and do not read what the other writes."""
+    """Match one program along rows, or two that follow each other, write different buffers and do not read what the other writes. Return
+    None if there is another number of programs, or if a reduction does not read adjacent memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None
@@ -75,7 +76,7 @@ def _programs(body: Stmt) -> list[RowProgram] | None:
 
 
 def _write(k: Kernel, program: RowProgram, block: Dim) -> None:
-    """Write what a block does for a row, the number of which is that of the block."""
+    """Write what a block does for the row whose number is that of the block."""
     lengths = [fold.axes[0][1] for stage in program.stages for fold in stage.folds]
     point = k.unravel(block, [(var.name, extent) for var, extent in program.row])
     with k.scope():
@@ -90,19 +91,22 @@ def _reads_along_rows(program: RowProgram) -> bool:
 
 
 def num_threads(lengths: Sequence[Dim]) -> int:
-    """Return the number of threads of a block that reduces rows of these lengths."""
+    """Return the number of threads of a block that reduces rows of these lengths. A length may be a variable."""
     longest = max(length.const for length in lengths) if all(length.is_const for length in lengths) else _MOST_THREADS
     return next((threads for length, threads in _THREADS if longest <= length), _MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """Writes the stages of a program for one row."""
+
     k: Kernel
     program: RowProgram
     point: tuple[Dim, ...]
     num_threads: int
 
     def write(self) -> None:
+        """Allocate the numbers of the row that stages pass on, and write the stages in order."""
         for number in self.program.temporaries:
             self.k.allocate(number)
         for stage in self.program.stages:
@@ -126,6 +130,7 @@ class _Row:
                 k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = value
 
     def at(self, stage: RowStage) -> Point:
+        """Return the values of the row axes of a stage: those of the block's row."""
         return dict(zip(stage.nest.vars, self.point, strict=False))
 
     @contextmanager
@@ -180,14 +185,15 @@ def of_warp(partial: Array) -> list[Scalar]:
 
 
 def fold_threads(k: Kernel, partial: Array, count: int, combine: Combine) -> None:
-    """Reduce the results of `count` threads to partial[0]."""
+    """Reduce the results of `count` threads, a multiple of WARP, to partial[0]."""
     fold_warps(k, partial, count, combine)
     with k.threads("t", 1):
         partial[0] = folded_warp(k, of_warp(partial), combine)
 
 
 def fold_warps(k: Kernel, partial: Array, count: int, combine: Combine) -> None:
-    """Reduce the results of `count` threads to those of a warp: each of 32 threads combines the results that are a warp apart."""
+    """Reduce the results of `count` threads, a multiple of WARP, to those of a warp: each of its threads combines the results that are a
+    warp apart."""
     if count > WARP:
         with k.threads("t", WARP) as t:
             total: Scalar = partial[t]

@@ -1,12 +1,12 @@
 """Short rows that are computed in several stages, among which is the choice of the best experts. A warp computes a row through all stages.
-What later stages read of the row is kept in shared memory.
+What several stages read of an input's row, and what later stages read of results, is kept in shared memory.
 
     for block b in rows {
       for lane t { write or reduce elements t, t + 32, ... of the row }     for each stage
       the warp chooses the best experts by their keys: tile
     }
 
-Reductions have the order of rows.py. A lane loads several elements before it uses any of them.
+A reduction to one number per row has the order of rows.py. A lane loads several elements before it uses any of them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Point = dict[DimVar, Dim]
 
 
 def schedule_small_rows(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule short rows, of which a stage chooses the best experts. Return None for any other nest."""
+    """Schedule short rows, of which a stage chooses the best experts. Return None for any other nest, and if a row needs too much shared
+    memory."""
     rows = match_small_rows(prim)
     if rows is None or not rows.chooses:
         return None
@@ -60,10 +61,12 @@ def schedule_small_rows(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """Writes the code of the warp that computes one row."""
+
     k: Kernel
     row: Dim
     lines: Mapping[Buffer, Buffer]  # maps a buffer to the place in shared memory of the block's row of it
-    outputs: frozenset[Buffer]
+    outputs: frozenset[Buffer]  # the results of the function, which are also stored in global memory
 
     def load(self, buffer: Buffer) -> None:
         """Copy the block's row of an input to shared memory."""

@@ -1,4 +1,4 @@
-"""Attention on a GPU: one walk over splits of keys, with two units.
+"""Attention on a GPU: one walk over splits of keys, with two units that compute a split.
 
 A row is a token with one query head; all heads of a block share a kv head. A block computes the rows of a run:
 
@@ -8,7 +8,7 @@ A row is a token with one query head; all heads of a block share a kv head. A bl
         found <- the softmax of each row over the split        (a unit)
         joined <- join(joined, found)
       }
-      joined -> out, or, if splits run in parallel, memory that the last block of the token reads
+      joined -> out, or, if splits run in parallel, memory from which the last block of the token joins all splits
     }
 
 A split is SPLIT keys, beginning at a multiple of SPLIT in their sequence. Splits are joined in order. For up to FEW tokens, each split has

@@ -2,7 +2,7 @@
 
 score   each thread multiplies one key by the queries of all the block's heads
 weigh   find top, the largest score, and replace each score by its weight; add up the weights
-mix     each thread computes one element of the weighted sum of values, for all heads
+mix     each thread computes some elements of the weighted sum of values, for all heads
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 
 class FloatWalk(Walk):
+    """The unit for keys and values of any type. A run is one token."""
+
     def __init__(self, node: Attention) -> None:
         super().__init__(node)
         self.row_counts = (self.block_heads,)

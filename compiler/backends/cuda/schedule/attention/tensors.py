@@ -31,7 +31,7 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    """Schedule attention to pages of bf16. Return None for any other nest, and if the rows of no tile fit in shared memory."""
+    """Schedule attention to pages of bf16. Return None for any other nest, and if no tile supports its sizes on this target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
@@ -43,7 +43,7 @@ def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None
 
 
 def attention_on_pages(prim: PrimFunc) -> tuple[Attention, Paged] | None:
-    """Return the attention of a function and its pages, if tensor cores may multiply them."""
+    """Return the attention of a function and its pages, if tensor cores may multiply them. Return None otherwise."""
     match prim.body:
         case Attention(keys=Paged(scales=None) as source, exact=False) as node if node.positions is not None:
             return (node, source) if source.cache.dtype is BF16 else None
@@ -52,11 +52,13 @@ def attention_on_pages(prim: PrimFunc) -> tuple[Attention, Paged] | None:
 
 
 class TensorWalk(Walk):
+    """The unit for pages of bf16, on tensor cores."""
+
     blocks = ENOUGH_BLOCKS  # number of blocks that must fit a multiprocessor at once
     pages: Array  # the pages of the split
     same: Array  # [tokens + 1]: whether the token can be in a run with the first token
     first: Array  # [tokens + 1]: the first position that a token sees
-    end: Array  # [tokens + 1]: one past the last position that a token sees; the last element is for rows without a token
+    end: Array  # [tokens + 1]: one past the last position that a token sees; 0 for tokens after the run, and for rows without a token
     bounds: Array  # five values of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
     flags: Array  # for each thread, whether it found a mean that is not finite; in the end flags[0] says whether any thread did
 
@@ -152,7 +154,7 @@ class TensorWalk(Walk):
                     self.join(rows)
 
     def _flag_not_finite(self, rows: int) -> None:
-        """Set flags[0] to 1 if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite x."""
+        """Set flags[0] to 1 if a mean is not finite in a row that sees a key of the split, otherwise to 0. x - x is 0 only for finite x."""
         k, found, flags = self.k, self.found, self.flags
         group = at_once(rows, MEANS_AT_ONCE)
         with k.threads("i", SPLIT) as i:
@@ -164,8 +166,8 @@ class TensorWalk(Walk):
         fold_threads(k, flags, SPLIT, maximum)
 
     def _sum(self, run: Run, rows: int, split: Dim, seen: tuple[Scalar, Scalar], number: Dim | None) -> None:
-        """Compute in `found` the softmax of a split over the positions `seen`. If `number` is above 0, compute it only for token `number` -
-        1 of the run."""
+        """Compute in `found` the softmax of a split over the positions `seen`. If `number` is given and above 0, compute it only for token
+        `number` - 1 of the run, otherwise for all tokens."""
         k, source, scratch = self.k, self.source, self.scores
         bounds = (k.let(name, x, source.tables.shape[1] * PAGE) for name, x in zip(("seen_from", "seen_to"), seen, strict=True))
         low, high = (dim_min(dim_max(x - split * SPLIT, 0), SPLIT) for x in bounds)

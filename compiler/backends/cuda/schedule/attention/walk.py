@@ -1,7 +1,7 @@
 """The walk of a block over the splits of the keys that its rows see.
 
-The weight of a key is exp(score - top). It is computed as a power of 2, because GPUs have an instruction for it: a score times `unit` is a
-logarithm to base 2, and each `top` is kept as such a logarithm.
+The weight of a key is exp(score - top), where top is the largest score. It is computed as a power of 2, because GPUs have an instruction
+for it: a score times `unit` is a logarithm to base 2, and each `top` is kept as such a logarithm.
 """
 
 from __future__ import annotations
@@ -74,15 +74,17 @@ class Run:
     sequence: Dim
     low: Dim  # the first position that a token of the run sees
     high: Dim  # one past the last position that a token of the run sees
-    start: Dim  # the index of the sequence's first key in concatenated texts
+    start: Dim  # the index of the sequence's first key in concatenated texts; 0 for keys in pages
     layer: Dim  # the layer of the cache
 
     @property
     def first_split(self) -> Dim:
+        """The number of the first split that a token of the run sees. Splits are numbered from the beginning of the sequence."""
         return self.low // SPLIT
 
     @property
     def num_splits(self) -> Dim:
+        """The number of splits from the first to the last one of which a token of the run sees a key."""
         return ceil_div(self.high, SPLIT) - self.first_split
 
 
@@ -115,8 +117,8 @@ class Walk(ABC):
 
     @abstractmethod
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
-        """Return whether this walk computes a run that begins at token `t`, if there are more than FEW tokens. Otherwise every token is a
-        run."""
+        """Return whether this walk computes a run that begins at token `t`. The result counts only if there are more than FEW tokens: with
+        fewer, every token is a run."""
 
     @abstractmethod
     def allocate(self) -> None:
@@ -139,6 +141,7 @@ class Walk(ABC):
         return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
 
     def body(self) -> Stmt:
+        """Write the kernel, and return it as a statement."""
         self.write_blocks(self.stored())
         return self.k.body()
 
@@ -154,12 +157,13 @@ class Walk(ABC):
 
     @property
     def few_items(self) -> Dim:
-        """The number of splits, for all tokens and groups of heads, if there are few tokens, otherwise 0."""
+        """The maximum number of splits, for all tokens and groups of heads, if there are few tokens, otherwise 0."""
         return dim_min(self.tokens, FEW) * self.groups * self.most_splits * (1 - self.is_many)
 
     @property
     def num_items(self) -> Dim:
-        """The number of parts of the work that can run in parallel: splits if there are few tokens, otherwise runs."""
+        """The number of items of `write_item`: splits if there are few tokens, otherwise tokens at which a run may begin, in both cases for
+        all groups of heads."""
         return dim_max(self.few_items, self.tokens * self.groups)
 
     def write_blocks(self, stored: Partial) -> None:
@@ -169,12 +173,13 @@ class Walk(ABC):
             self.write_item(b, stored, arrived)
 
     def counters(self) -> Array:
-        """Allocate the numbers of splits that have been computed for each token and group of heads, if there are few tokens."""
+        """Allocate counters of the splits that have been computed. There is one for each group of heads of each of up to FEW tokens."""
         return self.k.counters("arrived", FEW, self.groups)
 
     def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
-        """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. The softmax of a split
-        is written to `stored`, and `arrived` counts the splits of each token that are computed."""
+        """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. It does nothing where no run
+        begins, or where the token sees no key of the split. The softmax of a split is written to `stored`, and `arrived` counts the splits
+        of each token that are computed."""
         k, splits = self.k, self.most_splits
         split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
         with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
@@ -191,7 +196,8 @@ class Walk(ABC):
                         self._attend(run, rows, (first, count), stored, arrived)
 
     def _attend(self, run: Run, rows: int, splits: tuple[Dim, Dim], stored: Partial, arrived: Array) -> None:
-        """Compute some splits of a run: a first split and a number of splits."""
+        """Compute some splits of a run: a first split and a number of splits. Write the result or, if there are few tokens, the softmax of
+        the split."""
         k, joined, (first, count) = self.k, self.joined, splits
         group = at_once(rows)
         with k.threads("i", SPLIT) as i:
@@ -222,7 +228,7 @@ class Walk(ABC):
             self.out[run.token + self.slot(r), self.head(run, r), j] = cast(joined.means[r, j] / joined.weights[r], self.out.dtype)
 
     def _store_split(self, run: Run, split: Dim, stored: Partial, arrived: Array) -> None:
-        """Write the softmax of one split to memory. The last block of the token then joins all splits."""
+        """Write the softmax of one split to memory. The last block of the token and the group of heads then joins all splits."""
         k, t, joined = self.k, run.token, self.joined
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
             h = self.head(run, g)
@@ -237,7 +243,7 @@ class Walk(ABC):
             self._join_stored(run, self.head(run, g), j, stored)
 
     def _join_stored(self, run: Run, h: Dim, j: Dim, stored: Partial) -> None:
-        """Join all splits of a token, and write element `j` of the mean."""
+        """Join all splits of a token and a head, and write element `j` of the mean."""
         k, t = self.k, run.token
         own, after = k.local("own", 3), k.local("after", 3)
         own[0], own[1] = self.begin(h)
@@ -251,8 +257,8 @@ class Walk(ABC):
         self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
 
     def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
-        """Return top and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1, because a sink
-        is a key without a value."""
+        """Return top and the sum of weights before the first key. If the head has a sink, these are the sink's score, as a logarithm to
+        base 2, and 1, because a sink is a key without a value."""
         if self.node.sinks is None:
             return const(LOWEST, F32), ZERO
         return cast(self.k.array(self.node.sinks)[h], F32) * LOG2_E, const(1.0, F32)
@@ -268,7 +274,8 @@ class Walk(ABC):
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
-        """Return the score of a key, from the product of the query and the key. `distance` is that of the key from the query."""
+        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. `distance`
+        is that of the key from the query."""
         if self.is_plain:
             return dot
         score = capped(dot * self.node.scale, self.node.softcap)
@@ -277,9 +284,9 @@ class Walk(ABC):
         return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
 
     def weigh(self, rows: int, finish: Callable[[Dim, Dim], Scalar] | None = None, round: Callable[[Scalar], Scalar] = lambda x: x) -> None:
-        """Turn the scores of a split into weights, and compute the top and the sum of weights of each row. Each lane reduces the keys that
-        are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the finished and masked score of a row and a key;
-        without it, the stored scores are complete. `round` rounds a weight."""
+        """Turn the scores of a split into weights, and compute the top and the sum of weights of each row in `found`. Each lane reduces the
+        keys that are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the finished and masked score of a row
+        and a key; without it, the stored scores are complete. `round` rounds a weight."""
         k, scores, found = self.k, self.scores, self.found
 
         @contextmanager

@@ -38,7 +38,7 @@ from compiler.ops.attention.reach import first_position, last_position
 ITEMS = 16  # maximum number of items of a block of the second launch
 ENOUGH = 1024  # number of blocks of the second launch that keep a GPU busy: with at most so many items, a block has one
 SCANNED = 32  # maximum number of tokens that a thread looks at in one iteration of a loop
-LEFT, BEGINS = 1, 2  # whether a token is left, and whether a run of the second launch then begins there
+LEFT, BEGINS = 1, 2  # elements of `left`: the token is left, and BEGINS: a run of the second launch begins at it
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
@@ -56,6 +56,8 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
+    """Writes the two launches. As a unit it is that of the second one."""
+
     left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
@@ -64,6 +66,7 @@ class WarpgroupWalk(TensorWalk):
         self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
+        """Write both launches."""
         k, stored = self.k, self.stored()
         self.left = k.workspace("left", self.tokens * self.groups, dtype=I32)
         with k.scope():
@@ -73,6 +76,7 @@ class WarpgroupWalk(TensorWalk):
         return k.body()
 
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
+        """Return whether a run of the second launch begins at token `t`, which the first launch has left."""
         return equal(self.left[t * self.groups + group], BEGINS)
 
     def write_blocks(self, stored: Partial) -> None:
@@ -101,13 +105,13 @@ class _Tile:
     counts: Array  # [runs]: the numbers of their tokens
     num_runs: Array  # number of long runs
     broken: Array  # whether the run must be computed again
-    top: Array
-    weights: Array
+    top: Array  # [rows]: top of each row before the first key
+    weights: Array  # [rows]: the sum of weights of each row before the first key
     memory: Array  # stages of pages
 
 
 class _LongRuns:
-    """Writes the first launch."""
+    """Writes the first launch, with one `WgmmaAttend` for each long run."""
 
     def __init__(self, walk: WarpgroupWalk) -> None:
         self.walk, self.k, self.node = walk, walk.k, walk.node
@@ -124,6 +128,7 @@ class _LongRuns:
         self.tile_tokens = most - most % walk.most_tokens  # a run of the second launch is in one tile
 
     def write(self) -> None:
+        """Write the launch. A block finds its tokens and runs, computes each run, and marks the tokens of unbroken runs as not left."""
         k, walk, tokens = self.k, self.walk, self.walk.tokens
         tiles = ceil_div(tokens, self.tile_tokens)
         with k.grid("b", tiles * walk.groups * walk.is_many) as b:
@@ -163,7 +168,7 @@ class _LongRuns:
         return _Tile(start, group, begins, first, end, starts, counts, num_runs, broken, top, weights, memory)
 
     def _find_tokens(self, tile: _Tile) -> None:
-        """Find the positions that tokens see, and where runs begin. Note that all tokens are left."""
+        """Find the positions that tokens see, and where runs begin. Mark all tokens as left."""
         k, walk, node, tokens = self.k, self.walk, self.node, self.walk.tokens
         assert node.positions is not None
         ids, positions = k.array(node.sequences), k.array(node.positions)
