@@ -32,4 +32,5 @@ class IRModule:
         return {n: f for n, f in self.functions.items() if isinstance(f, PrimFunc)}
 
     def update(self, functions: Mapping[str, Function | PrimFunc]) -> IRModule:
+        """Return a new module in which these functions are added, or replace functions with the same names."""
         return IRModule({**self.functions, **functions})
