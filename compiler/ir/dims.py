@@ -5,10 +5,11 @@ A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a poly
     Dim   ::= coefficient * Atom * Atom + ... + constant
     Atom  ::= DimVar | Dim // Dim | Dim % Dim | min(Dim, ...) | max(Dim, ...)
 
-Every expression has one canonical form. `==` compares canonical forms; where these differ, `prove.prove_eq` may still prove two expressions
-equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for a variable must
-satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least 1. Substituting
-`n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms of the old `n`.
+Every `Dim` is in a canonical form, which its operators compute. `==` compares these forms; where they differ, `prove.prove_eq` may still
+prove two expressions equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for
+a variable must satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least
+1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms
+of the old `n`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from itertools import count
 from operator import attrgetter, floordiv, index, mod
 from typing import Any
 
-Key = tuple[Any, ...]  # nested tuples of integers: canonical forms are sorted, compared and hashed by their keys
+Key = tuple[Any, ...]  # nested tuples of integers, by which atoms, terms and Dims are sorted
 by_key = attrgetter("key")
 MAX_DEPTH = 32  # nesting depth of //, %, min and max: far above what programs need, and within Python's recursion limit
 
@@ -80,7 +81,7 @@ class DimVar(_Operators):
 
     name: str
     lower: int = 0
-    upper: int | Dim | None = None  # largest value, inclusive; a loop variable j < m has upper = m - 1
+    upper: int | Dim | None = None  # the largest value, or None for no limit; a loop variable j < m has upper = m - 1
     multiple_of: int = 1
     # `serial` is the order of creation. `upper` mentions only variables that were created earlier.
     serial: int = field(init=False, default_factory=_serial.__next__)
@@ -246,7 +247,8 @@ class Dim(_Operators):
 
     @property
     def factor(self) -> int:
-        """The greatest integer known to divide every value of the expression; 0 if the expression is zero."""
+        """The greatest integer that is known, from the coefficients and the declarations of variables, to divide every value of the
+        expression; 0 if the expression is zero."""
         return factor_of(self.terms)
 
     def atoms(self) -> Iterator[Atom]:
@@ -320,12 +322,13 @@ def as_dim(x: object) -> Dim:
     if isinstance(x, DimVar):
         return x.dim
     try:
-        return _constant(index(x))  # pyright: ignore[reportArgumentType]  # NumPy integers are welcome, floats are the TypeError
+        return _constant(index(x))  # pyright: ignore[reportArgumentType]  # accepts integers of NumPy, and raises TypeError for floats
     except TypeError:
         raise TypeError(f"a dimension is an int, a DimVar or a Dim, not {x!r}") from None
 
 
 def bare(atom: Atom) -> Dim:
+    """Return the Dim that consists of this atom alone."""
     return Dim(((1, (atom,)),))
 
 
@@ -360,7 +363,8 @@ MINUS_ONE = _constant(-1)
 
 
 def canonical(sums: dict[Monomial, int]) -> Dim:
-    """Return the Dim with these coefficients: drop zeros, recombine division nodes, sort terms by falling degree."""
+    """Return the Dim with these coefficients: drop zeros, recombine division nodes, and sort the terms by falling degree, then by the keys
+    of their atoms."""
     terms = [(c, m) for m, c in sums.items() if c]
     for _, m in terms:
         for atom in m:
@@ -493,7 +497,7 @@ def product_of(extents: Sequence[Dim]) -> Dim:
 
 
 def row_major(indices: Iterable[DimLike], extents: Iterable[DimLike]) -> Dim:
-    """Return the row-major index of an element in an array of these extents."""
+    """Return the row-major index of the element at `indices` in an array with these extents: the last axis varies fastest."""
     number = ZERO
     for at, extent in zip(indices, extents, strict=True):
         number = number * extent + at

@@ -1,6 +1,6 @@
-"""Operators of the graph level, and the tables of named things. An operator is declared by its name, its attributes, a rule that deduces the
-annotation of its result, the relations of sizes that must hold, and whether it is pure. Its implementations (a NumPy function and, for most
-operators, a loop nest) are in compiler/ops/tables.py."""
+"""Operators of the graph level, and the tables of named things. An operator is declared by its name, its attributes, a rule that deduces
+the annotation of its result, the relations of sizes that must hold, and whether it is pure. Its implementations (a NumPy function and, for
+most operators, a loop nest) are in the tables of compiler/ops/tables.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """Proofs about dimensions: bounds, order, equality, divisibility.
 
-All proofs rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the variables allow. It
-eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and c >= 0, a lower
-bound of the atom in terms of older atoms gives a lower bound of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0.
-Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves n*m - (n - 1)*m - m = 0.
+Bounds, order and equality rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the
+variables allow. `prove_ne` also compares remainders, and `prove_divisible` looks whether the canonical remainder is 0.
+
+`_lower_bound` eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and
+c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
+inequality i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves
+n*m - (n - 1)*m - m = 0.
 
 Elimination ends because the range of a variable mentions only older variables, and a node consists of older atoms. A budget of steps,
 divided among alternatives, keeps elimination short. The proofs are sound but not complete: False means "not proved".
@@ -19,7 +22,7 @@ from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod
 
 Extended = int | float  # an integer, or plus or minus infinity as a float
 INF = math.inf
-BUDGET = 64  # elimination steps per proof; proofs about index arithmetic take two to ten steps
+BUDGET = 64  # elimination steps per lower bound; proofs about index arithmetic take two to ten steps
 MAX_TERMS = 32  # elimination stops at a polynomial with more terms, because symbolic divisors multiply the number of terms
 
 Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
@@ -29,7 +32,8 @@ Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= va
 
 
 def bounds(d: DimLike) -> tuple[int | None, int | None]:
-    """Return the inclusive interval of the values; None stands for an unbounded end."""
+    """Return a lower and an upper bound of the values, both inclusive. None stands for a bound that is not found. The interval may be wider
+    than necessary."""
     low, high = _interval(Dim.of(d))
     return (None if isinstance(low, float) else low, None if isinstance(high, float) else high)
 
@@ -149,6 +153,7 @@ def _round_up(x: Extended, step: int) -> Extended:
 
 @lru_cache(maxsize=1 << 15)
 def _lower_bound(p: Dim, budget: int) -> Extended:
+    """Return a number that p never falls below; minus infinity if none is found within `budget` steps of elimination."""
     best = _term_interval(p)[0]
     if budget > 0 and len(p.terms) <= MAX_TERMS and not _independent(p):
         best = max(best, _shared_factor(p, budget), _eliminate(p, _next_atom(p), budget))
@@ -174,7 +179,9 @@ def _independent(p: Dim) -> bool:
 
 
 def _shared_factor(p: Dim, budget: int) -> Extended:
-    """Bound f*q + constant from below by the product of the lower bounds of f and q, where f is not negative."""
+    """Bound p = f*q + constant from below, where f is an atom that is not negative and that all terms but the constant share. The bound
+    uses the lower bound of q times the lower bound of f, or times the upper bound of f if the bound of q is negative. Return minus infinity
+    if there is no such f."""
     offset = p.constant_term
     product = p - offset
     for atom in product.terms[0][1]:
@@ -186,6 +193,7 @@ def _shared_factor(p: Dim, budget: int) -> Extended:
 
 
 def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
+    """Bound p from below by replacing the atom by its bounds or, if it is a min or max, by its operands."""
     c, rest = split(p, atom)
     low, high = _term_interval(c)
     if low < 0 < high:
@@ -210,7 +218,8 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
 
 
 def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Extended]:
-    """For each choice (scale, value), set atom = value / scale in c * atom + rest, and return a lower bound of the result."""
+    """For each choice (scale, value), set atom = value / scale in c * atom + rest, and return a lower bound of the result. If the scale is
+    not a constant, the bound is 0, or minus infinity if 0 is not proved to be a bound."""
     found: list[Extended] = []
     share = budget // len(choices) if choices else 0
     for scale, value in choices:
@@ -242,7 +251,8 @@ def _constant_bound(end: Extended) -> list[Bound]:
 
 
 def _symbolic_bounds(p: Dim, atom: Atom) -> tuple[list[Bound], list[Bound]]:
-    """Return lower and upper bounds of the atom in terms of older atoms."""
+    """Return lower and upper bounds of the atom in terms of older atoms. If p contains x // d beside the atom x % d, one bound is the exact
+    value x - d * (x // d)."""
     one = Dim.of(1)
     match atom:
         case DimVar(upper=upper):

@@ -131,7 +131,7 @@ def _common_factor(x: Dim, d: Dim) -> Division | None:
 
 
 def _in_range(x: Dim, d: Dim) -> Division | None:
-    """x // d -> q if q*d <= x < (q + 1)*d"""
+    """x // d -> q if q*d <= x < (q + 1)*d. If d is not a constant, only the quotients 0 and -1 are found."""
     if d.is_const:
         low, high = bounds(x)
         if low is None or high is None or low // d.const != high // d.const:
@@ -145,7 +145,7 @@ def _in_range(x: Dim, d: Dim) -> Division | None:
 
 
 def _low_part(x: Dim, d: Dim) -> Division | None:
-    """(f*a + b) // (f*e) -> a // e if 0 <= b < f, since b cannot reach the next multiple of f"""
+    """(f*a + b) // (f*e) -> a // e if 0 <= b < f and e > 0, since b cannot reach the next multiple of f"""
     content = _gcd(d.terms)
     tried: set[Term] = {(1, ())}
     for c, m in x.terms:
@@ -162,20 +162,21 @@ def _low_part(x: Dim, d: Dim) -> Division | None:
 
 
 def _not_multiple(x: Dim, f: Term) -> Dim:
-    """Return the terms of x that f does not divide. If f is a number, the constant term becomes its remainder modulo f."""
+    """Return the terms of x that f is not known to divide. If f is a number, the constant term becomes its remainder modulo f."""
     f_c, f_m = f
     low: dict[Monomial, int] = {}
     for c, m in x.terms:
         rest = _without(m, f_m)
         if not m and not f_m:
             low[m] = c % f_c
-        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:  # the atoms of f itself supply none of its coefficient
+        # f_c must divide c times the atoms that are left once those of f are taken out
+        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:
             low[m] = c
     return canonical(low)
 
 
 def _nested(x: Dim, d: Dim) -> Division | None:
-    """(y // a + c) // d -> (y + a*c) // (a*d), and (y % a) // d -> (y // d) % (a // d) if d divides a"""
+    """(y // a + c) // d -> (y + a*c) // (a*d) if d > 0, and (y % a) // d -> (y // d) % (a // d) if a and d are constants and d divides a"""
     inner = (x - x.constant_term).atom
     if isinstance(inner, FloorDiv) and _positive(d):
         numerator = inner.numerator + inner.divisor * x.constant_term
@@ -187,7 +188,7 @@ def _nested(x: Dim, d: Dim) -> Division | None:
 
 
 def _remainder(x: Dim, d: Dim) -> Dim:
-    """Return x % d, rewriting (y % a) % d to y % d if d divides a."""
+    """Return x % d. If a and d are constants and d divides c*a, a term c * (y % a) of x becomes c * y."""
     if d.is_const:
         for c, m in x.terms:
             for i, atom in enumerate(m):
@@ -237,7 +238,7 @@ def _over(x: Dim, divisor: Term) -> Dim:
 
 
 def recombine(sums: dict[Monomial, int]) -> Dim | None:
-    """Return the sum of these terms after applying one of the identities below, or None if none applies."""
+    """Return the sum of these terms after applying one of the identities of `_recombine_term`, or None if none applies."""
     for m, c in sums.items():
         if not c:
             continue
