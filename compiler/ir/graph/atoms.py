@@ -31,7 +31,7 @@ class ShapeValue:
 
 @node
 class ScalarValue:
-    """An i64 given as an integer expression, or a literal number of type `dtype`."""
+    """A number of type `dtype`: an integer expression if the type is an integer type, or a literal number."""
 
     value: Dim | float | bool
     dtype: str = "i64"
@@ -39,7 +39,7 @@ class ScalarValue:
 
 @node
 class FuncRef:
-    """A function of the module, as a value."""
+    """A graph-level function of the module, as a value."""
 
     name: str
 

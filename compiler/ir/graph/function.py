@@ -22,9 +22,12 @@ Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | 
 
 
 class BlockKind(StrEnum):
-    PLAIN = "plain"
-    DATAFLOW = "dataflow"
-    CAPTURED = "captured"
+    """What passes and the virtual machine may do with a block. Only plain blocks may branch. The pass `capture` makes captured blocks out
+    of launches of kernels, and of the allocations and aliases between them."""
+
+    PLAIN = "plain"  # runs binding by binding
+    DATAFLOW = "dataflow"  # has no effects, so passes may reorder, share and remove its bindings
+    CAPTURED = "captured"  # one native call replays all its launches
 
 
 @node
@@ -52,7 +55,8 @@ class Body:
 @node
 class Function:
     """A graph-level function. The first `num_inputs` parameters change from call to call; the others are weights and caches, which are
-    bound once. If `num_inputs` is None, all parameters change. `arena` is the number of bytes that memory planning reserved for a call."""
+    bound once. If `num_inputs` is None, all parameters change. `arena` is the number of bytes that memory planning reserved for a call, or
+    None before memory planning. If `pure` is false, the function may have effects, such as overwriting its arguments."""
 
     params: tuple[Var, ...]
     body: Body
