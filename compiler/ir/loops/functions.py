@@ -6,15 +6,16 @@ from enum import StrEnum
 
 
 class Fn(StrEnum):
-    """Functions of scalars. All operands and the result of an arithmetic function have the same type. Comparisons return bool."""
+    """Functions of scalars. All operands of a function have the same type, apart from the condition of SELECT. The result has this type,
+    too, except that comparisons return bool, BITS returns an i32, and OF_BITS returns an f32."""
 
     ADD = "add"
     SUB = "sub"
     MUL = "mul"
     DIV = "div"  # floats only
-    FLOORDIV = "floordiv"
-    MOD = "mod"
-    MIN = "min"  # a NaN operand gives NaN
+    FLOORDIV = "floordiv"  # integers only, rounds down; a divisor of 0 gives 0
+    MOD = "mod"  # integers only: a - floordiv(a, b) * b; a divisor of 0 gives 0
+    MIN = "min"  # a NaN operand gives NaN, as in MAX
     MAX = "max"
     POW = "pow"
     FMA = "fma"  # a * b + c, rounded once
@@ -47,7 +48,8 @@ class Fn(StrEnum):
 
 
 class ReduceFn(StrEnum):
-    """The functions that reduce many values to one. ARGMAX and ARGMIN return the first index (i64) of the extreme value."""
+    """The functions that reduce many values to one. ARGMAX and ARGMIN return the row-major index (i64) of the first extreme value, where a
+    NaN counts as the largest and as the smallest value."""
 
     SUM = "sum"
     PROD = "prod"

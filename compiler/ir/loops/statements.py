@@ -24,7 +24,9 @@ class LoopKind(StrEnum):
 @node
 class For:
     """A loop of `var` over 0 .. extent - 1. Iterations of serial and unrolled loops run in order, and may depend on each other through
-    buffers; iterations of other kinds of loops may not."""
+    buffers. Iterations of other kinds of loops may not, with one exception: the last block of a GPU launch to arrive at the tile
+    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads see what all threads of the block wrote in
+    it."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)
@@ -34,7 +36,8 @@ class For:
 
 @node
 class Let:
-    """Binds an integer to a variable that indices in `body` can use."""
+    """Binds an integer to a variable that indices in `body` can use. The value must lie in the declared range of the variable, since proofs
+    rely on the range."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     value: Scalar = holds(Holds.SCALAR)
