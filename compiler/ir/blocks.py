@@ -159,7 +159,7 @@ def _floats(blocks: Bytes, of: Half | Power) -> NDArray[np.float32]:
 # `first` is the index of the first byte that a function reads, `k` that of a number in the block, and `g` that of a group.
 
 
-def _none(_: Any) -> int:
+def _zero(_: Any) -> int:
     return 0
 
 
@@ -180,7 +180,7 @@ def _single(first: int, at: int) -> Bits:
 
 
 def _whole(first: int) -> Bits:
-    return Bits(8, lambda k: first + k, _none)
+    return Bits(8, lambda k: first + k, _zero)
 
 
 def _fifth(first: int) -> Bits:
@@ -191,7 +191,7 @@ def _fifth(first: int) -> Bits:
 # Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two
 # bits are those of one of the last four groups, whose low four bits are in bytes 12 to 15.
 _SCALES = Integers(
-    (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
+    (Bits(4, lambda g: 4 + g + g // 4 * 4, _zero), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )
 _MINIMA = Integers(
     (Bits(4, lambda g: 8 + g, lambda g: g // 4 * 4), Bits(2, lambda g: 8 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
@@ -212,7 +212,7 @@ BLOCKS: Mapping[str, Blocks] = {
             256,
             84,
             Integers((_pairs(16),)),
-            Integers((Bits(4, lambda g: g, _none),)),
+            Integers((Bits(4, lambda g: g, _zero),)),
             Integers((Bits(4, lambda g: g, lambda _: 4),)),
             Half(80),
             Half(82),

@@ -224,6 +224,7 @@ class Dim(_Operators):
 
     @property
     def const(self) -> int:
+        """The value of a constant expression. Raises ValueError if the expression mentions a variable."""
         if not self.terms:
             return 0
         if self.terms[0][1]:
@@ -232,6 +233,7 @@ class Dim(_Operators):
 
     @property
     def var(self) -> DimVar | None:
+        """The variable, if the expression is a single variable, else None."""
         return atom if isinstance(atom := self.atom, DimVar) else None
 
     @property
@@ -257,6 +259,7 @@ class Dim(_Operators):
             yield from monomial
 
     def vars(self) -> tuple[DimVar, ...]:
+        """Return the variables of the expression, also those inside other atoms, each once. The ranges of variables do not count."""
         return () if self.is_const else tuple(dict.fromkeys(self._occurrences()))
 
     def _occurrences(self) -> Iterator[DimVar]:
@@ -268,6 +271,7 @@ class Dim(_Operators):
                     yield from operand._occurrences()
 
     def substitute(self, mapping: Mapping[DimVar, DimLike]) -> Dim:
+        """Replace all variables of the mapping at once. Return the expression itself if it mentions none of them."""
         if not any(v in mapping for v in self._occurrences()):
             return self
         total = ZERO
@@ -279,6 +283,7 @@ class Dim(_Operators):
         return total
 
     def evaluate(self, env: Mapping[DimVar, int]) -> int:
+        """Return the value of the expression for these values of variables. Raise UnboundDimError if a value is missing."""
         try:
             return sum(c * math.prod(_evaluate_atom(a, env) for a in m) for c, m in self.terms)
         except KeyError:
@@ -317,6 +322,7 @@ def factor_of(terms: Sequence[Term]) -> int:
 
 
 def as_dim(x: object) -> Dim:
+    """Convert an integer or a variable to a Dim. Raise TypeError for anything else that is not a Dim."""
     if isinstance(x, Dim):
         return x
     if isinstance(x, DimVar):

@@ -70,6 +70,7 @@ class DType(StrEnum):
 
     @staticmethod
     def from_numpy(dtype: np.dtype) -> DType:
+        """Return the element type of arrays of this NumPy type. Raise ValueError if there is none."""
         for ours, theirs in _NUMPY.items():
             if theirs == dtype:
                 return ours

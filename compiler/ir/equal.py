@@ -78,6 +78,8 @@ def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
 
 
 class _Found(Exception):
+    """Raised at the first difference. Each comparison around it adds its place on the way out."""
+
     def __init__(self, left: str, right: str) -> None:
         super().__init__(left, right)
         self.places: list[str] = []  # path to the difference, the innermost part first

@@ -29,10 +29,10 @@ class Holds(Enum):
     PLACE = auto()  # a load that names a place in memory, not its value
     NEW_VAR = auto()  # the node defines an integer variable
     NEW_AXES = auto()  # the node defines variables in order, each with its extent
-    NEW_BUFFER = auto()
+    NEW_BUFFER = auto()  # the node defines a buffer
     ATOM = auto()  # an operand of the graph level
-    BODY = auto()
-    TYPE = auto()
+    BODY = auto()  # a body of the graph level, such as a branch
+    TYPE = auto()  # an annotation
     ATTRS = auto()  # attributes, possibly with dimensions among them
     NODE = auto()  # a nested node; its items count as items of the node that contains it
 

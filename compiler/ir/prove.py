@@ -39,6 +39,7 @@ def bounds(d: DimLike) -> tuple[int | None, int | None]:
 
 
 def prove_le(a: DimLike, b: DimLike) -> bool:
+    """Return whether a <= b is proved, like the functions below for <, ==, != and divisibility."""
     return _nonnegative(Dim.of(b) - a)
 
 
@@ -59,6 +60,7 @@ def prove_ne(a: DimLike, b: DimLike) -> bool:
 
 
 def prove_divisible(a: DimLike, k: int) -> bool:
+    """Return whether it is proved that k, which is not 0, divides a."""
     return not (Dim.of(a) % k).terms
 
 
@@ -123,6 +125,7 @@ def _atom_interval(atom: Atom) -> tuple[Extended, Extended]:
 
 
 def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    """Return an interval of x // d for intervals of x and d. If d may be negative, nothing is known."""
     if d[0] < 0:
         return -INF, INF
     least, greatest = max(d[0], 1), max(d[1], 1)  # no divisor is zero
@@ -130,6 +133,7 @@ def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended
 
 
 def _floor(x: Extended, d: Extended) -> Extended:
+    """Return x // d for d > 0. For an infinite d, return the limit."""
     if isinstance(x, float):
         return x
     if isinstance(d, float):
@@ -138,6 +142,7 @@ def _floor(x: Extended, d: Extended) -> Extended:
 
 
 def _remainder_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    """Return an interval of x % d for intervals of x and d. If d may be negative, nothing is known."""
     if d[0] < 0:
         return -INF, INF
     return 0, min(d[1] - 1, x[1]) if x[0] >= 0 else d[1] - 1

@@ -30,6 +30,7 @@ Division = tuple[Dim, Dim]  # quotient, remainder
 
 
 def divide(x: Dim, d: Dim) -> Division:
+    """Return x // d and x % d. Raise ZeroDivisionError if d is proved to be always zero."""
     if bounds(d) == (0, 0):
         raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be nonzero")
     return _divide(x, d)
@@ -72,6 +73,7 @@ def _whole_multiples(x: Dim, d: Dim) -> Division | None:
 
 
 def _whole_constant(x: Dim, d: int) -> Division:
+    """Return (whole, rest) such that x = whole * d + rest, where `rest` has what d is not known to divide."""
     whole, rest = ZERO, ZERO
     for c, m in x.terms:
         if c * math.prod(a.factor for a in m) % d == 0:
@@ -97,6 +99,7 @@ def _exact_quotient(monomial: Monomial, d: int) -> Dim:
 
 
 def _exact_atom(atom: Atom, d: int) -> Dim:
+    """Return atom / d, where d divides the atom's known factor."""
     if d == 1:
         return bare(atom)
     if isinstance(atom, FloorDiv):
@@ -202,6 +205,7 @@ def _remainder(x: Dim, d: Dim) -> Dim:
 
 
 def _gcd(terms: list[Term] | tuple[Term, ...]) -> Term:
+    """Return the greatest term that divides all these terms: the greatest common divisor of the coefficients, and the shared atoms."""
     common = list(terms[0][1])
     for _, m in terms[1:]:
         left = list(m)
@@ -251,6 +255,8 @@ def recombine(sums: dict[Monomial, int]) -> Dim | None:
 
 
 def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod, around: Dim) -> Dim | None:
+    """Return the sum after applying an identity to the term with monomial `m`, which is `around` times the atom. Return None if no identity
+    applies."""
     x, d = atom.numerator, atom.divisor
     if isinstance(atom, FloorDiv):  # d * (x // d) -> x where d divides x
         common = math.gcd(around.terms[0][0], d.const) if atom.exact else 1
@@ -285,6 +291,7 @@ def _product(*factors: Dim) -> dict[Monomial, int]:
 
 
 def _contains(sums: dict[Monomial, int], part: dict[Monomial, int], apart_from: Monomial) -> bool:
+    """Return whether the sum has all terms of `part`, with the same coefficients, and none of them is the term with `apart_from`."""
     return bool(part) and apart_from not in part and all(sums.get(m) == c for m, c in part.items())
 
 

@@ -93,6 +93,7 @@ Type = ObjectType | ScalarType | ShapeType | TensorType | TupleType | FuncType
 
 
 def tensor(shape: tuple[DimLike, ...] | list[DimLike], dtype: DType) -> TensorType:
+    """Return the annotation of an array whose extents are known."""
     return TensorType(tuple(Dim.of(d) for d in shape), dtype)
 
 

@@ -21,11 +21,15 @@ class Var:
 
 @node
 class Constant:
+    """A tensor whose elements are known."""
+
     data: NDArray[Any]  # an array of shape [] is a scalar tensor
 
 
 @node
 class ShapeValue:
+    """A list of integers, given as expressions."""
+
     dims: tuple[Dim, ...]
 
 

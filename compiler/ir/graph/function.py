@@ -13,6 +13,8 @@ from compiler.ir.types import FuncType, Type
 
 @node
 class If:
+    """A branch. Its value is the result of the body that runs."""
+
     cond: Atom = holds(Holds.ATOM)  # a bool scalar, or a bool tensor of rank 0
     then: Body = holds(Holds.BODY)
     orelse: Body = holds(Holds.BODY)
@@ -49,6 +51,7 @@ class Body:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
+        """The bindings of all blocks, without those inside the branches of an If."""
         return tuple(b for block in self.blocks for b in block.bindings)
 
 

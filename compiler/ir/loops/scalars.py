@@ -189,6 +189,8 @@ class Guard(Arithmetic):
 
 @node
 class Apply(Arithmetic):
+    """The result of a function of scalars."""
+
     fn: Fn
     args: tuple[Scalar, ...] = holds(Holds.SCALAR)
 
@@ -299,7 +301,8 @@ Operand = Arithmetic | Dim | DimVar | float | int | bool
 
 
 def as_scalar(value: Operand, dtype: DType = DType.I64) -> Scalar:
-    """Convert an operand to a scalar. A Python number gets type `dtype`."""
+    """Convert an operand to a scalar. A Python number becomes a constant of type `dtype`, a dimension becomes an i64, and a scalar stays as
+    it is."""
     if isinstance(value, Scalar):
         return value
     if isinstance(value, Dim | DimVar):

@@ -46,6 +46,8 @@ class Let:
 
 @node
 class Store:
+    """Writes a scalar to an element of a buffer."""
+
     buffer: Buffer = holds(Holds.BUFFER)
     indices: tuple[Dim, ...] = holds(Holds.DIM)
     value: Scalar = holds(Holds.SCALAR)
@@ -53,11 +55,15 @@ class Store:
 
 @node
 class Seq:
+    """Runs statements in order."""
+
     stmts: tuple[Stmt, ...] = holds(Holds.STMT)
 
 
 @node
 class When:
+    """Runs `then` if the condition holds, else `orelse`, if there is one."""
+
     cond: Scalar = holds(Holds.SCALAR)
     then: Stmt = holds(Holds.STMT)
     orelse: Stmt | None = holds(Holds.STMT, default=None)

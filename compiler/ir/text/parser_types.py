@@ -197,8 +197,8 @@ class TypeParser(Cursor):
                     return TensorType(shape, dtype, ndim)
 
     def _shape(self) -> tuple[tuple[Dim, ...] | None, int | None]:
-        """Read the extents, or `ndim=` and the rank, or `...`, and the closing bracket. Return the extents and the rank. Each is None if the
-        text does not state it."""
+        """Read the extents, or `ndim=` and the rank, or `...`, and the closing bracket. Return the extents and the rank, or None for what
+        the text does not state."""
         if self.accept("..."):
             self.expect("]")
             return None, None

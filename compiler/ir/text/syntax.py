@@ -49,7 +49,7 @@ INFIX: dict[Fn, tuple[str, int]] = {
     Fn.FLOORDIV: ("//", 7),
     Fn.MOD: ("%", 7),
 }
-LOOSEST, COMPARISON = 1, 4
+LOOSEST, COMPARISON = 1, 4  # the lowest precedence, and that of comparisons
 PREFIX: dict[Fn, str] = {Fn.NEG: "-", Fn.NOT: "~"}
 PREFIX_PRECEDENCE = 8
 
