@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, stored_as
 
-# Computes where a number (or the scale of a group) is stored: the index of its byte in the block, or the index of its lowest bit in that
-# byte. The argument is the index of the number (or of the group) in the block: a dimension, or an array of integers.
+# A function that computes where a number (or the scale of a group) is stored: the index of its byte in the block, or the index of its
+# lowest bit in that byte. The argument is the index of the number (or of the group) in the block: a dimension, or an array of integers.
 Place = Callable[[Any], Any]
 Bytes = NDArray[np.uint8]
 SIGN = 0x8000  # the sign bit of an f16

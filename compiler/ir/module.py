@@ -14,11 +14,13 @@ class IRModule:
     functions: Mapping[str, Function | PrimFunc]
 
     def graph(self, name: str) -> Function:
+        """Return the function with this name, which must be of the graph level."""
         func = self.functions[name]
         assert isinstance(func, Function), name
         return func
 
     def prim(self, name: str) -> PrimFunc:
+        """Return the function with this name, which must be of the loop level."""
         func = self.functions[name]
         assert isinstance(func, PrimFunc), name
         return func

@@ -8,8 +8,9 @@
       FuncType      a function
 
 An argument is checked against the annotation of its parameter at run time. The annotation of another value may say more than deduction
-proves; the pass `check_facts` then adds a run-time check. `None` stands for "not known". An operator that becomes a loop nest needs the
-extents of its operands; a match_cast can state them.
+proves; the pass `check_facts` then adds a run-time check (the annotation of an If must be proved). `None` stands for "not known". An
+operator that becomes a loop nest needs the extents of its operands; if deduction does not find them, a match_cast in the program can state
+them.
 """
 
 from __future__ import annotations

@@ -6,16 +6,16 @@
     Where      ::= "where" (Name "in" Range),+
     Range      ::= Int ".." [Dim] ["by" Int]                             both ends are included
 
-    Type       ::= DType "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" DType ["," Dim] "]"
+    Type       ::= (DType | "any") "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" (DType | "any") ["," Dim] "]"
                  | "tuple" "[" Type,* "]" | "object"
                  | ["impure"] "fn" ["[" (Name "in" Range),+ "]"] "(" (Type,* | "...") ")" "->" Type
-    DType      ::= "f32" | "f16" | "bf16" | "e4m3" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool" | "any"
+    DType      ::= "f32" | "f16" | "bf16" | "e4m3" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool"
     Shape      ::= Dim,* | "ndim" "=" Int | "..."
     Dim        ::= Int | Name | "-" Dim | Dim ("+" | "-" | "*" | "//" | "%") Dim | ("min" | "max") "(" Dim,+ ")" | "(" Dim ")"
 
     Body       ::= (Binding | ("dataflow" | "captured") "{" Binding* "}")* "return" Atom
-    Binding    ::= Name [":" Type] "=" Value | Launch                    without the annotation it is deduced
-    Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator
+    Binding    ::= Name [":" Type] "=" Value | Launch                    an annotation that is left out is deduced
+    Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator; attributes come last
                  | ("call" Name | "@" Name) "(" Atom,* ")"               a function: a variable, or one of the module
                  | call_tir, call_tir_inplace, call_library, match_cast, alloc: see forms.py
                  | "(" Atom,* ")" | Name "." Int                         a tuple, a field of one
