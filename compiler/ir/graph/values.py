@@ -56,11 +56,15 @@ class CallFunc:
 
 @node
 class MakeTuple:
+    """A tuple of the values of atoms."""
+
     fields: tuple[Atom, ...] = holds(Holds.ATOM)
 
 
 @node
 class TupleGet:
+    """Field `index` of a tuple."""
+
     value: Atom = holds(Holds.ATOM)
     index: int
 

@@ -10,7 +10,7 @@ from compiler.ir.loops.scalars import Scalar
 @node
 class Paged:
     """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py. If the cache has no values, a value is the
-    beginning of its key."""
+    beginning of its key. Position `p` of a sequence is in page `tables[sequence, p // PAGE]`, at offset `p % PAGE`."""
 
     cache: Buffer = holds(Holds.BUFFER)  # [layers, 2 or 1, pages, kv_heads, PAGE * size]
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order

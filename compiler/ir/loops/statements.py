@@ -13,12 +13,14 @@ from compiler.ir.tiles import TileOp
 
 
 class LoopKind(StrEnum):
+    """How the iterations of a loop run. `For` says which of them may depend on each other."""
+
     SERIAL = "serial"
     PARALLEL = "parallel"  # iterations are independent; threads claim them
     VECTOR = "vector"  # constant extent; the iterations are the lanes of a vector
     UNROLL = "unroll"  # constant extent; the body is written once per iteration
-    BLOCK = "block"  # the variable is the index of a GPU block
-    THREAD = "thread"  # the variable is the index of a thread in its GPU block
+    BLOCK = "block"  # a block of a GPU runs each iteration; a block may run several of them, one after another
+    THREAD = "thread"  # constant extent; the variable is the index of the thread, in its GPU block, that runs the iteration
 
 
 @node
