@@ -4,8 +4,8 @@ Their numbers are points of grids (compiler/ir/grids.py) or digits of base 3, wh
 read. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a number in a table of
 compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in
 IQ1, the upper bit chooses one of two offsets instead). The grid gives the lower bits of eight codes as a word; the exclusive or of this
-word and of a word with the eight signs, each shifted to its upper bit, is the codes. A value is its number times the scale of its group. A
-scale is a float of the block, or an odd integer times that float.
+word and of a word with the eight signs, each shifted to the upper bit of its code, gives the codes. A value is its number times the scale
+of its group. A scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations

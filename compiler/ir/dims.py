@@ -322,7 +322,7 @@ def factor_of(terms: Sequence[Term]) -> int:
 
 
 def as_dim(x: object) -> Dim:
-    """Convert an integer or a variable to a Dim. Raise TypeError for anything else that is not a Dim."""
+    """Convert an integer or a variable to a Dim; a Dim stays as it is. Raise TypeError for anything else."""
     if isinstance(x, Dim):
         return x
     if isinstance(x, DimVar):

@@ -3,8 +3,8 @@
 The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with an equal declaration.
 Functions are matched by name. The comparison ignores differences without effect: how sequences of statements are nested; whether adjacent
 plain blocks are merged, and empty ones left out; whether an attribute of an operator that has its default is written; whether a `Copy` or
-the copied atom is used; whether equal scalars are one shared node; whether an f32 is 1 or 1.0 in Python; whether several values are a list
-or a tuple; which variable a launch is bound to; and the `boundary` of a `MatchCast`, which appears only in messages. Dimensions are equal
+the copied atom is used; whether equal scalars are one shared node; whether a constant of type f32 is written 1 or 1.0; whether an attribute
+is a list or a tuple; the variable of a launch; and the `boundary` of a `MatchCast`, which appears only in messages. Dimensions are equal
 if they are proved equal.
 """
 

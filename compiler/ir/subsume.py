@@ -77,7 +77,8 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 def join(a: Type, b: Type) -> Type:
     """Return an annotation that holds for the values of `a` and the values of `b`. It states what both annotations state: the kind, the
-    element type, the rank, and the shape or the value if all its dimensions are proved equal."""
+    element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
+    fit the other, the parameters of their join are unknown."""
     match a, b:
         case TensorType(), TensorType():
             dtype = a.dtype if a.dtype == b.dtype else None

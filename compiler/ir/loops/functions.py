@@ -7,7 +7,8 @@ from enum import StrEnum
 
 class Fn(StrEnum):
     """Functions of scalars. All operands of a function have the same type, apart from the condition of SELECT. The result has this type,
-    too, except that comparisons return bool, BITS returns an i32, and OF_BITS returns an f32."""
+    too, except that comparisons return bool, BITS returns an i32, and OF_BITS returns an f32. compiler/ir/verify/loops.py says which types
+    each function takes."""
 
     ADD = "add"
     SUB = "sub"
@@ -15,8 +16,8 @@ class Fn(StrEnum):
     DIV = "div"  # floats only
     FLOORDIV = "floordiv"  # integers only, rounds down; a divisor of 0 gives 0
     MOD = "mod"  # integers only: a - floordiv(a, b) * b; a divisor of 0 gives 0
-    MIN = "min"  # a NaN operand gives NaN, as in MAX
-    MAX = "max"
+    MIN = "min"  # a NaN operand gives NaN
+    MAX = "max"  # a NaN operand gives NaN
     POW = "pow"
     FMA = "fma"  # a * b + c, rounded once
     NEG = "neg"

@@ -77,7 +77,7 @@ from compiler.ir.types import FuncType, TupleType, Type
 
 def parse(text: str, arrays: Arrays | None = None) -> IRModule:
     """Parse the text. `arrays` has the constants of which the text contains only digests. Raise a ParseError that points at a mistake.
-    Signatures are read first, so it need not be the first mistake in the text. The result is not verified."""
+    Signatures are read first, so the mistake need not be the first one in the text. The result is not verified."""
     return _Parser(text, arrays or {}).module()
 
 

@@ -157,7 +157,7 @@ class TypeParser(Cursor):
         return DimVar(name.text, lower, upper, multiple)
 
     def _at_dim(self) -> bool:
-        """Return whether an upper end may follow the lower end of a range, and not what comes after a range."""
+        """Return whether the upper end of a range comes next. The words `by`, `attrs` and `arena` come after it."""
         return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs", "arena"))
 
     # --- annotations ---------------------------------------------------------------------------------------------------
