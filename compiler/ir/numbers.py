@@ -87,6 +87,7 @@ class Split:
     rest: Kind
 
     def integers(self, kind: Kind) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        """Return `a` and `b` for each code of this kind."""
         whole = np.rint(FLOATS_OF_CODES[kind].astype(np.float64) * self.steps).astype(np.int32)
         high = (whole + SPLIT_STEP // 2) // SPLIT_STEP
         return high.astype(np.int8), (whole - high * SPLIT_STEP).astype(np.int8)

@@ -113,6 +113,7 @@ class Builder:
             self._frames.pop()
 
     def returns(self, atom: Atom) -> None:
+        """Make the atom the result of the innermost body that is open."""
         self._frame.result = atom
 
     def add(self, name: str, func: Function | PrimFunc) -> str:
@@ -121,6 +122,7 @@ class Builder:
         return name
 
     def find(self, name: str) -> Function | PrimFunc:
+        """Return a finished function. Raise KeyError if there is none with this name."""
         return self._functions[name]
 
     def fresh_name(self, base: str) -> str:
@@ -132,6 +134,7 @@ class Builder:
         return name
 
     def finish(self) -> IRModule:
+        """Return the module with all functions so far. Functions that are only declared are not in it."""
         return IRModule(dict(self._functions))
 
     # --- bindings ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from compiler.ir.op import Registry
 
 class Arithmetic:
     """Python operators on scalars, each of which builds an `Apply`. A Python number takes the type of the other operand; a dimension is an
-    i64. `==` compares identity; `equal` of write.py compares values."""
+    i64. `==` is not among them: it says whether two scalars are the same node. `equal` of write.py builds a comparison of values."""
 
     __slots__ = ()
 
