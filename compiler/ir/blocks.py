@@ -1,9 +1,10 @@
-"""The block formats of GGUF that need no tables: where a block stores its numbers, their scales and their shifts.
+"""The block formats of GGUF whose parts are bits at fixed places: where a block stores its numbers, their scales and their shifts.
 
 A row of a tensor is a sequence of blocks. Groups of a block's numbers share a scale and, in some formats, a shift: value = number * scale -
-shift. A scale or a shift (`Level`) is a float, or an integer times a float of the block, its unit. The table `BLOCKS` serves NumPy
-(`unpacked`) and the loop nests of compiler/ops/products/blocks.py; compiler/ir/coded_blocks.py has the formats that need tables. The
-process that serves HTTP imports this module to read GGUF files, so it imports little.
+shift. In some formats, a stored number is a code that stands for another number (`TABLES` in compiler/ir/numbers.py). A scale or a shift
+(`Level`) is a float, or an integer times a float of the block, its unit. The table `BLOCKS` serves NumPy (`unpacked`) and the loop nests of
+compiler/ops/products/blocks.py; compiler/ir/coded_blocks.py has the formats whose numbers are points of grids or digits of base 3. The
+process that serves HTTP imports this module to read GGUF files, so the module imports little.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, stored_as
 
-# Computes where a number (or the scale of a group) is stored: the index of its byte in the block, or the index of its lowest bit in that
-# byte. The argument is the index of the number (or of the group) in the block: a dimension, or an array of integers.
+# A function that computes where a number (or the scale of a group) is stored: the index of its byte in the block, or the index of its
+# lowest bit in that byte. The argument is the index of the number (or of the group) in the block: a dimension, or an array of integers.
 Place = Callable[[Any], Any]
 Bytes = NDArray[np.uint8]
 SIGN = 0x8000  # the sign bit of an f16
@@ -65,6 +66,9 @@ Level = Integers | Half | Power
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
+    """A block format. `num_values` and `num_bytes` are those of one block. `numbers`, `scale`, `shift` and the units say where a block
+    stores each part; a format without shifts has None."""
+
     name: str
     num_values: int
     num_bytes: int
@@ -73,18 +77,21 @@ class Blocks:
     shift: Level | None = None
     scale_unit: Half | None = None  # None: scales and shifts are floats
     shift_unit: Half | None = None
-    # How a program stores the values without rounding: as numbers of `bits` bits. Each `group` of numbers shares a scale.
+    # How a program stores the values without rounding: as numbers of `bits` bits. `group` numbers share a scale. `kind` says what the bits
+    # mean.
     bits: int = 8
     group: int = 32
     kind: Kind = Kind.INT
 
     @property
     def has_units(self) -> bool:
+        """Whether scales and shifts are integers that are multiplied by a float of the block, the unit."""
         return self.scale_unit is not None
 
     @property
     def middle(self) -> int:
-        """The number that is added to signed 4-bit numbers, so that two of them can be stored in a byte; 0 for all other numbers."""
+        """The number that is added to signed 4-bit integers, which makes them unsigned, so that two of them can be stored in a byte; 0 for
+        all other numbers."""
         return 8 if self.bits == 4 and self.kind is Kind.INT and self.shift is None else 0
 
     def is_finite(self, blocks: Bytes) -> bool:
@@ -93,11 +100,12 @@ class Blocks:
         return not any((rows[:, of.byte + 1] & EXPONENT == EXPONENT).any() for of in levels if isinstance(of, Half))
 
     def part(self, name: str) -> Level | None:
-        """Return where a part is stored: numbers, scale, shift, scale_unit or shift_unit. Return None if blocks lack the part."""
+        """Return where a part is stored. `name` is numbers, scale, shift, scale_unit or shift_unit. Return None if blocks lack the part."""
         return getattr(self, name)
 
     def extent(self, name: str) -> int:
-        """Return the number of elements in which a program stores a part of one block. Two 4-bit numbers are one element."""
+        """Return the number of elements in which a program stores a part of one block. Two 4-bit numbers are one element. The result has no
+        meaning for a part that blocks lack."""
         if name == NUMBERS:
             return self.num_values // 2 if self.bits == 4 else self.num_values
         return 1 if name.endswith("unit") else self.num_values // self.group
@@ -116,7 +124,8 @@ PARTS = (NUMBERS, "scale", "scale_unit", "shift", "shift_unit")
 
 
 def unpacked(blocks: Bytes, format: Blocks, name: str) -> NDArray[Any]:
-    """Return the part `name` of blocks [n, num_bytes] as a program stores it, [n, extent]."""
+    """Return the part `name` of blocks [n, num_bytes] as a program stores it, [n, extent]. Two 4-bit numbers are packed in a byte, after
+    `middle` is added to them. The format must have the part."""
     part = format.part(name)
     assert part is not None, (format.name, name)
     if name == NUMBERS and format.bits == 4:
@@ -128,7 +137,7 @@ def unpacked(blocks: Bytes, format: Blocks, name: str) -> NDArray[Any]:
 
 
 def _integers(blocks: Bytes, of: Integers, count: int) -> NDArray[np.int8]:
-    """Return the integers of each block, [n, count]. All of them fit in 8 bits."""
+    """Return the integers of each block as signed bytes, [n, count]. All of them fit."""
     places, found = np.arange(count), np.full((len(blocks), count), of.add, np.int8)
     for part in of.parts:
         # a table of indices makes one copy of the bytes; shifts and masks then work on bytes
@@ -150,7 +159,7 @@ def _floats(blocks: Bytes, of: Half | Power) -> NDArray[np.float32]:
 # `first` is the index of the first byte that a function reads, `k` that of a number in the block, and `g` that of a group.
 
 
-def _none(_: Any) -> int:
+def _zero(_: Any) -> int:
     return 0
 
 
@@ -160,8 +169,8 @@ def _nibbles(first: int, run: int = 16) -> Bits:
 
 
 def _pairs(first: int, at: int = 0) -> Bits:
-    """Two bits of each number: the lowest two bits of 32 bytes belong to the first 32 numbers, the next two bits of these bytes to the next
-    32 numbers, and so on."""
+    """Two bits of each number: the lowest two bits of 32 bytes belong to the first 32 numbers, and the next two bits of these bytes to the
+    next 32 numbers. So each 32 bytes belong to 128 numbers. Bit `at` of the number is the lower of the two bits."""
     return Bits(2, lambda k: first + k // 128 * 32 + k % 32, lambda k: k // 32 % 4 * 2, at)
 
 
@@ -171,7 +180,7 @@ def _single(first: int, at: int) -> Bits:
 
 
 def _whole(first: int) -> Bits:
-    return Bits(8, lambda k: first + k, _none)
+    return Bits(8, lambda k: first + k, _zero)
 
 
 def _fifth(first: int) -> Bits:
@@ -182,7 +191,7 @@ def _fifth(first: int) -> Bits:
 # Scales and shifts (minima) of eight groups, six bits each. For each of the first four groups, one byte has all six bits. Its upper two
 # bits are those of one of the last four groups, whose low four bits are in bytes 12 to 15.
 _SCALES = Integers(
-    (Bits(4, lambda g: 4 + g + g // 4 * 4, _none), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
+    (Bits(4, lambda g: 4 + g + g // 4 * 4, _zero), Bits(2, lambda g: 4 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
 )
 _MINIMA = Integers(
     (Bits(4, lambda g: 8 + g, lambda g: g // 4 * 4), Bits(2, lambda g: 8 + g % 4, lambda g: 4 + g // 4 * 2, at=4)),
@@ -203,7 +212,7 @@ BLOCKS: Mapping[str, Blocks] = {
             256,
             84,
             Integers((_pairs(16),)),
-            Integers((Bits(4, lambda g: g, _none),)),
+            Integers((Bits(4, lambda g: g, _zero),)),
             Integers((Bits(4, lambda g: g, lambda _: 4),)),
             Half(80),
             Half(82),

@@ -1,10 +1,11 @@
 """The block formats of GGUF that NumPy takes apart when a tensor is read: IQ1, IQ2, IQ3 and TQ1_0.
 
-Their numbers are found through tables (compiler/ir/grids.py) or are digits of base 3, which the loop nests of
-compiler/ops/products/blocks.py do not read. A block has 256 codes of 4 bits; each code is the index of a number in a table of
+Their numbers are points of grids (compiler/ir/grids.py) or digits of base 3, which the loop nests of compiler/ops/products/blocks.py do not
+read. A program stores the 256 numbers of a block as codes of 4 bits; each code is the index of a number in a table of
 compiler/ir/numbers.py. A code of a grid consists of the index of a magnitude in its lower three bits, and of a sign in its upper bit (in
-IQ1, the upper bit chooses one of two offsets instead). The exclusive or of a word of the grid and of eight shifted signs is thus eight
-codes. A value is its number times the scale of its group. A scale is a float of the block, or an odd integer times that float.
+IQ1, the upper bit chooses one of two offsets instead). The grid gives the lower bits of eight codes as a word; the exclusive or of this
+word and of a word with the eight signs, each shifted to the upper bit of its code, gives the codes. A value is its number times the scale
+of its group. A scale is a float of the block, or an odd integer times that float.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class CodedBlocks:
+    """A block format. `read` takes blocks [n, num_bytes] apart, and `kind` says which table has the numbers of the codes."""
+
     name: str
     num_bytes: int
     read: Callable[[Bytes], Read]
@@ -53,30 +56,32 @@ class CodedBlocks:
 
     @property
     def has_units(self) -> bool:
+        """Whether scales are integers that are multiplied by a float of the block, the unit. Otherwise a block has one scale, a float."""
         return self.group < NUM_VALUES
 
     @property
     def scale_dtype(self) -> DType:
-        """The element type of a block's float: of its scale, or of the unit of its scales."""
+        """The element type in which a program stores the float of a block: f32 for the unit of its scales, f16 for its only scale."""
         return DType.F32 if self.has_units else DType.F16
 
     def parts(self, blocks: Bytes) -> tuple[Array, ...]:
-        """Return the parts of rows of blocks [..., bytes]: codes, scales and, if scales are integers, their units. Each part has the axes
-        of the rows."""
+        """Take rows of blocks [..., bytes] apart. Return the codes (two per byte), the scales and, if the scales are integers, their units.
+        The last axis of each part has what all blocks of a row store, in order; the other axes are those of `blocks`. The float of a block
+        is multiplied by `factor`."""
         *rows, length = blocks.shape
         each = blocks.reshape(-1, self.num_bytes)
         found = [np.empty((len(each), count), dtype) for count, dtype in self._extents]
         for start in range(0, len(each), CHUNK_BLOCKS):
             at = slice(start, start + CHUNK_BLOCKS)
             read = self.read(each[at])
-            with np.errstate(invalid="ignore"):  # floats that are no numbers are refused later (compiler/frontend/finite.py)
+            with np.errstate(invalid="ignore"):  # NaN and infinity are refused elsewhere (compiler/frontend/finite.py)
                 found[0][at], found[-1][at] = read.codes, read.unit.astype(np.float32) * np.float32(self.factor)
             if read.levels is not None:
                 found[1][at] = 2 * read.levels + 1
         return tuple(part.reshape(*rows, length // self.num_bytes * part.shape[1]) for part in found)
 
     def values(self, blocks: Bytes) -> NDArray[np.float32]:
-        """Decode blocks [n, num_bytes] to all their values, in order."""
+        """Decode blocks [n, num_bytes] to one flat array of all their values, in order."""
         codes, scale, *units = self.parts(blocks)
         halves = np.stack([codes & 15, codes >> 4], -1).reshape(-1, self.group)
         with np.errstate(invalid="ignore"):
@@ -144,8 +149,8 @@ NIBBLES, SEVENS = (0, 4), (0, 7, 14, 21)  # the first bits of fields of 4 bits i
 
 
 def _tq1_0(blocks: Bytes) -> Read:
-    """A byte b holds five digits of base 3, as the fraction b / 256: the first digit is the integer part of 3 * b / 256, and b * 3 modulo
-    256 holds the later ones. The last four bytes hold four digits each."""
+    """A byte b holds five digits of base 3, as the fraction b / 256: the first digit is the integer part of 3 * b / 256, and 3 * b modulo
+    256 holds the later digits. Bytes 48 to 51 hold four digits each, and the float of the block follows them."""
     runs = []
     for first, count, digits in ((0, 32, 5), (32, 16, 5), (48, 4, 4)):
         powers = 3 ** np.arange(digits, dtype=np.uint8)

@@ -5,10 +5,11 @@ A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a poly
     Dim   ::= coefficient * Atom * Atom + ... + constant
     Atom  ::= DimVar | Dim // Dim | Dim % Dim | min(Dim, ...) | max(Dim, ...)
 
-Every expression has one canonical form. `==` compares canonical forms; where these differ, `prove.prove_eq` may still prove two expressions
-equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for a variable must
-satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least 1. Substituting
-`n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms of the old `n`.
+Every `Dim` is in a canonical form, which its operators compute. `==` compares these forms; where they differ, `prove.prove_eq` may still
+prove two expressions equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for
+a variable must satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least
+1. Substituting `n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms
+of the old `n`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from itertools import count
 from operator import attrgetter, floordiv, index, mod
 from typing import Any
 
-Key = tuple[Any, ...]  # nested tuples of integers: canonical forms are sorted, compared and hashed by their keys
+Key = tuple[Any, ...]  # nested tuples of integers, by which atoms, terms and Dims are sorted
 by_key = attrgetter("key")
 MAX_DEPTH = 32  # nesting depth of //, %, min and max: far above what programs need, and within Python's recursion limit
 
@@ -80,7 +81,7 @@ class DimVar(_Operators):
 
     name: str
     lower: int = 0
-    upper: int | Dim | None = None  # largest value, inclusive; a loop variable j < m has upper = m - 1
+    upper: int | Dim | None = None  # the largest value, or None for no limit; a loop variable j < m has upper = m - 1
     multiple_of: int = 1
     # `serial` is the order of creation. `upper` mentions only variables that were created earlier.
     serial: int = field(init=False, default_factory=_serial.__next__)
@@ -223,6 +224,7 @@ class Dim(_Operators):
 
     @property
     def const(self) -> int:
+        """The value of a constant expression. Raises ValueError if the expression mentions a variable."""
         if not self.terms:
             return 0
         if self.terms[0][1]:
@@ -231,6 +233,7 @@ class Dim(_Operators):
 
     @property
     def var(self) -> DimVar | None:
+        """The variable, if the expression is a single variable, else None."""
         return atom if isinstance(atom := self.atom, DimVar) else None
 
     @property
@@ -246,7 +249,8 @@ class Dim(_Operators):
 
     @property
     def factor(self) -> int:
-        """The greatest integer known to divide every value of the expression; 0 if the expression is zero."""
+        """The greatest integer that is known, from the coefficients and the declarations of variables, to divide every value of the
+        expression; 0 if the expression is zero."""
         return factor_of(self.terms)
 
     def atoms(self) -> Iterator[Atom]:
@@ -255,6 +259,7 @@ class Dim(_Operators):
             yield from monomial
 
     def vars(self) -> tuple[DimVar, ...]:
+        """Return the variables of the expression, also those inside other atoms, each once. The ranges of variables do not count."""
         return () if self.is_const else tuple(dict.fromkeys(self._occurrences()))
 
     def _occurrences(self) -> Iterator[DimVar]:
@@ -266,6 +271,7 @@ class Dim(_Operators):
                     yield from operand._occurrences()
 
     def substitute(self, mapping: Mapping[DimVar, DimLike]) -> Dim:
+        """Replace all variables of the mapping at once. Return the expression itself if it mentions none of them."""
         if not any(v in mapping for v in self._occurrences()):
             return self
         total = ZERO
@@ -277,6 +283,7 @@ class Dim(_Operators):
         return total
 
     def evaluate(self, env: Mapping[DimVar, int]) -> int:
+        """Return the value of the expression for these values of variables. Raise UnboundDimError if a value is missing."""
         try:
             return sum(c * math.prod(_evaluate_atom(a, env) for a in m) for c, m in self.terms)
         except KeyError:
@@ -315,17 +322,19 @@ def factor_of(terms: Sequence[Term]) -> int:
 
 
 def as_dim(x: object) -> Dim:
+    """Convert an integer or a variable to a Dim; a Dim stays as it is. Raise TypeError for anything else."""
     if isinstance(x, Dim):
         return x
     if isinstance(x, DimVar):
         return x.dim
     try:
-        return _constant(index(x))  # pyright: ignore[reportArgumentType]  # NumPy integers are welcome, floats are the TypeError
+        return _constant(index(x))  # pyright: ignore[reportArgumentType]  # accepts integers of NumPy, and raises TypeError for floats
     except TypeError:
         raise TypeError(f"a dimension is an int, a DimVar or a Dim, not {x!r}") from None
 
 
 def bare(atom: Atom) -> Dim:
+    """Return the Dim that consists of this atom alone."""
     return Dim(((1, (atom,)),))
 
 
@@ -360,7 +369,8 @@ MINUS_ONE = _constant(-1)
 
 
 def canonical(sums: dict[Monomial, int]) -> Dim:
-    """Return the Dim with these coefficients: drop zeros, recombine division nodes, sort terms by falling degree."""
+    """Return the Dim with these coefficients: drop zeros, recombine division nodes, and sort the terms by falling degree, then by the keys
+    of their atoms."""
     terms = [(c, m) for m, c in sums.items() if c]
     for _, m in terms:
         for atom in m:
@@ -493,7 +503,7 @@ def product_of(extents: Sequence[Dim]) -> Dim:
 
 
 def row_major(indices: Iterable[DimLike], extents: Iterable[DimLike]) -> Dim:
-    """Return the row-major index of an element in an array of these extents."""
+    """Return the row-major index of the element at `indices` in an array with these extents: the last axis varies fastest."""
     number = ZERO
     for at, extent in zip(indices, extents, strict=True):
         number = number * extent + at

@@ -1,4 +1,4 @@
-"""Element types. 4-bit integers have no type of their own: a `u8` holds two of them, and loop nests unpack them."""
+"""Element types. Numbers of 4 bits have no type of their own: a `u8` holds two of them, and loop nests unpack them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class DType(StrEnum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
-    E4M3 = "e4m3"  # 8 bits: finite numbers up to 448, and NaN
+    E4M3 = "e4m3"  # 8 bits: finite numbers from -448 to 448, and NaN
     I8 = "i8"
     I16 = "i16"
     I32 = "i32"
@@ -44,12 +44,13 @@ class DType(StrEnum):
 
     @property
     def accumulator(self) -> DType:
-        """The type in which sums are accumulated: f32 for floats, the type itself for all others."""
+        """The type in which reductions and elementwise operators compute: f32 for floats, the type itself for all others."""
         return DType.F32 if self.is_float else self
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest value of the type."""
+        """The smallest and the largest value of the type. They are infinite for floats other than e4m3, and 0 and 1 for bool, which stand
+        for false and true."""
         if self is DType.E4M3:
             return -448.0, 448.0
         if self.is_float:
@@ -60,7 +61,8 @@ class DType(StrEnum):
         return int(ends.min), int(ends.max)
 
     def holds(self, number: float) -> bool:
-        """Whether the type has this number. A float has every number, rounded if need be."""
+        """Return whether a constant of this type may be this number. A float type takes every number, and rounds it. An integer type takes
+        integers in its range, also as floats. The type bool takes only True and False."""
         if self.is_float or self is DType.BOOL:
             return self.is_float or isinstance(number, bool)
         low, high = self.ends
@@ -68,6 +70,7 @@ class DType(StrEnum):
 
     @staticmethod
     def from_numpy(dtype: np.dtype) -> DType:
+        """Return the element type of arrays of this NumPy type. Raise ValueError if there is none."""
         for ours, theirs in _NUMPY.items():
             if theirs == dtype:
                 return ours

@@ -2,8 +2,10 @@
 
 The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with an equal declaration.
 Functions are matched by name. The comparison ignores differences without effect: how sequences of statements are nested; whether adjacent
-plain blocks are merged; whether an attribute with its default value is written; whether a `Copy` or the copied atom is used; whether equal
-scalars are one shared node; and the `boundary` of a `MatchCast`, which appears only in messages.
+plain blocks are merged, and empty ones left out; whether an attribute of an operator that has its default is written; whether a `Copy` or
+the copied atom is used; whether equal scalars are one shared node; whether a constant of type f32 is written 1 or 1.0; whether an attribute
+is a list or a tuple; the variable of a launch; and the `boundary` of a `MatchCast`, which appears only in messages. Dimensions are equal
+if they are proved equal.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ Node = IRModule | Function | PrimFunc
 
 @dataclass(frozen=True, slots=True)
 class Difference:
+    """Where two programs differ, and the text of both sides at that place."""
+
     path: str
     left: str
     right: str
@@ -61,18 +65,21 @@ def structural_equal(a: Node, b: Node) -> Difference | None:
 
 
 def assert_equal(a: Node, b: Node) -> None:
+    """Raise AssertionError with the first difference, unless the nodes are equal."""
     difference = structural_equal(a, b)
     assert difference is None, f"the programs differ at {difference}"
 
 
 def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
     """Return a hash that ignores the names of variables and the order of functions. Without `ranges`, it also ignores the declared ranges
-    of the variables in the signatures of graph functions."""
+    of the symbolic variables of graph functions, apart from ranges in function types."""
     texts = (canonical_text(name, module.functions[name], ranges=ranges) for name in sorted(module.functions))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 class _Found(Exception):
+    """Raised at the first difference. Each comparison around it adds its place on the way out."""
+
     def __init__(self, left: str, right: str) -> None:
         super().__init__(left, right)
         self.places: list[str] = []  # path to the difference, the innermost part first
@@ -191,6 +198,7 @@ class _Pairing:
 
     @contextmanager
     def _scope(self) -> Generator[None]:
+        """When the `with` ends, forget the pairs of variables that were found inside it."""
         outer = dict(self._partner), set(self._taken), self._same
         yield
         self._partner, self._taken, self._same = outer
@@ -206,6 +214,8 @@ class _Pairing:
                 self._variables(x.var, y.var)
 
     def _dims(self, a: Dim, b: Dim) -> None:
+        """Require that the expressions are proved equal when each variable on the left is replaced by its partner. Variables without a
+        partner are paired in order."""
         image = self._images.get(a)
         if image is None:
             mine = [v for v in a.vars() if v not in self._partner]
@@ -231,11 +241,12 @@ _DECLARED: dict[type, tuple[str, ...]] = {
 
 
 def _defined(node: Any) -> set[_Variable]:
+    """Return the variables and buffers that the node itself defines."""
     return {*items(node, Holds.NEW_VAR), *items(node, Holds.NEW_BUFFER), *(var for var, _ in items(node, Holds.NEW_AXES))}
 
 
 def _defining(prim: PrimFunc) -> list[Dim]:
-    """Return the dimensions that the parameters mention."""
+    """Return the dimensions of the parameters, in order: the extents of buffers, and integer variables."""
     return [d for p in prim.params if not isinstance(p, ScalarParam) for d in (p.shape if isinstance(p, Buffer) else (Dim.of(p),))]
 
 
@@ -263,7 +274,7 @@ def _plain(node: Any) -> Any:
 
 
 def _blocks(body: Body) -> list[Block]:
-    """Merge adjacent plain blocks and drop empty ones."""
+    """Merge adjacent plain blocks, and drop plain blocks without bindings."""
     blocks: list[Block] = []
     for block in body.blocks:
         plain = block.kind is BlockKind.PLAIN

@@ -1,4 +1,4 @@
-"""Errors in a program that is being compiled or interpreted. Those with a module in parentheses are defined there.
+"""Errors in a program that is being compiled or interpreted. An error with a package or module in parentheses is defined there.
 
 CompileError
   AnnotationError   a value cannot have the annotation that a binding or an operator requires
@@ -18,7 +18,8 @@ class CompileError(Exception):
 
 
 class AnnotationError(CompileError):
-    """Raised if deduction fails. The builder adds the names of the function and of the binding."""
+    """Raised if deduction fails. If the value of a binding that the builder emits has no annotation, the builder adds the names of the
+    function and of the binding (`within`)."""
 
     def within(self, function: str, binding: str) -> AnnotationError:
         return AnnotationError(f"in function {function!r}, binding {binding!r}: {self}")

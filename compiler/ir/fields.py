@@ -1,8 +1,9 @@
 """Declarations of what the fields of IR nodes hold.
 
-Each field of a node declares whether it holds values, statements, dimensions, buffers or the variables that the node defines. A field
-without a declaration holds plain data. Walking, rewriting and comparing follow these declarations (graph/visit.py, loops/visit.py,
-equal.py), so a new node is declared once.
+A field of a scalar, a statement or a value of the graph level declares whether it holds other nodes, dimensions, buffers or the variables
+that the node defines. Without a declaration, such a field holds plain data. Most functions that walk or rewrite these nodes
+(graph/visit.py, loops/visit.py) follow the declarations, so they need no code for a new node. The fields of atoms, bindings, blocks, bodies
+and functions have no declarations; the functions that walk them name these fields.
 
 A *scoped* field sees what its node defines (the body of a loop sees the loop's variable). The other fields do not.
 """
@@ -28,10 +29,10 @@ class Holds(Enum):
     PLACE = auto()  # a load that names a place in memory, not its value
     NEW_VAR = auto()  # the node defines an integer variable
     NEW_AXES = auto()  # the node defines variables in order, each with its extent
-    NEW_BUFFER = auto()
+    NEW_BUFFER = auto()  # the node defines a buffer
     ATOM = auto()  # an operand of the graph level
-    BODY = auto()
-    TYPE = auto()
+    BODY = auto()  # a body of the graph level, such as a branch
+    TYPE = auto()  # an annotation
     ATTRS = auto()  # attributes, possibly with dimensions among them
     NODE = auto()  # a nested node; its items count as items of the node that contains it
 
@@ -39,7 +40,8 @@ class Holds(Enum):
 
 
 def holds(what: Holds, *, scoped: bool = False, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
-    """Declare a field of a node. The field holds an item, a tuple of items, a tuple of tuples of dimensions, or None."""
+    """Declare a field of a node. The field holds an item, a tuple of items, a tuple of tuples of dimensions, or None. The item of an ATTRS
+    field is the whole mapping of attributes."""
     made: Any = field(default=default, default_factory=default_factory, metadata={"holds": what, "scoped": scoped})
     return made
 
@@ -52,6 +54,8 @@ def node(cls: type[T]) -> type[T]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """A declared field of a node type."""
+
     name: str
     what: Holds
     scoped: bool
@@ -59,7 +63,7 @@ class Part:
 
 @cache
 def parts(node_type: type) -> tuple[Part, ...]:
-    """Return the declared fields: first the fields outside the scope, then definitions, then scoped fields."""
+    """Return the declared fields of a node type: first the fields that are not scoped, then the definitions, then the scoped fields."""
     found = [Part(f.name, f.metadata["holds"], f.metadata["scoped"]) for f in fields(node_type) if f.metadata]
     return tuple(sorted(found, key=lambda p: p.scoped * 2 + (p.what in DEFINITIONS)))
 
@@ -69,7 +73,9 @@ DEFINITIONS = frozenset((Holds.NEW_VAR, Holds.NEW_AXES, Holds.NEW_BUFFER))
 
 @cache
 def getter(node_type: type, what: Holds) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that returns the items of kind `what` of a node of this type."""
+    """Return a function that returns the items of kind `what` of a node of this type. A tuple of tuples of dimensions gives its dimensions.
+    A nested node (NODE) gives its items of this kind. The function is chosen once per type, so that a walk does not inspect the fields of
+    each node."""
     if any(p.what is Holds.NODE for p in parts(node_type)):
         return lambda node: tuple(_items_of_parts(node, what))
     names = [p.name for p in parts(node_type) if p.what is what]
@@ -114,5 +120,5 @@ def all_names(node_type: type) -> tuple[str, ...]:
 
 
 def items(node: Any, what: Holds) -> tuple[Any, ...]:
-    """Return the items of kind `what` that the node itself holds, in the order of `parts`."""
+    """Return the items of kind `what` that the node holds in its own fields, in the order of `parts` (see `getter`)."""
     return getter(type(node), what)(node)

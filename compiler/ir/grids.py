@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 @dataclass(frozen=True, slots=True)
 class Grid:
     size: int  # number of coordinates of a point
-    levels: int
+    levels: int  # number of values of a coordinate
     members: str  # one bit per possible point, in base 85
 
     def points(self) -> NDArray[np.uint8]:

@@ -14,11 +14,13 @@ class IRModule:
     functions: Mapping[str, Function | PrimFunc]
 
     def graph(self, name: str) -> Function:
+        """Return the function with this name, which must be of the graph level."""
         func = self.functions[name]
         assert isinstance(func, Function), name
         return func
 
     def prim(self, name: str) -> PrimFunc:
+        """Return the function with this name, which must be of the loop level."""
         func = self.functions[name]
         assert isinstance(func, PrimFunc), name
         return func
@@ -32,4 +34,5 @@ class IRModule:
         return {n: f for n, f in self.functions.items() if isinstance(f, PrimFunc)}
 
     def update(self, functions: Mapping[str, Function | PrimFunc]) -> IRModule:
+        """Return a new module in which these functions are added, or replace functions with the same names."""
         return IRModule({**self.functions, **functions})

@@ -1,5 +1,5 @@
-"""The kinds of numbers that quantised weights consist of. The process that serves HTTP imports this module to read GGUF files, so it
-imports little."""
+"""The kinds of numbers that quantised weights consist of. The process that serves HTTP imports this module to read GGUF files, so the
+module imports little."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from compiler.ir.dtypes import DType
 
 
 class Kind(StrEnum):
-    """How numbers are stored."""
+    """What the bits of a stored number mean. A code is an integer of 4 bits that is the index of a number in a table (`TABLES`)."""
 
-    INT = "int"
-    E2M1 = "e2m1"  # floats of 4 bits
+    INT = "int"  # integers of 4, 6 or 8 bits
+    E2M1 = "e2m1"  # floats of 4 bits: a sign, two bits of exponent and one bit of mantissa
     E4M3 = "e4m3"  # floats of 8 bits
-    IQ4 = "iq4"  # 4 bits, which are the index of a number in the table of GGUF's IQ4_NL and IQ4_XS
-    # 4 bits: a sign and the index of a magnitude, for GGUF's smaller formats (compiler/ir/coded_blocks.py).
+    IQ4 = "iq4"  # codes of GGUF's IQ4_NL and IQ4_XS
+    # Codes of GGUF's smaller formats (compiler/ir/coded_blocks.py): the index of a magnitude in three bits, and a sign. In IQ1, the fourth
+    # bit chooses an offset instead of a sign.
     IQ3_S = "iq3_s"
     IQ3_XXS = "iq3_xxs"
     IQ2 = "iq2"
     IQ1 = "iq1"
-    TERNARY = "ternary"  # 4 bits, for GGUF's TQ1_0 and TQ2_0: the number plus 1; panels store it in 2 bits
-    # 4 bits, for bitsandbytes: the sum of a multiple of `SPLIT_STEP` and of a remainder stands for a float. Remainders have tables of their
-    # own.
+    TERNARY = "ternary"  # codes of GGUF's TQ1_0 and TQ2_0: the number plus 1; panels store a code in 2 bits
+    # Codes of bitsandbytes, which stand for floats. A float is split into two integers (see `Split`): the table of NF4 or FP4 has the first
+    # one of each code, and the table of the kind below has the second one.
     NF4 = "nf4"
     FP4 = "fp4"
     NF4_REST = "nf4_rest"
@@ -35,7 +36,8 @@ class Kind(StrEnum):
 
 
 def stored_as(bits: int, kind: Kind) -> DType:
-    """Return the element type that stores these numbers. A `u8` stores two numbers of 4 bits; numbers of 6 bits are stored in an `i8`."""
+    """Return the element type that stores these numbers. A `u8` stores two numbers of 4 bits. An `i8` stores one integer of 6 or 8 bits,
+    and `e4m3` stores one float of 8 bits."""
     if kind is Kind.E4M3:
         return DType.E4M3
     return DType.U8 if bits == 4 else DType.I8
@@ -85,6 +87,7 @@ class Split:
     rest: Kind
 
     def integers(self, kind: Kind) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+        """Return `a` and `b` for each code of this kind."""
         whole = np.rint(FLOATS_OF_CODES[kind].astype(np.float64) * self.steps).astype(np.int32)
         high = (whole + SPLIT_STEP // 2) // SPLIT_STEP
         return high.astype(np.int8), (whole - high * SPLIT_STEP).astype(np.int8)
@@ -94,7 +97,7 @@ class Split:
 # of FP4 are exact.
 SPLIT: Mapping[Kind, Split] = {Kind.NF4: Split(8005, Kind.NF4_REST), Kind.FP4: Split(42 * 192, Kind.FP4_REST)}
 
-# The numbers for which the 16 codes of 4 bits stand, for each kind whose codes are not the integers themselves.
+# The numbers for which the 16 codes of 4 bits stand, for each kind that has codes. The numbers of E2M1 are doubled.
 TABLES: Mapping[Kind, NDArray[np.int8]] = {
     Kind.E2M1: DOUBLED_E2M1,
     Kind.IQ4: UNEVEN,

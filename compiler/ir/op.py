@@ -1,5 +1,6 @@
-"""Operators of the graph level. An operator is a name, its attributes, and a rule that deduces the annotation of its result. Its other
-meanings (NumPy function, loop nest, pattern) are in tables keyed by the operator."""
+"""Operators of the graph level, and the tables of named things. An operator is declared by its name, its attributes, a rule that deduces
+the annotation of its result, the relations of sizes that must hold, and whether it is pure. Its implementations (a NumPy function and, for
+most operators, a loop nest) are in the tables of compiler/ops/tables.py."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ def no_relations(_: tuple[Type, ...], __: Mapping[str, Any]) -> Iterable[Relatio
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpDef:
-    """An operator. `attributes` maps each attribute's name to its default, or to `REQUIRED`. `relations` has the
-    relations of sizes on which the lowering relies. Passes may remove or share calls of `pure` operators."""
+    """An operator. `attributes` maps each attribute's name to its default, or to `REQUIRED`. `deduce` returns the annotation of the result,
+    and `relations` returns the relations of sizes on which the lowering relies; both get the annotations of the operands and the attributes
+    of a call. Passes may remove or share calls of `pure` operators."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -37,7 +39,8 @@ V = TypeVar("V")
 
 
 class Registry(Generic[V]):
-    """A table of named things that other modules extend. Indexing by an unknown name raises UnknownName, which lists the known names."""
+    """A table of named things that other modules extend. `noun` names one of the things in messages. For an unknown name, indexing raises
+    UnknownName, which lists the known names, and `get` returns None. Adding a name twice raises ValueError."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun
@@ -66,6 +69,8 @@ class Registry(Generic[V]):
 
 
 class UnknownName(KeyError):
+    """Raised if a registry has no entry with a name. Its text is the message itself; KeyError would put the message in quotes."""
+
     def __str__(self) -> str:
         return str(self.args[0])
 

@@ -1,9 +1,12 @@
 """Proofs about dimensions: bounds, order, equality, divisibility.
 
-All proofs rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the variables allow. It
-eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and c >= 0, a lower
-bound of the atom in terms of older atoms gives a lower bound of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0.
-Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves n*m - (n - 1)*m - m = 0.
+Bounds, order and equality rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the
+variables allow. `prove_ne` also compares remainders, and `prove_divisible` looks whether the canonical remainder is 0.
+
+`_lower_bound` eliminates one atom at a time, the newest first, except some mins and maxes (`_next_atom`). With p = c * atom + rest and
+c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound of p. For example, with i <= n - 1 and j <= m - 1, the
+inequality i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves
+n*m - (n - 1)*m - m = 0.
 
 Elimination ends because the range of a variable mentions only older variables, and a node consists of older atoms. A budget of steps,
 divided among alternatives, keeps elimination short. The proofs are sound but not complete: False means "not proved".
@@ -19,7 +22,7 @@ from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod
 
 Extended = int | float  # an integer, or plus or minus infinity as a float
 INF = math.inf
-BUDGET = 64  # elimination steps per proof; proofs about index arithmetic take two to ten steps
+BUDGET = 64  # elimination steps per lower bound; proofs about index arithmetic take two to ten steps
 MAX_TERMS = 32  # elimination stops at a polynomial with more terms, because symbolic divisors multiply the number of terms
 
 Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
@@ -29,12 +32,14 @@ Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= va
 
 
 def bounds(d: DimLike) -> tuple[int | None, int | None]:
-    """Return the inclusive interval of the values; None stands for an unbounded end."""
+    """Return a lower and an upper bound of the values, both inclusive. None stands for a bound that is not found. The interval may be wider
+    than necessary."""
     low, high = _interval(Dim.of(d))
     return (None if isinstance(low, float) else low, None if isinstance(high, float) else high)
 
 
 def prove_le(a: DimLike, b: DimLike) -> bool:
+    """Return whether a <= b is proved, like the functions below for <, ==, != and divisibility."""
     return _nonnegative(Dim.of(b) - a)
 
 
@@ -55,6 +60,7 @@ def prove_ne(a: DimLike, b: DimLike) -> bool:
 
 
 def prove_divisible(a: DimLike, k: int) -> bool:
+    """Return whether it is proved that k, which is not 0, divides a."""
     return not (Dim.of(a) % k).terms
 
 
@@ -119,6 +125,7 @@ def _atom_interval(atom: Atom) -> tuple[Extended, Extended]:
 
 
 def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    """Return an interval of x // d for intervals of x and d. If d may be negative, nothing is known."""
     if d[0] < 0:
         return -INF, INF
     least, greatest = max(d[0], 1), max(d[1], 1)  # no divisor is zero
@@ -126,6 +133,7 @@ def _quotient_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended
 
 
 def _floor(x: Extended, d: Extended) -> Extended:
+    """Return x // d for d > 0. For an infinite d, return the limit."""
     if isinstance(x, float):
         return x
     if isinstance(d, float):
@@ -134,6 +142,7 @@ def _floor(x: Extended, d: Extended) -> Extended:
 
 
 def _remainder_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extended]) -> tuple[Extended, Extended]:
+    """Return an interval of x % d for intervals of x and d. If d may be negative, nothing is known."""
     if d[0] < 0:
         return -INF, INF
     return 0, min(d[1] - 1, x[1]) if x[0] >= 0 else d[1] - 1
@@ -149,6 +158,7 @@ def _round_up(x: Extended, step: int) -> Extended:
 
 @lru_cache(maxsize=1 << 15)
 def _lower_bound(p: Dim, budget: int) -> Extended:
+    """Return a number that p never falls below; minus infinity if none is found within `budget` steps of elimination."""
     best = _term_interval(p)[0]
     if budget > 0 and len(p.terms) <= MAX_TERMS and not _independent(p):
         best = max(best, _shared_factor(p, budget), _eliminate(p, _next_atom(p), budget))
@@ -174,7 +184,9 @@ def _independent(p: Dim) -> bool:
 
 
 def _shared_factor(p: Dim, budget: int) -> Extended:
-    """Bound f*q + constant from below by the product of the lower bounds of f and q, where f is not negative."""
+    """Bound p = f*q + constant from below, where f is an atom that is not negative and that all terms but the constant share. The bound
+    uses the lower bound of q times the lower bound of f, or times the upper bound of f if the bound of q is negative. Return minus infinity
+    if there is no such f."""
     offset = p.constant_term
     product = p - offset
     for atom in product.terms[0][1]:
@@ -186,6 +198,7 @@ def _shared_factor(p: Dim, budget: int) -> Extended:
 
 
 def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
+    """Bound p from below by replacing the atom by its bounds or, if it is a min or max, by its operands."""
     c, rest = split(p, atom)
     low, high = _term_interval(c)
     if low < 0 < high:
@@ -210,7 +223,8 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
 
 
 def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Extended]:
-    """For each choice (scale, value), set atom = value / scale in c * atom + rest, and return a lower bound of the result."""
+    """For each choice (scale, value), set atom = value / scale in c * atom + rest, and return a lower bound of the result. If the scale is
+    not a constant, the bound is 0, or minus infinity if 0 is not proved to be a bound."""
     found: list[Extended] = []
     share = budget // len(choices) if choices else 0
     for scale, value in choices:
@@ -242,7 +256,8 @@ def _constant_bound(end: Extended) -> list[Bound]:
 
 
 def _symbolic_bounds(p: Dim, atom: Atom) -> tuple[list[Bound], list[Bound]]:
-    """Return lower and upper bounds of the atom in terms of older atoms."""
+    """Return lower and upper bounds of the atom in terms of older atoms. If p contains x // d beside the atom x % d, one bound is the exact
+    value x - d * (x // d)."""
     one = Dim.of(1)
     match atom:
         case DimVar(upper=upper):

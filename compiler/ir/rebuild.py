@@ -12,12 +12,13 @@ T = TypeVar("T")
 
 
 def updated(node: T, **changes: Any) -> T:
-    """Return the node with these fields changed, or the node itself if its fields have these values already."""
+    """Return a copy of the node in which these fields are changed, or the node itself if its fields hold the same objects already."""
     return remade(node, {name: value for name, value in changes.items() if getattr(node, name) is not value})
 
 
 def remade(node: T, changes: Mapping[str, Any]) -> T:
-    """Return the node with these fields changed. The caller makes sure that each value is new."""
+    """Return a copy of the node in which these fields are changed, or the node itself if `changes` is empty. The changes are not compared
+    with the values that the fields have."""
     if not changes:
         return node
     make: Any = type(node)
@@ -25,7 +26,8 @@ def remade(node: T, changes: Mapping[str, Any]) -> T:
 
 
 def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
-    """Return the node with `fn` applied to every item of kind `what`."""
+    """Replace every item of kind `what` that the node holds in its own fields, or in a nested node (NODE), by what `fn` returns for it.
+    Return the node itself if `fn` returns every item unchanged."""
     changes: dict[str, Any] = {}
     for part in parts(type(node)):
         if part.what is what or part.what is Holds.NODE:
@@ -37,7 +39,8 @@ def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
 
 
 def map_items(held: Any, fn: Callable[[Any], Any]) -> Any:
-    """Apply `fn` to one item, to each item of a tuple, or to each item of a tuple of tuples. None stays None."""
+    """Apply `fn` to what a field holds: one item, each item of a tuple, or each item of a tuple of tuples. None stays None. A tuple whose
+    items stay the same objects is returned itself."""
     if not isinstance(held, tuple):
         return held if held is None else fn(held)
     some: tuple[Any, ...] = held
@@ -47,5 +50,6 @@ def map_items(held: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def map_tuple(items: tuple[T, ...], fn: Callable[[T], T]) -> tuple[T, ...]:
+    """Apply `fn` to each item. Return the tuple itself if all items stay the same objects."""
     new = tuple([fn(i) for i in items])
     return items if all(map(is_, new, items)) else new

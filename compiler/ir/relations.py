@@ -44,8 +44,8 @@ def at_least(given: DimLike, least: int, what: str) -> Relation:
 
 
 def multiple(given: DimLike, of: DimLike, what: str, whose: str) -> tuple[Relation, ...]:
-    """Return the relations that `of` is at least 1, and that `given` is a multiple of `of`. `what` names `given` in messages, and `whose`
-    names `of`."""
+    """Return the relations that `of` is at least 1, and that `given` is a multiple of `of`. If `of` is proved to be less than 1, return
+    only the first relation. `what` names `given` in messages, and `whose` names `of`."""
     if prove_le(of, 0):
         return (at_least(of, 1, whose),)
     given, of = Dim.of(given), Dim.of(of)

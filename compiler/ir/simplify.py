@@ -30,6 +30,7 @@ Division = tuple[Dim, Dim]  # quotient, remainder
 
 
 def divide(x: Dim, d: Dim) -> Division:
+    """Return x // d and x % d. Raise ZeroDivisionError if d is proved to be always zero."""
     if bounds(d) == (0, 0):
         raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be nonzero")
     return _divide(x, d)
@@ -72,6 +73,7 @@ def _whole_multiples(x: Dim, d: Dim) -> Division | None:
 
 
 def _whole_constant(x: Dim, d: int) -> Division:
+    """Return (whole, rest) such that x = whole * d + rest, where `rest` has what d is not known to divide."""
     whole, rest = ZERO, ZERO
     for c, m in x.terms:
         if c * math.prod(a.factor for a in m) % d == 0:
@@ -97,6 +99,7 @@ def _exact_quotient(monomial: Monomial, d: int) -> Dim:
 
 
 def _exact_atom(atom: Atom, d: int) -> Dim:
+    """Return atom / d, where d divides the atom's known factor."""
     if d == 1:
         return bare(atom)
     if isinstance(atom, FloorDiv):
@@ -131,7 +134,7 @@ def _common_factor(x: Dim, d: Dim) -> Division | None:
 
 
 def _in_range(x: Dim, d: Dim) -> Division | None:
-    """x // d -> q if q*d <= x < (q + 1)*d"""
+    """x // d -> q if q*d <= x < (q + 1)*d. If d is not a constant, only the quotients 0 and -1 are found."""
     if d.is_const:
         low, high = bounds(x)
         if low is None or high is None or low // d.const != high // d.const:
@@ -145,7 +148,7 @@ def _in_range(x: Dim, d: Dim) -> Division | None:
 
 
 def _low_part(x: Dim, d: Dim) -> Division | None:
-    """(f*a + b) // (f*e) -> a // e if 0 <= b < f, since b cannot reach the next multiple of f"""
+    """(f*a + b) // (f*e) -> a // e if 0 <= b < f and e > 0, since b cannot reach the next multiple of f"""
     content = _gcd(d.terms)
     tried: set[Term] = {(1, ())}
     for c, m in x.terms:
@@ -162,20 +165,21 @@ def _low_part(x: Dim, d: Dim) -> Division | None:
 
 
 def _not_multiple(x: Dim, f: Term) -> Dim:
-    """Return the terms of x that f does not divide. If f is a number, the constant term becomes its remainder modulo f."""
+    """Return the terms of x that f is not known to divide. If f is a number, the constant term becomes its remainder modulo f."""
     f_c, f_m = f
     low: dict[Monomial, int] = {}
     for c, m in x.terms:
         rest = _without(m, f_m)
         if not m and not f_m:
             low[m] = c % f_c
-        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:  # the atoms of f itself supply none of its coefficient
+        # f_c must divide c times the atoms that are left once those of f are taken out
+        elif rest is None or c * math.prod(a.factor for a in rest) % f_c:
             low[m] = c
     return canonical(low)
 
 
 def _nested(x: Dim, d: Dim) -> Division | None:
-    """(y // a + c) // d -> (y + a*c) // (a*d), and (y % a) // d -> (y // d) % (a // d) if d divides a"""
+    """(y // a + c) // d -> (y + a*c) // (a*d) if d > 0, and (y % a) // d -> (y // d) % (a // d) if a and d are constants and d divides a"""
     inner = (x - x.constant_term).atom
     if isinstance(inner, FloorDiv) and _positive(d):
         numerator = inner.numerator + inner.divisor * x.constant_term
@@ -187,7 +191,7 @@ def _nested(x: Dim, d: Dim) -> Division | None:
 
 
 def _remainder(x: Dim, d: Dim) -> Dim:
-    """Return x % d, rewriting (y % a) % d to y % d if d divides a."""
+    """Return x % d. If a and d are constants and d divides c*a, a term c * (y % a) of x becomes c * y."""
     if d.is_const:
         for c, m in x.terms:
             for i, atom in enumerate(m):
@@ -201,6 +205,7 @@ def _remainder(x: Dim, d: Dim) -> Dim:
 
 
 def _gcd(terms: list[Term] | tuple[Term, ...]) -> Term:
+    """Return the greatest term that divides all these terms: the greatest common divisor of the coefficients, and the shared atoms."""
     common = list(terms[0][1])
     for _, m in terms[1:]:
         left = list(m)
@@ -237,7 +242,7 @@ def _over(x: Dim, divisor: Term) -> Dim:
 
 
 def recombine(sums: dict[Monomial, int]) -> Dim | None:
-    """Return the sum of these terms after applying one of the identities below, or None if none applies."""
+    """Return the sum of these terms after applying one of the identities of `_recombine_term`, or None if none applies."""
     for m, c in sums.items():
         if not c:
             continue
@@ -250,6 +255,8 @@ def recombine(sums: dict[Monomial, int]) -> Dim | None:
 
 
 def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod, around: Dim) -> Dim | None:
+    """Return the sum after applying an identity to the term with monomial `m`, which is `around` times the atom. Return None if no identity
+    applies."""
     x, d = atom.numerator, atom.divisor
     if isinstance(atom, FloorDiv):  # d * (x // d) -> x where d divides x
         common = math.gcd(around.terms[0][0], d.const) if atom.exact else 1
@@ -284,6 +291,7 @@ def _product(*factors: Dim) -> dict[Monomial, int]:
 
 
 def _contains(sums: dict[Monomial, int], part: dict[Monomial, int], apart_from: Monomial) -> bool:
+    """Return whether the sum has all terms of `part`, with the same coefficients, and none of them is the term with `apart_from`."""
     return bool(part) and apart_from not in part and all(sums.get(m) == c for m, c in part.items())
 
 

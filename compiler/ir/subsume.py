@@ -40,7 +40,8 @@ PASS = Verdict(Level.PASS)
 
 
 def subsumes(wanted: Type, given: Type) -> Verdict:
-    """Return how well values of `given` can be used where `wanted` is required."""
+    """Return whether values annotated `given` can be used where `wanted` is required, as one of the four levels, with the reason. If
+    several things differ, the verdict is the worst one."""
     match wanted, given:
         case ObjectType(), _:
             return PASS
@@ -70,11 +71,14 @@ def subsumes(wanted: Type, given: Type) -> Verdict:
 
 
 def worst(*verdicts: Verdict) -> Verdict:
+    """Return the first verdict with the lowest level, or PASS if there are no verdicts."""
     return min(verdicts, key=lambda v: v.level, default=PASS)
 
 
 def join(a: Type, b: Type) -> Type:
-    """Return the most precise annotation that holds for the values of `a` and the values of `b`."""
+    """Return an annotation that holds for the values of `a` and the values of `b`. It states what both annotations state: the kind, the
+    element type, the rank, and the shape or the value if all its dimensions are proved equal. Unless one of two signatures is proved to
+    fit the other, the parameters of their join are unknown."""
     match a, b:
         case TensorType(), TensorType():
             dtype = a.dtype if a.dtype == b.dtype else None
@@ -102,8 +106,9 @@ def join(a: Type, b: Type) -> Type:
 
 
 def unify(params: tuple[Type, ...], args: tuple[Type, ...]) -> dict[DimVar, Dim]:
-    """Bind the variables of a signature to dimensions of the arguments. The first dimension that is a single variable binds it. Other
-    expressions bind nothing, since a later parameter may define their variables."""
+    """Bind the variables of a signature to dimensions of the arguments. The first dimension of a parameter that is a single variable binds
+    the variable. Other expressions bind nothing, since a later parameter may define their variables. An argument of another kind, or whose
+    dimensions are not known, binds nothing. There must be as many arguments as parameters."""
     found: dict[DimVar, Dim] = {}
     for param, arg in zip(params, args, strict=True):
         _unify(param, arg, found)
@@ -148,7 +153,7 @@ def _functions(wanted: FuncType, given: FuncType) -> Verdict:
     found = unify(given.params, wanted.params)
     verdicts = [subsumes(wanted.result, substitute(given.result, found)).at("result: "), *_ranges(found)]
     for i, (w, g) in enumerate(zip(wanted.params, given.params, strict=True)):
-        # compared in the opposite direction, because parameters are contravariant
+        # Compare in the opposite direction: `given` must take every argument that `wanted` takes.
         verdict = subsumes(substitute(g, found), w).at(f"parameter {i}: ")
         # A coarse parameter is checked when the function is entered, so it is no worse than an unproved dimension.
         verdicts.append(Verdict(Level.SYMBOLIC, verdict.reason) if verdict.level is Level.COARSE else verdict)

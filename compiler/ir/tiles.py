@@ -1,8 +1,8 @@
 """Descriptors of intrinsic tiles: small operations that code generation emits as machine instructions, each with a meaning in NumPy.
 
 An intrinsic is a frozen dataclass derived from `TileOp` and declared with `@tile_op`. Its fields are the compile-time parameters of one
-use. The loop level knows no intrinsic by name: it prints, parses, verifies and interprets each through `TileOp`. The intrinsics are in
-compiler/machine/intrinsics.
+use. The printer, the parser, the verifier and the interpreter know no intrinsic by name: they handle each through `TileOp`. The intrinsics
+are in compiler/machine/intrinsics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class TileOp:
         yield from ()
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        """Write the outputs. Each array is flat and begins at the element that its operand names."""
+        """Do in NumPy what the instructions do: write into the arrays of the written operands. `arrays` has one array per operand; each is
+        flat and begins at the element that its operand names. `dims` has the values of the integers in `dims`."""
         raise NotImplementedError
 
 
@@ -70,13 +71,14 @@ _TYPES = {"int": int, "bool": bool, "str": str, "float": float}
 
 
 def stated_fields(op: TileOp) -> dict[str, Any]:
-    """Return the fields whose values differ from their defaults."""
+    """Return the fields that have no default, or whose values differ from their defaults."""
     values = {f.name: (getattr(op, f.name), f.default) for f in _fields(type(op))}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def from_fields(name: str, values: Mapping[str, Any]) -> TileOp:
-    """Create a descriptor from its parsed fields. Raise ValueError if a field is unknown, missing or of the wrong type."""
+    """Create the descriptor of the intrinsic `name` from its parsed fields. Raise UnknownName if there is no such intrinsic, and ValueError
+    if a field is unknown, missing or of the wrong type."""
     op = TILE_OPS[name]
     types = {f.name: _TYPES[str(f.type)] for f in _fields(op)}
     for key, value in values.items():

@@ -7,8 +7,10 @@
       TupleType     a fixed number of values
       FuncType      a function
 
-The annotation of a parameter is a promise that is checked at run time; that of any other value states what is known about it. `None` stands
-for "not known". An operator that becomes a loop nest needs the extents of its operands; a match_cast can state them.
+An argument is checked against the annotation of its parameter at run time. The annotation of another value may say more than deduction
+proves; the pass `check_facts` then adds a run-time check (the annotation of an If must be proved). `None` stands for "not known". An
+operator that becomes a loop nest needs the extents of its operands; if deduction does not find them, a match_cast in the program can state
+them.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class TupleType:
 
 @dataclass(frozen=True, slots=True)
 class FuncType:
-    """A function. `params` is None if only the result is known. No other function shares the variables of its signature."""
+    """A function. `params` is None if only the result is known. The variables in a signature belong to the function; no other function
+    uses them."""
 
     params: tuple[Type, ...] | None
     result: Type
@@ -91,6 +94,7 @@ Type = ObjectType | ScalarType | ShapeType | TensorType | TupleType | FuncType
 
 
 def tensor(shape: tuple[DimLike, ...] | list[DimLike], dtype: DType) -> TensorType:
+    """Return the annotation of an array whose extents are known."""
     return TensorType(tuple(Dim.of(d) for d in shape), dtype)
 
 
@@ -117,11 +121,13 @@ def vars_of(type_: Type) -> tuple[DimVar, ...]:
 
 
 def binders_of(type_: Type) -> tuple[DimVar, ...]:
-    """Return the variables that are defined if a value is matched against the annotation: every dimension that is a single variable."""
+    """Return the variables that become known if a value is matched against the annotation: every dimension that is a single variable.
+    Dimensions inside function types do not count."""
     return tuple(dict.fromkeys(v for d in dims_of(type_) if (v := d.var) is not None))
 
 
 def substitute(type_: Type, mapping: Mapping[DimVar, DimLike]) -> Type:
+    """Replace variables in the dimensions of the annotation. Function types stay the same, because their variables are their own."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None:
             return TensorType(tuple(d.substitute(mapping) for d in shape), dtype)
@@ -136,7 +142,8 @@ def substitute(type_: Type, mapping: Mapping[DimVar, DimLike]) -> Type:
 
 
 def erase(type_: Type, keep: set[DimVar]) -> Type:
-    """Replace a shape or a value that mentions a variable outside `keep` by None (not known). Keep the rank and the element type."""
+    """Replace a shape or a value that mentions a variable outside `keep` by None (not known). Keep the rank and the element type. Function
+    types stay the same."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None:
             return type_ if _known(shape, keep) else TensorType(None, dtype, len(shape))

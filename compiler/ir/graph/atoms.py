@@ -21,17 +21,21 @@ class Var:
 
 @node
 class Constant:
+    """A tensor whose elements are known."""
+
     data: NDArray[Any]  # an array of shape [] is a scalar tensor
 
 
 @node
 class ShapeValue:
+    """A list of integers, given as expressions."""
+
     dims: tuple[Dim, ...]
 
 
 @node
 class ScalarValue:
-    """An i64 given as an integer expression, or a literal number of type `dtype`."""
+    """A number of type `dtype`: an integer expression if the type is an integer type, or a literal number."""
 
     value: Dim | float | bool
     dtype: str = "i64"
@@ -39,7 +43,7 @@ class ScalarValue:
 
 @node
 class FuncRef:
-    """A function of the module, as a value."""
+    """A graph-level function of the module, as a value."""
 
     name: str
 

@@ -30,7 +30,9 @@ from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of
 
 @dataclass(slots=True)
 class _Frame:
-    """A body under construction. `scope` holds the symbolic variables defined so far, and `pending` the bindings of the present block."""
+    """A body under construction. `scope` holds the symbolic variables that parameters mention or that a match_cast has defined so far.
+    `blocks` holds the blocks that are complete, and `pending` the bindings of the present block. `result` is None until `returns` is
+    called."""
 
     scope: set[DimVar]
     blocks: list[Block] = field(default_factory=list[Block])
@@ -49,6 +51,9 @@ class _Frame:
 
 
 class Builder:
+    """Collects the functions of a module, and builds graph-level functions. It starts with the functions of `module`, if that is given.
+    Bindings go into the innermost body that is open, so functions are built one at a time."""
+
     def __init__(self, module: IRModule | None = None) -> None:
         self._functions: dict[str, Function | PrimFunc] = dict(module.functions) if module else {}
         self._signatures: dict[str, FuncType] = {}
@@ -66,6 +71,9 @@ class Builder:
     def function(
         self, name: str, params: Sequence[Var], *, num_inputs: int | None = None, pure: bool = True, arena: Dim | None = None
     ) -> Generator[None]:
+        """Build a graph-level function from the bindings that are emitted inside the `with`, which must call `returns`. The annotation of
+        its result is that of the returned atom, without dimensions that no parameter defines. A function with the same name is replaced. If
+        the body raises, no function is added."""
         assert not self._frames, f"function {name!r} begins inside {self._function!r}"
         self._function = name
         scope = {v for p in params for v in vars_of(p.type)}
@@ -87,13 +95,15 @@ class Builder:
 
     @contextmanager
     def block(self, kind: BlockKind) -> Generator[None]:
+        """Put the bindings that are emitted inside the `with` into a block of this kind. Bindings outside such a `with` are in plain
+        blocks. A block without bindings is left out."""
         self._frame.close_block(BlockKind.PLAIN)
         yield
         self._frame.close_block(kind)
 
     @contextmanager
     def branch(self, made: list[Body]) -> Generator[None]:
-        """Build one branch of an If and append its body to `made`."""
+        """Build one branch of an If, and append its body to `made`. `branches` makes the If from two such bodies."""
         frame = _Frame(set(self._frame.scope))
         self._frames.append(frame)
         try:
@@ -103,16 +113,20 @@ class Builder:
             self._frames.pop()
 
     def returns(self, atom: Atom) -> None:
+        """Make the atom the result of the innermost body that is open."""
         self._frame.result = atom
 
     def add(self, name: str, func: Function | PrimFunc) -> str:
+        """Add a finished function, and return its name. A function with the same name is replaced."""
         self._functions[name] = func
         return name
 
     def find(self, name: str) -> Function | PrimFunc:
+        """Return a finished function. Raise KeyError if there is none with this name."""
         return self._functions[name]
 
     def fresh_name(self, base: str) -> str:
+        """Return a name that no finished function has: `base`, or else `base` with a number."""
         name, count = base, 0
         while name in self._functions:
             count += 1
@@ -120,11 +134,14 @@ class Builder:
         return name
 
     def finish(self) -> IRModule:
+        """Return the module with all functions so far. Functions that are only declared are not in it."""
         return IRModule(dict(self._functions))
 
     # --- bindings ------------------------------------------------------------------------------------------------------
 
     def emit(self, value: Value, name: str = "") -> Var:
+        """Add a binding of the value, and return its variable. Without a `name`, the name is `v` and a number. Raise AnnotationError if the
+        annotation of the value cannot be deduced."""
         if not name:
             name, self._count = f"v{self._count}", self._count + 1
         frame = self._frame
@@ -152,11 +169,14 @@ class Builder:
         return self.emit(MatchCast(value, type_), name)
 
     def branches(self, cond: Atom, then: Body, orelse: Body, name: str = "") -> Var:
+        """Add a binding of an If. Raise AnnotationError if the results of the branches differ in kind, element type, rank or number of
+        fields."""
         value = If(cond, then, orelse)
         require_alike(value, self.signature)
         return self.emit(value, name)
 
     def signature(self, name: str) -> FuncType:
+        """Return the signature of a graph-level function that is finished or declared. Raise AnnotationError if there is none."""
         func = self._functions.get(name)
         if isinstance(func, Function):
             return func.type

@@ -1,5 +1,6 @@
-"""Deduce a value's annotation from the annotations of its operands. Deduction is forward and local. The builder runs it for every binding
-that it emits, so a binding whose value a pass changes is deduced again."""
+"""Deduce a value's annotation from the annotations of its operands. Deduction is forward and local: it looks at one value at a time. The
+builder deduces the annotation of every value that it emits, so a pass that rebuilds a function with the builder gets new annotations for
+the bindings that it changes."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ Signature = Callable[[str], FuncType]  # returns the signature of a graph-level 
 
 
 def type_of(atom: Atom, signature: Signature | None = None) -> Type:
+    """Return the annotation of an atom. Without `signature`, the parameters and the result of a FuncRef count as unknown."""
     match atom:
         case Var(type=type_):
             return type_
@@ -50,7 +52,8 @@ def type_of(atom: Atom, signature: Signature | None = None) -> Type:
 
 
 def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
-    """Return the annotation of a value. `scope` holds the symbolic variables that are defined before it."""
+    """Return the annotation of a value. `scope` holds the symbolic variables that are defined before it. Raise AnnotationError if the value
+    cannot have one, for example because an operator refuses its operands."""
     match value:
         case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
             return type_of(value, signature)
@@ -85,7 +88,8 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
 
 
 def require_library(call: CallLibrary) -> None:
-    """Raise AnnotationError if a routine of the runtime cannot be called with these operands and attributes."""
+    """Raise AnnotationError if a routine of the runtime cannot be called with these operands, attributes and outputs. A call of an unknown
+    routine is not checked."""
     known = LIBRARY.get(call.name)
     sized = all(isinstance(t, TensorType) and t.shape is not None for t in call.out)
     if known is not None and (problem := known.problem(len(call.args), call.attrs, len(call.out), sized=sized)):
@@ -105,7 +109,8 @@ def _operator(call: Call, signature: Signature) -> Type:
 
 
 def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    """Deduce the annotation of a call with these operands. Raise AnnotationError if the operator cannot take them."""
+    """Deduce the annotation of a call from the annotations of its operands and all attributes of the operator. Raise AnnotationError if the
+    operator cannot take these operands."""
     try:
         stated = tuple(attrs.items())
         hash(stated)  # a list cannot be hashed, so annotations of calls with a list attribute are not cached
@@ -124,6 +129,8 @@ def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any],
 
 
 def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    """Deduce the annotation of a call. Raise AnnotationError if a relation of the operator is proved not to hold, or if the result is too
+    large."""
     type_ = op.deduce(args, attrs)
     for relation in op.relations(args, attrs):
         if relation.is_violated:
@@ -133,8 +140,8 @@ def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Typ
 
 
 def require_alike(value: If, signature: Signature) -> None:
-    """Raise AnnotationError if the branches give values of different kinds, element types or ranks. The join of their annotations would
-    lose this difference. A program that wants such branches must state the annotation of the binding."""
+    """Raise AnnotationError if the annotations of the branches' results state different kinds, element types, ranks or numbers of fields.
+    The join of these annotations would lose the difference. A program that wants such branches must state the annotation of the binding."""
     sides = tuple(type_of(b.result, signature) for b in (value.then, value.orelse))
     if difference := _difference(*sides):
         given = f"the branches give {sides[0]} and {sides[1]}, whose {difference} differ"
@@ -142,6 +149,8 @@ def require_alike(value: If, signature: Signature) -> None:
 
 
 def _difference(a: Type, b: Type) -> str:
+    """Return what differs between two annotations, in the plural, or "". What an annotation leaves open does not differ; neither do extents
+    and signatures."""
     match a, b:
         case (ObjectType(), _) | (_, ObjectType()):
             return ""
@@ -158,7 +167,8 @@ def _difference(a: Type, b: Type) -> str:
 
 
 def require_size(type_: Type) -> None:
-    """Raise AnnotationError if a tensor is proved not to fit in any address space."""
+    """Raise AnnotationError if a tensor whose extents are all constants, also one inside a tuple, has more than MOST_BYTES bytes. Symbolic
+    extents are not checked."""
     match type_:
         case TensorType(shape=tuple() as shape, dtype=DType() as dtype) if all(d.is_const for d in shape):
             if (num_bytes := prod(d.const for d in shape) * dtype.num_bytes) > MOST_BYTES:
@@ -171,7 +181,9 @@ def require_size(type_: Type) -> None:
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:
-    """Deduce the result of a call from the callee's signature alone: unify, substitute, and erase dimensions that remain unknown."""
+    """Deduce the annotation of a call from the callee's signature and the arguments, without looking at the callee's body. The arguments
+    bind the variables of the signature; dimensions of the result with other variables are erased. Raise AnnotationError if an argument
+    cannot have the annotation of its parameter, or lacks a fact that the parameter states, such as a rank."""
     callee = type_of(call.callee, signature)
     if not isinstance(callee, FuncType):
         raise AnnotationError(f"{call.callee} is called, but it is {callee}; expected a function")
@@ -193,6 +205,7 @@ def _function(call: CallFunc, signature: Signature) -> Type:
 
 
 def _opaque(type_: Type) -> bool:
+    """Return whether the annotation is that of a function with unknown parameters. Arguments for such a parameter are not checked."""
     return isinstance(type_, FuncType) and type_.params is None
 
 

@@ -13,6 +13,8 @@ from compiler.ir.types import FuncType, Type
 
 @node
 class If:
+    """A branch. Its value is the result of the body that runs."""
+
     cond: Atom = holds(Holds.ATOM)  # a bool scalar, or a bool tensor of rank 0
     then: Body = holds(Holds.BODY)
     orelse: Body = holds(Holds.BODY)
@@ -22,9 +24,12 @@ Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | 
 
 
 class BlockKind(StrEnum):
-    PLAIN = "plain"
-    DATAFLOW = "dataflow"
-    CAPTURED = "captured"
+    """What passes and the virtual machine may do with a block. Only plain blocks may branch. The pass `capture` makes captured blocks out
+    of launches of kernels, and of the allocations and aliases between them."""
+
+    PLAIN = "plain"  # runs binding by binding
+    DATAFLOW = "dataflow"  # has no effects, so passes may reorder, share and remove its bindings
+    CAPTURED = "captured"  # one native call replays all its launches
 
 
 @node
@@ -46,13 +51,15 @@ class Body:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
+        """The bindings of all blocks, without those inside the branches of an If."""
         return tuple(b for block in self.blocks for b in block.bindings)
 
 
 @node
 class Function:
     """A graph-level function. The first `num_inputs` parameters change from call to call; the others are weights and caches, which are
-    bound once. If `num_inputs` is None, all parameters change. `arena` is the number of bytes that memory planning reserved for a call."""
+    bound once. If `num_inputs` is None, all parameters change. `arena` is the number of bytes that memory planning reserved for a call, or
+    None before memory planning. If `pure` is false, the function may have effects, such as overwriting its arguments."""
 
     params: tuple[Var, ...]
     body: Body

@@ -23,8 +23,9 @@ class Call:
 
 @node
 class CallTir:
-    """A call of a loop-level function in destination-passing style: outputs of types `out` are allocated and filled. If `inplace[i]` is not
-    None, output `i` reuses the memory of argument `inplace[i]`. Scalars and dimensions are passed as arguments, like tensors."""
+    """A call of a loop-level function in destination-passing style: outputs with the annotations `out` are allocated, and the function
+    fills them. If `inplace[i]` is not None, output `i` reuses the memory of argument `inplace[i]` instead. Scalars and dimensions are
+    passed as arguments, like tensors. The value of the call is its output, or the tuple of its outputs if there are several or none."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -34,8 +35,9 @@ class CallTir:
 
 @node
 class CallLibrary:
-    """A call of a routine of the runtime (runtime/library.py) in destination-passing style. With the attribute `effect`, the call is kept
-    even if its result is unused."""
+    """A call of a routine of the runtime (runtime/library.py). Some routines fill outputs that are allocated for them; the others return
+    new arrays. If the attribute `effect` is true, the call is kept even if its result is unused. The value of the call is its output, or
+    the tuple of its outputs if there are several or none."""
 
     name: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -45,7 +47,8 @@ class CallLibrary:
 
 @node
 class CallFunc:
-    """A call of a graph-level function, by name or through a variable. Its result is deduced from the signature alone."""
+    """A call of a graph-level function, by name or through a variable. Its annotation is deduced from the signature and the arguments,
+    without the function's body."""
 
     callee: FuncRef | Var = holds(Holds.ATOM)
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -53,19 +56,24 @@ class CallFunc:
 
 @node
 class MakeTuple:
+    """A tuple of the values of atoms."""
+
     fields: tuple[Atom, ...] = holds(Holds.ATOM)
 
 
 @node
 class TupleGet:
+    """Field `index` of a tuple."""
+
     value: Atom = holds(Holds.ATOM)
     index: int
 
 
 @node
 class MatchCast:
-    """A check of the value against an annotation at run time. A dimension that is a single variable defines this variable, unless it is
-    already defined. Messages name the `boundary` that requires the check; it is empty if the program itself states the check."""
+    """A check, at run time, that the value has the annotation `type`. A dimension of the annotation that is a single variable defines this
+    variable, unless the variable is already defined. Messages name the `boundary` that requires the check; it is empty if the program
+    itself states the check."""
 
     value: Atom = holds(Holds.ATOM)
     type: Type = holds(Holds.TYPE)
@@ -81,7 +89,7 @@ class Copy:
 
 @node
 class Alloc:
-    """Memory for one tensor: at byte `offset` of the shared arena, or memory of its own if `offset` is None."""
+    """Memory for one tensor: at byte `offset` of the function's arena, or memory of its own if `offset` is None."""
 
     type: Type = holds(Holds.TYPE)
     offset: Dim | None = holds(Holds.DIM, default=None)
@@ -89,7 +97,8 @@ class Alloc:
 
 @node
 class Launch:
-    """A call of a loop-level function (or of an external one if `library` is set) whose buffers are allocated. It has no value."""
+    """A call of a loop-level function, or of a routine of the runtime if `library` is set. Its outputs are arguments, whose memory is
+    allocated before. It has no value."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

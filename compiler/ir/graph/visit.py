@@ -1,6 +1,6 @@
 """Walk and rewrite the graph level; `loops/visit.py` does the same for the loop level.
 
-`used_vars` and `free_vars` return the variables on which a value or a body depends, symbolic ones included. A `map_*` function that changes
+`used_vars` and `free_vars` return the values and the symbolic variables on which a value or a body depends. A `map_*` function that changes
 nothing returns its argument, so a comparison by `is` shows whether anything changed.
 """
 
@@ -22,7 +22,8 @@ from compiler.ir.types import Type, binders_of, substitute, vars_of
 
 
 class Uses(NamedTuple):
-    """The variables that a value or a body takes from outside, in order of first use."""
+    """What a value or a body takes from outside, in order of first use: the variables of the graph (`values`) and the symbolic variables of
+    dimensions (`dims`)."""
 
     values: tuple[Var, ...]
     dims: tuple[DimVar, ...]
@@ -34,12 +35,12 @@ def operands(value: Value) -> tuple[Atom, ...]:
 
 
 def stated_types(value: Value) -> tuple[Type, ...]:
-    """Return the annotations that the value contains."""
+    """Return the annotations that the value itself states, without those inside the branches of an If."""
     return items(value, Holds.TYPE)
 
 
 def walk_values(body: Body) -> Iterator[Value]:
-    """Yield the values that a body binds, including those inside the branches of an If."""
+    """Yield the values that a body binds, in order. The values inside the branches of an If follow the If."""
     for binding in body.bindings:
         yield binding.value
         for branch in items(binding.value, Holds.BODY):
@@ -47,30 +48,32 @@ def walk_values(body: Body) -> Iterator[Value]:
 
 
 def called_nests(body: Body) -> Iterator[str]:
-    """Yield the names of the loop nests that a body calls or launches."""
+    """Yield the names of the loop nests that a body calls or launches, and of the library routines that it launches."""
     for value in walk_values(body):
         if isinstance(value, CallTir | Launch):
             yield value.func
 
 
 def used_vars(value: Value) -> Uses:
-    """Return everything on which the value depends, except for variables that a match_cast in it defines or, if they are known already,
-    tests: those that are a whole dimension of its annotation (see `binders_of`). Such a variable is included if the value also uses it
-    elsewhere; in the branches of an If, only if the use comes before the match_cast."""
+    """Return the variables on which the value depends. A match_cast defines or tests each symbolic variable that is a whole dimension of
+    its annotation (see `binders_of`). This annotation does not count as a use of the variable, but a use in the operand does. In the
+    branches of an If, a use of such a variable counts only if it comes before the match_cast."""
     found = _Uses()
     found.value(value)
     return found.result
 
 
 def free_vars(body: Body) -> Uses:
-    """Return everything that the body takes from outside, including variables in the annotations of its bindings. A variable whose first
-    use in the body is as a whole dimension of a match_cast's annotation is defined there, so it is left out."""
+    """Return the variables that the body takes from outside, including symbolic variables in the annotations of its bindings. A symbolic
+    variable whose first use in the body is as a whole dimension of a match_cast's annotation is defined there, so it is left out, even if
+    it is known outside."""
     found = _Uses()
     found.body(body)
     return found.result
 
 
 def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
+    """Return the symbolic variables in a shape or in an integer expression. The annotation of a variable does not count."""
     match atom:
         case ShapeValue(dims=dims):
             return tuple(dict.fromkeys(v for d in dims for v in d.vars()))
@@ -81,7 +84,7 @@ def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
 
 
 def attr_dims(value: Value) -> Iterator[Dim]:
-    """Yield the dimensions among the attributes."""
+    """Yield the dimensions among the attributes of the value, also those inside lists."""
     pending: list[Any] = [item for attrs in items(value, Holds.ATTRS) for item in attrs.values()]
     while pending:
         match pending.pop(0):
@@ -139,14 +142,15 @@ class _Uses:
 
 
 def map_operands(value: Value, fn: Callable[[Atom], Atom]) -> Value:
-    """Apply `fn` to every atom of the value, including those inside branches. `fn` must map a callee to something that can be called."""
+    """Apply `fn` to every atom of the value, including those inside the branches of an If. `fn` must map a callee to a FuncRef or a
+    variable."""
     if isinstance(value, Atom):
         return fn(value)
     return mapped(mapped(value, Holds.ATOM, fn), Holds.BODY, lambda body: map_atoms(body, fn))
 
 
 def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
-    """Apply `fn` to every operand and to the result of the body."""
+    """Apply `fn` to every operand in the body, including those inside the branches of an If, and to the results."""
 
     def rewrite(binding: Binding) -> Binding:
         return updated(binding, value=map_operands(binding.value, fn))
@@ -156,8 +160,9 @@ def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
 
 
 def map_bindings(function: Function, fn: Callable[[Binding], Sequence[Binding]]) -> Function:
-    """Replace each binding by the bindings that `fn` returns for it, innermost bodies first. `fn` keeps a binding by returning it alone.
-    Blocks that become empty are removed."""
+    """Replace each binding by the bindings that `fn` returns for it. Bindings inside the branches of an If are replaced before the If
+    itself. `fn` keeps a binding by returning it alone. Blocks that become empty are removed. Uses of variables are not renamed, and
+    annotations are not deduced again."""
     return updated(function, body=_map_body(function.body, fn))
 
 
@@ -178,7 +183,8 @@ def _map_block(block: Block, fn: Callable[[Binding], Sequence[Binding]]) -> Bloc
 
 
 def fresh_function(func: Function) -> Function:
-    """Copy the function with new variables."""
+    """Copy the function with new variables. The function must not have an arena yet, because the copy keeps the expression `arena` of the
+    original. Function types keep their own variables."""
     return _Fresh().function(func)
 
 

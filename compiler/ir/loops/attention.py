@@ -10,7 +10,7 @@ from compiler.ir.loops.scalars import Scalar
 @node
 class Paged:
     """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py. If the cache has no values, a value is the
-    beginning of its key."""
+    beginning of its key. Position `p` of a sequence is in page `tables[sequence, p // PAGE]`, at offset `p % PAGE`."""
 
     cache: Buffer = holds(Holds.BUFFER)  # [layers, 2 or 1, pages, kv_heads, PAGE * size]
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order
@@ -30,17 +30,19 @@ class Ragged:
 
 @node
 class Attention:
-    """Attention. `out[t, h]` is the weighted mean of the values that token `t` sees, with weights exp(score), where
+    """Attention. `out[t, h]` is the mean of the values that token `t` sees, weighted by exp(score), where
 
         score = capped(scale * queries[t, h] . key) + bias        capped(x) = softcap * tanh(x / softcap), or x where softcap is 0
 
-    Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. With `positions` the mask is
-    causal: a token sees the positions up to its own; with a window, it sees only the last `window` of these. With two columns, `positions`
-    has the first and the last position that each token sees. Without `positions`, a token sees its whole sequence. A sink is the score of a
-    key without a value. `bias[h, m + d]` applies to a key `d` positions after the query (`d` is negative for earlier keys); distances
-    beyond `m`, in either direction, are clamped to `m`.
+    Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. With one column, `positions`
+    has the position of each token, and the mask is causal: a token sees the positions up to its own; with a window, it sees only the last
+    `window` of these. With two columns, `positions` has the first and the last position that each token sees. Without `positions`, a token
+    sees its whole sequence. A sink is the score of an additional key whose value is 0. Without `bias`, the bias of all keys is 0.
+    `bias[h, m + d]` is the bias of a key `d` positions after the query (`d` is negative for earlier keys); distances beyond `m`, in either
+    direction, are clamped to `m`.
 
-    The node is the whole body of its function until a schedule replaces it. ops/attention/plain.py defines its meaning.
+    The node is the whole body of its function until a schedule replaces it. ops/attention/plain.py defines its meaning; a schedule may add
+    in another order.
     """
 
     queries: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]
@@ -49,12 +51,12 @@ class Attention:
     out: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size of a value]
     scale: float
     positions: Buffer | None = holds(Holds.BUFFER, default=None)  # [tokens] or [tokens, 2]
-    window: int = 0
-    softcap: float = 0.0
+    window: int = 0  # number of positions; 0 for no window
+    softcap: float = 0.0  # 0 for no cap
     sinks: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads]
     bias: Buffer | None = holds(Holds.BUFFER, default=None)  # [heads, 2 * m + 1]
-    exact: bool = False  # whether a schedule must not round queries and weights to bf16
-    row_bits: int = 16  # over an 8-bit cache, a schedule may round queries and weights to integers of this many bits: 8 or 16
+    exact: bool = False  # if true, a schedule must not round queries and weights exp(score) to bf16
+    row_bits: int = 16  # over an 8-bit cache, a schedule may round queries and weights exp(score) to integers of this many bits: 8 or 16
 
     @property
     def has_spans(self) -> bool:

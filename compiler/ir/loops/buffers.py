@@ -10,15 +10,17 @@ from compiler.ir.fields import node
 
 
 class Scope(StrEnum):
+    """The kind of memory in which a buffer lies. Buffers outside of global memory have constant extents."""
+
     GLOBAL = "global"  # a parameter, or workspace that a later pass lifts to a parameter
-    LOCAL = "local"  # registers or stack of one thread; constant size
+    LOCAL = "local"  # registers or stack of one thread
     SHARED = "shared"  # on-chip memory of a GPU block
-    COUNTERS = "counters"  # shared by the blocks of a GPU launch; zero when a launch begins and when it ends
+    COUNTERS = "counters"  # integers that all blocks of a GPU launch share; zero when a launch begins, and the kernel must leave them zero
 
 
 @node
 class Buffer:
-    """A compact row-major array."""
+    """An array, stored in row-major order without gaps."""
 
     name: str
     shape: tuple[Dim, ...]

@@ -6,16 +6,18 @@ from enum import StrEnum
 
 
 class Fn(StrEnum):
-    """Functions of scalars. All operands and the result of an arithmetic function have the same type. Comparisons return bool."""
+    """Functions of scalars. All operands of a function have the same type, apart from the condition of SELECT. The result has this type,
+    too, except that comparisons return bool, BITS returns an i32, and OF_BITS returns an f32. compiler/ir/verify/loops.py says which types
+    each function takes."""
 
     ADD = "add"
     SUB = "sub"
     MUL = "mul"
     DIV = "div"  # floats only
-    FLOORDIV = "floordiv"
-    MOD = "mod"
+    FLOORDIV = "floordiv"  # integers only, rounds down; a divisor of 0 gives 0
+    MOD = "mod"  # integers only: a - floordiv(a, b) * b; a divisor of 0 gives 0
     MIN = "min"  # a NaN operand gives NaN
-    MAX = "max"
+    MAX = "max"  # a NaN operand gives NaN
     POW = "pow"
     FMA = "fma"  # a * b + c, rounded once
     NEG = "neg"
@@ -47,7 +49,8 @@ class Fn(StrEnum):
 
 
 class ReduceFn(StrEnum):
-    """The functions that reduce many values to one. ARGMAX and ARGMIN return the first index (i64) of the extreme value."""
+    """The functions that reduce many values to one. ARGMAX and ARGMIN return the row-major index (i64) of the first extreme value, where a
+    NaN counts as the largest and as the smallest value."""
 
     SUM = "sum"
     PROD = "prod"

@@ -15,9 +15,9 @@ from compiler.ir.loops.statements import Stmt
 
 @node
 class PrimFunc:
-    """A loop-level function. Parameters are buffers, scalars and integer variables; the last `num_outputs` buffers are written. If an
-    extent of a buffer is a single variable, the buffer's shape defines it; all other variables must be parameters. `attrs` has what passes
-    record about the function, such as its `pattern` and its `schedule`."""
+    """A loop-level function. Parameters are buffers, scalars and integer variables; the last `num_outputs` buffers are outputs, which the
+    body fills. If an extent of a buffer is a single variable, the buffer's shape defines it; all other variables must be parameters.
+    `attrs` has what operators and passes record about the function, such as its `pattern` and its `schedule`."""
 
     params: tuple[Buffer | ScalarParam | DimVar, ...]
     num_outputs: int

@@ -16,7 +16,7 @@ from compiler.ir.op import Registry
 
 class Arithmetic:
     """Python operators on scalars, each of which builds an `Apply`. A Python number takes the type of the other operand; a dimension is an
-    i64. `==` compares identity; `equal` of write.py compares values."""
+    i64. `==` is not among them: it says whether two scalars are the same node. `equal` of write.py builds a comparison of values."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class ScalarParam(Arithmetic):
 
 @node
 class Load(Arithmetic):
-    """An element of a buffer. Reading outside the buffer is undefined; `Guard` prevents it."""
+    """An element of a buffer. Reading outside the buffer is undefined; a `Guard` around the load can prevent it."""
 
     buffer: Buffer = holds(Holds.BUFFER)
     indices: tuple[Dim, ...] = holds(Holds.DIM)
@@ -129,29 +129,31 @@ class Format(ABC):
 
     name: str
     bits: int  # per element
-    depth: int  # number of consecutive elements along k that are adjacent in memory
+    depth: int  # number of consecutive elements along k that are stored together
     rows: DType  # element type of the rows by which the matrix is multiplied
     dtype: DType  # element type after decoding
 
     @property
     def num_indices(self) -> int:
-        """The number of indices of a place, without those that select the matrix."""
+        """The number of indices of a place (the load of a stored element), without those that select the matrix."""
         return 3
 
     def lines(self, k: Dim) -> Dim:
-        """Return the number of lines that store the first `k` elements of each column of a panel. A line has `depth` elements of each
-        column."""
+        """Return the number of lines that store the first `k` elements of each column of a panel. If a format does not override this, a
+        line has `depth` elements of each column."""
         return k // self.depth
 
     @abstractmethod
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
-        """Return the loads that hold the element of column `n` at `k`. `matrix` selects one matrix if the buffers hold several."""
+        """Return the loads from which the element of column `n` at `k` is decoded. `matrix` has the indices that select one matrix if the
+        buffers hold several."""
 
     @abstractmethod
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
-        """Decode the element at `k` from the values stored at its places."""
+        """Return the element at `k`, decoded from the values stored at its places."""
 
     def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> Element:
+        """Return the element of column `n` at `k` as a scalar that is decoded when it is evaluated."""
         return Element(self, k, self.places(buffers, n, k, matrix))
 
 
@@ -177,7 +179,8 @@ class Element(Arithmetic):
 
 @node
 class Guard(Arithmetic):
-    """`value` if all conditions `low <= dim < high` hold, else `otherwise`. `value` is evaluated only if they hold."""
+    """`value` if all conditions `low <= dim < high` hold, else `otherwise`. `value` is evaluated only if they hold. `otherwise` may be
+    evaluated in any case, so it must not fault."""
 
     conditions: tuple[tuple[Dim, Dim, Dim], ...] = holds(Holds.DIM)  # (low, dim, high)
     value: Scalar = holds(Holds.SCALAR)
@@ -186,13 +189,17 @@ class Guard(Arithmetic):
 
 @node
 class Apply(Arithmetic):
+    """The result of a function of scalars."""
+
     fn: Fn
     args: tuple[Scalar, ...] = holds(Holds.SCALAR)
 
 
 @node
 class Cast(Arithmetic):
-    """A conversion. To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
+    """A conversion. A float becomes an integer by rounding toward zero; a number beyond the range becomes the end of the range, and NaN
+    becomes 0. An integer that does not fit another integer type wraps around. A number becomes a bool by != 0, and a float by rounding to
+    the nearest float, with ties to even."""
 
     value: Scalar = holds(Holds.SCALAR)
     dtype: DType
@@ -207,7 +214,8 @@ class Fold(Arithmetic):
 
 @node
 class Reduce(Fold):
-    """The reduction of `value` over all combinations of indices of the axes. If there are none, the result is the identity of `fn`."""
+    """The reduction of `value` over all combinations of indices of the axes. If there are no combinations, because an extent is 0, the
+    result is the identity of `fn`, or 0 for ARGMAX and ARGMIN."""
 
     fn: ReduceFn
     value: Scalar = holds(Holds.SCALAR, scoped=True)
@@ -215,7 +223,7 @@ class Reduce(Fold):
 
 @node
 class Contraction(Fold):
-    """An element of a product of matrices: the sum of `rows * columns` over one axis, in order. Until a schedule replaces the product,
+    """An element of a product of matrices: the sum of `rows * columns` over its only axis, in order. Until a schedule replaces the product,
     `rows` reads the left matrix and `columns` the right one."""
 
     rows: Scalar = holds(Holds.SCALAR, scoped=True)
@@ -233,11 +241,13 @@ class Contraction(Fold):
 
 @node
 class GroupedContraction(Fold):
-    """An element of a matrix product of integers with a scale per group of k: the sum over the groups, in order, of `exact(sums) * factor`
-    in f32. If there is a `term`, the sum begins with the sum of the groups' terms, in order.
+    """An element of a matrix product of integers that have a scale per group of k: the sum over the groups, in order, of
+    `exact(sums) * factor` in f32. The only axis is the index of the group. If there is a `term`, the sum begins with the terms of all
+    groups, in order.
 
-    The rows have one or two planes. The sum of plane `i` is `begins[i] + dots[i]`, exact in i32. If there are two planes, the first sum is
-    multiplied by 256, and the second sum is added to it where `two_planes` is true. If `two_planes` is None, it is always added.
+    A row consists of one plane of integers, or of two planes of 8-bit integers, which represent 256 * first + second. The sum of plane `i`
+    is `begins[i] + dots[i]`, exact in i32. If there are two planes, the first sum is multiplied by 256, and the second sum is added to the
+    product where `two_planes` is true. If `two_planes` is None, the second sum is always added.
     """
 
     dots: tuple[Contraction, ...] = holds(Holds.SCALAR, scoped=True)
@@ -267,11 +277,13 @@ class GroupedContraction(Fold):
         )
 
     def joined(self, first: Scalar, second: Scalar) -> Scalar:
+        """Return 256 * first + second, the sum of both planes."""
         return Apply(Fn.FMA, (first, Const(256.0, DType.F32), second))
 
 
 def identity(fn: ReduceFn, dtype: DType) -> Const:
-    """Return the identity element of the reduction."""
+    """Return the value with which a reduction of values of this type begins: the identity of `fn`. For ARGMAX and ARGMIN, it is the value
+    of the type that every other value beats, not an index."""
     match fn:
         case ReduceFn.SUM | ReduceFn.ANY:
             value = 0
@@ -289,7 +301,8 @@ Operand = Arithmetic | Dim | DimVar | float | int | bool
 
 
 def as_scalar(value: Operand, dtype: DType = DType.I64) -> Scalar:
-    """Convert an operand to a scalar. A Python number gets type `dtype`."""
+    """Convert an operand to a scalar. A Python number becomes a constant of type `dtype`, a dimension becomes an i64, and a scalar stays as
+    it is."""
     if isinstance(value, Scalar):
         return value
     if isinstance(value, Dim | DimVar):
@@ -299,6 +312,7 @@ def as_scalar(value: Operand, dtype: DType = DType.I64) -> Scalar:
 
 
 def _binary(fn: Fn, own: Arithmetic, other: Operand, *, swapped: bool = False) -> Apply:
+    """Apply `fn` to two operands. If `swapped`, `other` is the first operand."""
     left = as_scalar(own)
     right = as_scalar(other, dtype_of(left))
     return Apply(fn, (right, left) if swapped else (left, right))
@@ -310,6 +324,7 @@ def without_cast(scalar: Scalar) -> Scalar:
 
 
 def dtype_of(scalar: Scalar) -> DType:
+    """Return the element type of a scalar, derived from its operands. They are not checked; the verifier does that."""
     match scalar:
         case Const(dtype=dtype) | ScalarParam(dtype=dtype) | Cast(dtype=dtype):
             return dtype

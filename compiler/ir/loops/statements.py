@@ -13,18 +13,22 @@ from compiler.ir.tiles import TileOp
 
 
 class LoopKind(StrEnum):
+    """How the iterations of a loop run. `For` says which of them may depend on each other."""
+
     SERIAL = "serial"
     PARALLEL = "parallel"  # iterations are independent; threads claim them
     VECTOR = "vector"  # constant extent; the iterations are the lanes of a vector
     UNROLL = "unroll"  # constant extent; the body is written once per iteration
-    BLOCK = "block"  # the variable is the index of a GPU block
-    THREAD = "thread"  # the variable is the index of a thread in its GPU block
+    BLOCK = "block"  # a block of a GPU runs each iteration; a block may run several of them, one after another
+    THREAD = "thread"  # constant extent; the variable is the index of the thread, in its GPU block, that runs the iteration
 
 
 @node
 class For:
     """A loop of `var` over 0 .. extent - 1. Iterations of serial and unrolled loops run in order, and may depend on each other through
-    buffers; iterations of other kinds of loops may not."""
+    buffers. Iterations of other kinds of loops may not, with one exception: the last block of a GPU launch to arrive at the tile
+    `block_arrive` may read what the other blocks wrote. Statements after a loop over threads see what all threads of the block wrote in
+    it."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)
@@ -34,7 +38,8 @@ class For:
 
 @node
 class Let:
-    """Binds an integer to a variable that indices in `body` can use."""
+    """Binds an integer to a variable that indices in `body` can use. The value must lie in the declared range of the variable, since proofs
+    rely on the range."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     value: Scalar = holds(Holds.SCALAR)
@@ -43,6 +48,8 @@ class Let:
 
 @node
 class Store:
+    """Writes a scalar to an element of a buffer."""
+
     buffer: Buffer = holds(Holds.BUFFER)
     indices: tuple[Dim, ...] = holds(Holds.DIM)
     value: Scalar = holds(Holds.SCALAR)
@@ -50,11 +57,15 @@ class Store:
 
 @node
 class Seq:
+    """Runs statements in order."""
+
     stmts: tuple[Stmt, ...] = holds(Holds.STMT)
 
 
 @node
 class When:
+    """Runs `then` if the condition holds, else `orelse`, if there is one."""
+
     cond: Scalar = holds(Holds.SCALAR)
     then: Stmt = holds(Holds.STMT)
     orelse: Stmt | None = holds(Holds.STMT, default=None)

@@ -1,8 +1,8 @@
 """Walk and rewrite the loop level.
 
 `walk_*` functions visit a node before its parts. `map_*` functions rewrite the parts first, and return their argument if nothing changed.
-Expressions share nodes. However many nodes refer to a node, a function visits it once in each expression, or, if the variables in scope
-matter, once for each reduction around it.
+A node of an expression may have several users. A function still visits the node once in each expression, or, if the variables in scope
+matter, once outside of reductions and once in each reduction that contains it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def sequence(stmts: Sequence[Stmt]) -> Stmt:
 
 
 def substatements(stmt: Stmt) -> tuple[Stmt, ...]:
+    """Return the statements directly inside the statement."""
     return items(stmt, Holds.STMT)
 
 
@@ -49,6 +50,7 @@ def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
 
 
 def subscalars(scalar: Scalar) -> tuple[Scalar, ...]:
+    """Return the operands of the scalar that are scalars themselves."""
     return items(scalar, Holds.SCALAR)
 
 
@@ -81,7 +83,8 @@ def inside_out(scalar: Scalar) -> Iterator[Scalar]:
 
 
 def scalar_depth(scalar: Scalar, of_load: Callable[[Load], int] = lambda _: 1) -> int:
-    """Return the depth of the expression: the number of nodes on the longest path. `of_load` returns the depth of a load."""
+    """Return the depth of the expression: the number of nodes on the longest path from the scalar to a node without operands. `of_load`
+    returns how many nodes a load counts for."""
     depths: dict[Scalar, int] = {}
     for node in inside_out(scalar):
         inner = max((depths[i] for i in subscalars(node)), default=0)
@@ -102,11 +105,13 @@ def walk_scalars(stmt: Stmt) -> Iterator[Scalar]:
 
 
 def loads(node: Stmt | Scalar) -> Iterator[Load]:
+    """Yield the loads in a statement or scalar. The operands of tiles are places, not loads."""
     scalars = walk_scalar(node) if isinstance(node, Scalar) else walk_scalars(node)
     return (s for s in scalars if isinstance(s, Load))
 
 
 def written_buffers(stmt: Stmt) -> set[Buffer]:
+    """Return the buffers to which a store, a tile or an attention in the statement writes."""
     found: set[Buffer] = set()
     for s in walk_stmts(stmt):
         match s:
@@ -135,7 +140,8 @@ def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
 
 
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
-    """Return the integer variables that a statement or scalar takes from outside, in order of first use."""
+    """Return the integer variables that a statement or scalar takes from outside, in order of first use. Declared ranges of variables do
+    not count as uses."""
     found: dict[DimVar, None] = {}
     _free_dims(node, frozenset(), found, set())
     return tuple(found)
@@ -183,7 +189,7 @@ StmtFn = Callable[[Stmt], Stmt]
 
 
 def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
-    """Apply `fn` to every scalar, operands first. Shared nodes stay shared."""
+    """Replace every scalar in the expression by what `fn` returns for it, operands first. Shared nodes stay shared."""
     done: dict[Scalar, Scalar] = {}
     for node in inside_out(scalar):
         done[node] = fn(mapped(node, Holds.SCALAR, done.__getitem__))
@@ -191,12 +197,13 @@ def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
 
 
 def map_stmt(stmt: Stmt, fn: StmtFn) -> Stmt:
-    """Apply `fn` to every statement, inner ones first."""
+    """Replace every statement by what `fn` returns for it, inner ones first."""
     return fn(mapped(stmt, Holds.STMT, lambda s: map_stmt(s, fn)))
 
 
 def map_scalars(stmt: Stmt, fn: ScalarFn) -> Stmt:
-    """Apply `fn` to every scalar in the statement, operands first."""
+    """Replace every scalar in the statement by what `fn` returns for it, operands first. The operands of tiles stay, since they name
+    places, not values."""
     return map_stmt(stmt, lambda s: mapped(s, Holds.SCALAR, lambda scalar: map_scalar(scalar, fn)))
 
 
@@ -210,8 +217,9 @@ def rewrite_dims(node: Stmt, mapping: Mapping[DimVar, DimLike]) -> Stmt: ...
 @overload
 def rewrite_dims(node: Scalar, mapping: Mapping[DimVar, DimLike]) -> Scalar: ...
 def rewrite_dims(node: Stmt | Scalar, mapping: Mapping[DimVar, DimLike]) -> Stmt | Scalar:
-    """Substitute dimensions in the node. A loop variable or buffer that the node defines is replaced by a new one if its bound or shape
-    mentions a substituted variable."""
+    """Substitute integer variables in the node. A variable or buffer that the node defines is replaced by a new one if its upper bound or
+    its shape mentions a substituted variable. The mapping does not apply to a variable that the node itself defines, from that definition
+    on."""
     return _Rewriter(mapping, {}).node(node)
 
 
@@ -225,12 +233,12 @@ def rename_buffers(node: Stmt | Scalar, mapping: Mapping[Buffer, Buffer]) -> Stm
 
 
 def substitute(stmt: Stmt, dims: Mapping[DimVar, DimLike], buffers: Mapping[Buffer, Buffer]) -> Stmt:
-    """Substitute dimensions and buffers in the statement."""
+    """Substitute integer variables and buffers in the statement, as `rewrite_dims` and `rename_buffers` do."""
     return _Rewriter(dims, buffers).stmt(stmt)
 
 
 def fresh_prim(func: PrimFunc) -> PrimFunc:
-    """Copy the function with new variables and buffers."""
+    """Copy the function with new integer variables, buffers and scalar parameters. The attributes stay the same."""
     return _Rewriter({}, {}, fresh=True).prim(func)
 
 
@@ -269,6 +277,8 @@ class _Rewriter:
                 return _as_var(self._dims[param])
 
     def declare(self, var: DimVar) -> DimVar:
+        """Return the variable that replaces a variable at its definition, and replace its uses from here on. It is the variable itself if
+        nothing changes."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         if self._fresh or upper is not var.upper:
             self._dims[var] = new = DimVar(var.name, var.lower, upper, var.multiple_of)
@@ -277,6 +287,8 @@ class _Rewriter:
         return var
 
     def declare_buffer(self, buffer: Buffer) -> Buffer:
+        """Return the buffer that replaces a buffer at its definition, and replace its uses from here on. It is the buffer itself if nothing
+        changes."""
         shape = self.dims(buffer.shape)
         if self._fresh or shape is not buffer.shape:
             self._buffers[buffer] = new = replace(buffer, shape=shape)

@@ -8,12 +8,13 @@
             acc[lane] = 0.0
         with k.serial("r", depth) as r, k.vector(16) as lane:
             acc[lane] += x[i, r] * w[r, lane]      # one fused multiply-add
-        with k.vector(16) as lane, k.when(lane < columns):
+        with k.vector(16) as lane, k.when(less(lane, columns)):
             out[i, lane] = maximum(acc[lane], 0.0)
     body = k.body()
 
-A `with` opens a block. What `local`, `shared`, `workspace` and `let` define is visible until the end of the enclosing block. Expressions
-are scalars of the loop level (scalars.py), which have Python operators; the functions at the end of this file build the other expressions.
+A `with` opens a block. What `let` and the methods that allocate define is visible until the end of the enclosing block. Expressions are
+scalars of the loop level (scalars.py), which have Python operators; indices are dimensions, which the functions `less` and `less_equal`
+compare. The functions at the end of this file build the other expressions.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def _flattened(stmts: Sequence[Stmt]) -> Stmt:
 
 
 class Kernel:
-    """Writes the body of a loop-level function, or a part of one."""
+    """Collects the statements of the body of a loop-level function, or of a part of one."""
 
     def __init__(self) -> None:
         self._blocks = [_Block()]
 
     def body(self) -> Stmt:
-        """Return the body that was written."""
+        """Return the body that was written. All blocks must be closed."""
         (block,) = self._blocks
         return block.close()
 
@@ -110,7 +111,7 @@ class Kernel:
 
     @contextmanager
     def nest(self, extents: Sequence[DimLike], names: str = "ijklmnpquvwxyz") -> Generator[tuple[Dim, ...]]:
-        """Open nested serial loops, and yield their variables, which have the letters of `names` as names."""
+        """Open one serial loop per extent, each inside the one before, and yield their variables. The names are the letters of `names`."""
         with ExitStack() as stack:
             yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
 
@@ -139,13 +140,14 @@ class Kernel:
 
     @contextmanager
     def when(self, cond: Operand) -> Generator[None]:
+        """Open the block that runs where the condition holds."""
         self._open()
         yield
         self.add(When(as_scalar(cond), self._close()))
 
     @contextmanager
     def orelse(self) -> Generator[None]:
-        """Open the block that runs where the condition of the preceding `when` does not hold."""
+        """Open the block that runs where the condition of the `when` just before does not hold."""
         before = self._blocks[-1].stmts
         assert before and isinstance(before[-1], When) and before[-1].orelse is None, "orelse must follow a when"
         taken = before[-1]
@@ -156,8 +158,9 @@ class Kernel:
     # --- definitions that are visible until the end of the block -------------------------------------------------------
 
     def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0, multiple_of: int = 1) -> Dim:
-        """Compute an integer once, for use as an index. lower <= value <= upper must hold. An expression that is a variable or a number is
-        returned as it is."""
+        """Compute an integer once, and return the variable that holds it, for use as an index. lower <= value <= upper must hold (without
+        `upper`, there is no upper limit), and `multiple_of` must divide the value. A value that is a variable, a constant dimension or a
+        Python integer is returned as a dimension, without a new variable."""
         if isinstance(value, Dim | DimVar | int):
             value = Dim.of(value)
             if value.is_const or value.var is not None:
@@ -201,6 +204,7 @@ class Kernel:
         return self.allocate(Buffer(name, tuple(map(Dim.of, shape)), dtype, scope))
 
     def allocate(self, buffer: Buffer) -> Array:
+        """Allocate this buffer until the end of the block."""
         self._blocks[-1].stmts.append(lambda rest: Allocate(buffer, rest))
         return self.array(buffer)
 
@@ -220,7 +224,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """`a[i, j]` reads an element, `a[i, j] = value` writes one, `a[i, j] += b * c` is a fused multiply-add of floats."""
+    """A buffer that a kernel reads and writes by indexing: `a[i, j]` is the load of an element, `a[i, j] = value` adds a store to the
+    kernel, and `a[i, j] += b * c` adds a store of a fused multiply-add if the array holds floats."""
 
     kernel: Kernel
     buffer: Buffer
@@ -267,6 +272,7 @@ def less(a: DimLike, b: DimLike) -> Scalar:
 
 
 def less_equal(a: DimLike, b: DimLike) -> Scalar:
+    """Return the condition `a <= b` on two index expressions."""
     return index(a) <= index(b)
 
 
@@ -355,8 +361,8 @@ def of_bits(x: Scalar) -> Scalar:
 
 
 def guard(low: DimLike, dim: DimLike, high: DimLike, value: Scalar, otherwise: Operand) -> Guard:
-    """Return `value` if low <= dim < high, else `otherwise`. `value` is evaluated only in range; `otherwise` is always evaluated, so it
-    must not fault."""
+    """Return the scalar that is `value` if low <= dim < high, else `otherwise`. `value` is evaluated only in range; `otherwise` may be
+    evaluated in any case, so it must not fault."""
     return Guard(((Dim.of(low), Dim.of(dim), Dim.of(high)),), value, as_scalar(otherwise, dtype_of(value)))
 
 
@@ -386,8 +392,9 @@ def contract_groups(
     two_planes: Callable[[Dim], Scalar] | None = None,
     term: Callable[[Dim], Scalar] | None = None,
 ) -> GroupedContraction:
-    """Return the sum over groups of exact integer sums times a factor. The functions return, for the index of a group, the fields of
-    `GroupedContraction`."""
+    """Return an element of a matrix product of integers with a scale per group: the sum over the groups of exact integer sums times a
+    factor. Each function takes the index of a group, and returns what the field of the same name in `GroupedContraction` holds for this
+    group."""
     var = DimVar("r", 0, Dim.of(num_groups) - 1)
     g, axes = var.dim, ((var, Dim.of(num_groups)),)
     optional = (None if part is None else part(g) for part in (two_planes, term))
@@ -406,6 +413,6 @@ def largest_magnitude(count: DimLike, value: Callable[[Dim], Scalar]) -> Scalar:
 
 
 def halvings(count: int) -> Iterator[int]:
-    """Yield count / 2, count / 4, ... 1: the strides of a tree reduction."""
+    """Yield count / 2, count / 4, ... 1, rounded down: the strides of a tree reduction of a power of two. Yield nothing if `count` is 1."""
     while count := count // 2:
         yield count

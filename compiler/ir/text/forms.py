@@ -1,7 +1,9 @@
-"""Constructs that are words and operands in a fixed order, declared once: the printer writes a form, and the parser reads it.
+"""Forms: constructs of the text that are words and operands in a fixed order. A form is declared once; the printer writes it, and the
+parser reads it.
 
-A form is a text with operands. `{field:kind}` stands for a field of the node; printer and parser have a function for each kind. If a kind
-has two words, as in `{offset:at dim}`, the text has the first word and then the operand, or neither if the field is None or empty.
+In the text of a form, `{field:kind}` stands for a field of the node; printer and parser have a function for each kind. If two words follow
+the colon, as in `{offset:at dim}`, the operand is optional: the text has the word `at` and the operand, or neither if the field is None or
+empty.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ _WORD = re.compile(r"\w+|->|\S")
 
 
 class Form:
+    """The form of one node type. `print` writes a node; `LoopParser.form` reads one."""
+
     def __init__(self, node: type, text: str, **unsaid: object) -> None:
         first, *others = _OPERAND.split(text)
         self.node = node
-        self.unsaid = unsaid  # values of fields that the text does not state
+        self.unsaid = unsaid  # values that the parser gives to fields that the text does not state, or leaves out
         self.first = first
         self.name = (words_of(first) or [node.__name__.lower()])[0]
         # what follows the first words: field, optional word, kind, and the words after it
@@ -40,10 +44,12 @@ class Form:
 
 
 def words_of(text: str) -> list[str]:
+    """Split a text of a form into words and marks, as the lexer does."""
     return _WORD.findall(text)
 
 
 def _parted(kind: str) -> tuple[str, str]:
+    """Split what follows the colon of an operand into the optional word, or "", and the kind."""
     word, _, rest = kind.rpartition(" ")
     return word, rest
 
@@ -75,6 +81,7 @@ _BY_NODE = {form.node: form for form in (*_VALUES, *_SCALARS, REDUCE)}
 
 
 def form_of(node: object) -> Form:
+    """Return the form of a node. Raise KeyError if nodes of this type have none."""
     match node:
         case CallTir(inplace=inplace):
             return CALL_TIR_INPLACE if inplace else CALL_TIR

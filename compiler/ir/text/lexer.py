@@ -11,13 +11,14 @@ from typing import NamedTuple
 from compiler.ir.errors import CompileError
 from compiler.ir.text.syntax import NAME, RESERVED
 
-MAX_NESTING = 100  # nesting depth of brackets, blocks and operators: keeps the recursive descent within Python's stack
+MAX_NESTING = 100  # nesting depth of brackets, blocks and operators: keeps the recursive functions of the parser within Python's stack
 MOST_AHEAD = 2  # the parser looks at most this many tokens beyond the next one
 _MAX_INT = 2**64 - 1
 
 
 class ParseError(CompileError):
-    """Raised if the text is not a program. The message shows the line and points at the column."""
+    """Raised if the text is not a program. The message shows the line, or the part of a long line around the error, and points at the
+    column. `message` is the message without them."""
 
     def __init__(self, message: str, source: str, offset: int) -> None:
         self.line = source.count("\n", 0, offset) + 1
@@ -67,7 +68,8 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 def tokenize(source: str) -> list[Token]:
-    """Split the text into tokens. The last one is followed by enough end tokens for the longest look-ahead."""
+    """Split the text into tokens. Spaces and comments are left out. The last token is followed by enough end tokens for the longest
+    look-ahead. Raise ParseError for a character that begins no token, and for an integer that does not fit in 64 bits."""
     tokens: list[Token] = []
     at = 0
     while at < len(source):
@@ -102,6 +104,9 @@ class _Nesting:
 
 
 class Cursor:
+    """A place in the tokens of a text. The classes of the parser derive from it. `expect`, `name` and `integer` raise ParseError if the
+    next token is another one."""
+
     def __init__(self, source: str) -> None:
         self.source = source
         self.tokens = tokenize(source)
@@ -110,28 +115,32 @@ class Cursor:
         self.nested = _Nesting(self)
 
     def peek(self) -> Token:
+        """Return the next token without reading it."""
         return self.tokens[self.at_token]
 
     def take(self) -> Token:
+        """Read the next token. At the end of the text, return the end token again and again."""
         token = self.tokens[self.at_token]
         self.at_token += token.kind is not Kind.END
         return token
 
     def at(self, *texts: str, ahead: int = 0) -> bool:
-        """Whether the text of the next token, or of the one `ahead` places after it, is one of these. The text of a string token includes
-        its quotes, so it never equals a word or a mark."""
+        """Return whether the text of the next token, or of the one `ahead` places after it, is one of these. The text of a string token
+        includes its quotes, so it never equals a word or a mark."""
         return self.tokens[self.at_token + ahead].text in texts
 
     def at_kind(self, *kinds: Kind, ahead: int = 0) -> bool:
         return self.tokens[self.at_token + ahead].kind in kinds
 
     def accept(self, text: str) -> bool:
+        """Read the next token if it has this text, and return whether it has."""
         if self.at(text):
             self.take()
             return True
         return False
 
     def expect(self, text: str, why: str = "") -> Token:
+        """Read a token with this text. `why` follows the text in the message of the error."""
         if not self.at(text):
             raise self.error(f"expected {text!r}{why and ' ' + why}, found {self.peek()}")
         return self.take()
@@ -146,15 +155,18 @@ class Cursor:
         return self.take()
 
     def integer(self, what: str) -> int:
+        """Read an integer, which may be negative. `what` names it in the message of the error."""
         sign = -1 if self.accept("-") else 1
         if not self.at_kind(Kind.INT):
             raise self.error(f"expected {what}, found {self.peek()}")
         return sign * int(self.take().text)
 
     def error(self, message: str, at: Token | None = None) -> ParseError:
+        """Return an error that points at a token, or at the next one. The caller raises it."""
         return ParseError(message, self.source, (at or self.peek()).offset)
 
     def unknown(self, noun: str, token: Token, known: Iterable[str]) -> ParseError:
+        """Return an error for an unknown name, with similar names as a hint, or else with some of the known ones."""
         names = sorted(known)
         near = get_close_matches(token.text.strip('"'), names, n=3, cutoff=0.6)
         hint = f"similar: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"
@@ -164,7 +176,8 @@ class Cursor:
         return self.error(f"the text is nested more than {MAX_NESTING} levels deep; bind inner parts to names", at)
 
     def skip_to(self, *texts: str) -> None:
-        """Move to the first of these marks or words that is outside all brackets, or to the end of the text."""
+        """Move, without reading, to the first of these marks or words that is outside all brackets that open from here on, or to the end of
+        the text."""
         depth = 0
         for at in range(self.at_token, len(self.tokens) - MOST_AHEAD):
             text = self.tokens[at].text

@@ -11,8 +11,8 @@ from compiler.ir.text.syntax import is_name
 
 
 class Names:
-    """Unique names for the objects of one namespace. A name is derived from the preferred one (`x`, `x_1`, ...). If `canonical` is a
-    letter, preferences are ignored, and each name is this letter and a number."""
+    """Unique names for the objects of one namespace. A name is derived from a preferred one, the `wish` (`x`, `x_1`, ...). If `canonical`
+    is a letter, wishes are ignored, and each name is this letter and a number."""
 
     def __init__(self, canonical: str = "") -> None:
         self.canonical = canonical
@@ -24,15 +24,18 @@ class Names:
         return name in self._used
 
     def of(self, thing: object, wish: str) -> str:
+        """Return the name of the thing. Give it one if it has none."""
         return self._names.get(thing) or self.give(thing, wish)
 
     def give(self, thing: object, wish: str) -> str:
+        """Give the thing a new name, even if it has one, and return the name."""
         name = self._fresh(self.canonical or _word(wish))
         self._names[thing] = name
         self._used.add(name)
         return name
 
     def _fresh(self, base: str) -> str:
+        """Return an unused name: `base` itself, or `base` and a number. The number also turns a reserved word into a name."""
         if not self.canonical and base not in self._used and is_name(base):
             return base
         count = self._counts.get(base, 0)
@@ -45,7 +48,7 @@ class Names:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """When the `with` ends, release the names that were assigned inside it."""
+        """When the `with` ends, forget the names that were given inside it, so that they can be used again."""
         outer = dict(self._names), set(self._used), dict(self._counts)
         yield
         self._names, self._used, self._counts = outer
@@ -56,12 +59,13 @@ class DimNames(Names):
 
     def __init__(self, canonical: str = "") -> None:
         super().__init__(canonical)
-        self.free: list[DimVar] = []  # variables that appear without a binder, in order
-        self._renamed: dict[DimVar, DimVar] = {}
+        self.free: list[DimVar] = []  # variables that are mentioned without `bind` before, in order
+        self._renamed: dict[DimVar, DimVar] = {}  # maps each named variable to a new one that has its name in the text
         self._texts: dict[Dim, str] = {}
         self._mentions: dict[DimVar, list[Dim]] = {}  # for each variable, the expressions with it that are in `_texts`
 
     def text(self, dim: Dim) -> str:
+        """Return the text of an expression. Variables without a name get one, and count as free."""
         text = self._texts.get(dim)
         if text is None:
             text = self._texts[dim] = str(self._written(dim))
@@ -75,14 +79,15 @@ class DimNames(Names):
         return dim.substitute(self._renamed)
 
     def variable(self, var: DimVar) -> str:
+        """Return the name of a variable. A variable without a name gets one, and counts as free."""
         if var not in self._names:
             self.free.append(var)
             self.bind(var)
         return self._names[var]
 
     def bind(self, var: DimVar) -> str:
-        """Give the variable a new name. An expression is printed after renaming its variables, so its terms are in the order in which the
-        text first mentions the variables, not in the order in which the variables were created."""
+        """Give the variable a new name, and return the name. An expression is printed after renaming its variables, so its terms are in the
+        order in which the text first mentions the variables, not in the order in which the variables were created."""
         upper = self._written(var.upper) if isinstance(var.upper, Dim) else var.upper
         name = self.give(var, var.name)
         self._forget(var)
@@ -106,7 +111,8 @@ class DimNames(Names):
 
 
 def _word(wish: str) -> str:
-    """Return a valid name close to the preferred one."""
+    """Return a word close to the preferred name. It is a name, or becomes one if `_fresh` appends a number; a reserved word, for example,
+    does."""
     word = re.sub(r"[^A-Za-z0-9_.]", "_", wish)
     if not re.match("[A-Za-z_]", word):
         word = f"v{word}" if word else "v"

@@ -1,4 +1,4 @@
-"""Programs as text. `printer.print_module` writes what `parse` reads.
+"""The language of programs as text, and its parser. `printer.print_module` writes what `parse` reads.
 
     Module     ::= (Func | Prim)*                                        line breaks are spaces; `#` begins a comment
     Func       ::= ["impure"] "func" Name "(" Param,* ")" "->" Type [Where] ["arena" Dim] "{" Body "}"
@@ -6,16 +6,16 @@
     Where      ::= "where" (Name "in" Range),+
     Range      ::= Int ".." [Dim] ["by" Int]                             both ends are included
 
-    Type       ::= DType "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" DType ["," Dim] "]"
+    Type       ::= (DType | "any") "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" (DType | "any") ["," Dim] "]"
                  | "tuple" "[" Type,* "]" | "object"
                  | ["impure"] "fn" ["[" (Name "in" Range),+ "]"] "(" (Type,* | "...") ")" "->" Type
-    DType      ::= "f32" | "f16" | "bf16" | "e4m3" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool" | "any"
+    DType      ::= "f32" | "f16" | "bf16" | "e4m3" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool"
     Shape      ::= Dim,* | "ndim" "=" Int | "..."
     Dim        ::= Int | Name | "-" Dim | Dim ("+" | "-" | "*" | "//" | "%") Dim | ("min" | "max") "(" Dim,+ ")" | "(" Dim ")"
 
     Body       ::= (Binding | ("dataflow" | "captured") "{" Binding* "}")* "return" Atom
-    Binding    ::= Name [":" Type] "=" Value | Launch                    without the annotation it is deduced
-    Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator
+    Binding    ::= Name [":" Type] "=" Value | Launch                    an annotation that is left out is deduced
+    Value      ::= Atom | Name "(" (Atom | Attr),* ")"                   an operator; attributes come last
                  | ("call" Name | "@" Name) "(" Atom,* ")"               a function: a variable, or one of the module
                  | call_tir, call_tir_inplace, call_library, match_cast, alloc: see forms.py
                  | "(" Atom,* ")" | Name "." Int                         a tuple, a field of one
@@ -51,8 +51,9 @@
                  | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
-A name is a word that may contain dots. The name of a function may also be any quoted string. A dimension is defined where a parameter, a
-match_cast, a loop, a reduction or a let first mentions it. A number without a type is an i64 if it is an integer, else an f32.
+`X,*` stands for any number of X with commas between them, and `X,+` for at least one. A name is a word that may contain dots. The name of a
+function may also be any quoted string. A dimension is defined where a parameter or a match_cast first mentions it, or by the loop, the
+reduction or the let that names it. A number without a type is an i64 if it is an integer, else an f32.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ from compiler.ir.types import FuncType, TupleType, Type
 
 
 def parse(text: str, arrays: Arrays | None = None) -> IRModule:
-    """Parse the text. `arrays` has the constants of which the text contains only digests. Raise a ParseError that points at the first
-    mistake."""
+    """Parse the text. `arrays` has the constants of which the text contains only digests. Raise a ParseError that points at a mistake.
+    Signatures are read first, so the mistake need not be the first one in the text. The result is not verified."""
     return _Parser(text, arrays or {}).module()
 
 
@@ -100,7 +101,8 @@ class _Parser(ValueParser):
     # --- modules -------------------------------------------------------------------------------------------------------
 
     def module(self) -> IRModule:
-        """Read the module. All signatures are read first, so that a call can be deduced even if its callee comes later."""
+        """Read the module. The signatures of all graph-level functions are read first, so that the annotation of a call can be deduced even
+        if its callee comes later."""
         headers: dict[str, tuple[int, _Header | None, int]] = {}
         while not self.at_kind(Kind.END):
             name, header = self._header(headers)
@@ -116,6 +118,8 @@ class _Parser(ValueParser):
         return IRModule(functions)
 
     def _header(self, known: Collection[str]) -> tuple[str, _Header | None]:
+        """Read the name of the next function and, of a graph-level function, the signature. `known` has the names of the functions
+        before."""
         pure = not self.accept("impure")
         graph = self.accept("func")
         if not graph and (not pure or not self.accept("prim")):
@@ -131,6 +135,7 @@ class _Parser(ValueParser):
         return name, header
 
     def _func_header(self, *, pure: bool) -> _Header:
+        """Read the parameters, the annotation of the result and, before them, the ranges that follow them."""
         self.scope, self._values = DimScope(), {}
         self.where_ahead()
         self.expect("(", "before the parameters")
@@ -142,6 +147,7 @@ class _Parser(ValueParser):
         return _Header(params, num_inputs, result, pure, self.scope)
 
     def _func_param(self, weights: list[Token]) -> Var:
+        """Read a parameter. Add its name to `weights` if it is a weight."""
         weight = self.at("weight") and self.at_kind(Kind.NAME, ahead=1)
         if weight:
             self.take()
@@ -154,6 +160,7 @@ class _Parser(ValueParser):
         return self._new_value(name, self.type())
 
     def _function_body(self, header: _Header) -> Function:
+        """Read the size of the arena, if it is stated, and the body. What is between the signature and these was read with the header."""
         self.scope = header.scope
         self._values = {p.name: p for p in header.params}
         self.skip_to("arena", "{")
@@ -203,6 +210,7 @@ class _Parser(ValueParser):
         return If(cond, then, self._body())
 
     def _binding(self) -> Binding:
+        """Read a binding. An annotation that is neither written nor stated by the value is deduced."""
         if self.at("launch"):
             launch = self.launch()
             return Binding(Var("_", TupleType(())), launch)
@@ -218,7 +226,8 @@ class _Parser(ValueParser):
         return Binding(self._new_value(name, type_), value)
 
     def _annotation(self, announced: list[Token]) -> Type:
-        """Read an annotation, which may mention variables that the match_cast to its right defines."""
+        """Read an annotation. It may mention variables that only the match_cast to its right defines; add their names to `announced`, so
+        that the caller can check that they are defined."""
 
         def announce(token: Token) -> DimVar:
             announced.append(token)
@@ -227,12 +236,14 @@ class _Parser(ValueParser):
         return self.with_undefined(announce, self.type)
 
     def _new_value(self, name: Token, type_: Type) -> Var:
+        """Define a variable. Its name must be new at this place of the text."""
         if name.text in self._values:
             raise self.error(f"{name.text} is defined twice", name)
         var = self._values[name.text] = Var(name.text, type_)
         return var
 
     def _deduced(self, name: Token, value: Value) -> Type:
+        """Deduce the annotation of the value of binding `name`. Any failure of deduction becomes a ParseError at the name."""
         try:
             if isinstance(value, If):
                 require_alike(value, self._signature_of)

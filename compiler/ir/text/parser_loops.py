@@ -32,6 +32,8 @@ _SCALARS = sorted([*_CALLED, *ReduceFn, "cast", "contract", "contract_groups", "
 
 
 class LoopParser(TypeParser):
+    """Reads the loop level. `kinds` has the function that reads an operand of each kind of a form (forms.py)."""
+
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
@@ -54,7 +56,8 @@ class LoopParser(TypeParser):
     # --- forms ---------------------------------------------------------------------------------------------------------
 
     def form(self, form: Form) -> Any:
-        """Read a node by its form."""
+        """Read a node by its form. Variables that the form defines are visible until its end. An optional operand that is not in the text
+        leaves its field at the default."""
         outer, self._scopes = self._scopes, ExitStack()
         found = dict(form.unsaid)
         with self._scopes:
@@ -74,7 +77,8 @@ class LoopParser(TypeParser):
     # --- functions -----------------------------------------------------------------------------------------------------
 
     def prim(self) -> PrimFunc:
-        """Read what follows `prim @name`: parameters, ranges, attributes, body."""
+        """Read what follows `prim name`: parameters, ranges, attributes, body. The ranges are read first, and skipped when their place in
+        the text comes."""
         self.scope, self._buffers, self._scalars = DimScope(), {}, {}
         self.where_ahead()
         self.expect("(", "before the parameters")
@@ -86,8 +90,8 @@ class LoopParser(TypeParser):
         return PrimFunc(params, len(outputs), self.block(), attrs)
 
     def where_ahead(self) -> None:
-        """Read the ranges that follow the parameters, then return to the parameters. Variables need their ranges when the parameters create
-        them."""
+        """Read the ranges that follow the parameters, if there are any, then go back to the parameters. A variable gets its range when it
+        is made, and parameters make variables."""
         start = self.at_token
         self.skip_to("where", "{")
         if self.accept("where"):
@@ -99,6 +103,7 @@ class LoopParser(TypeParser):
         return self.attributes("}")
 
     def _param(self, outputs: list[Token]) -> Buffer | scalars.ScalarParam | DimVar:
+        """Read a parameter. Add its name to `outputs` if it is an output."""
         out = self.at("out") and self.at_kind(Kind.NAME, ahead=1)
         if out:
             self.take()
@@ -119,6 +124,7 @@ class LoopParser(TypeParser):
         return self.with_undefined(self.define, lambda: self._buffer(name, Scope.GLOBAL))
 
     def _buffer(self, name: Token, scope: Scope) -> Buffer:
+        """Read the element type and the shape of a buffer, and define the buffer."""
         self._check_new(name)
         dtype = self.dtype()
         self.expect("[", "after the element type")
@@ -141,6 +147,7 @@ class LoopParser(TypeParser):
             return stmts[0] if len(stmts) == 1 else Seq(tuple(stmts))
 
     def _stmt(self) -> Stmt:
+        """Read one statement."""
         token = self.peek()
         match token.text if token.kind is Kind.NAME else "":
             case "for":
@@ -172,6 +179,7 @@ class LoopParser(TypeParser):
                 return Store(buffer, indices, self._whole_scalar())
 
     def _for(self) -> For:
+        """Read what follows `for`. Several variables give nested loops of the same kind."""
         kind = LoopKind.SERIAL
         if not self.at("in", ahead=1):
             kinds = {k.value for k in LoopKind}
@@ -190,7 +198,8 @@ class LoopParser(TypeParser):
 
     @contextmanager
     def _axes(self, close: str) -> Generator[list[tuple[DimVar, Dim]]]:
-        """Read `i in n, j in m` up to `close`. The variables are visible inside the `with`. A later extent may use an earlier variable."""
+        """Read `i in n, j in m` up to `close`, which is not read. The variables are visible inside the `with`. A later extent may use an
+        earlier variable."""
         axes: list[tuple[DimVar, Dim]] = []
         names: list[str] = []
         while True:
@@ -216,7 +225,7 @@ class LoopParser(TypeParser):
         return name
 
     def _within(self, name: Token) -> DimVar | None:
-        """Read the explicit range `within ...` of a variable, if there is one."""
+        """Read the range `within ...` of a variable, and return the variable. Return None if no range is stated."""
         return self.range(name, self.reject) if self.accept("within") else None
 
     def _let(self) -> Let:
@@ -276,6 +285,7 @@ class LoopParser(TypeParser):
         return node_type(**given)
 
     def _operand_of(self, operation: str, held: dict[str, Holds], given: dict[str, Any]) -> None:
+        """Read `field=operand` into `given`. `held` says what each field holds."""
         field = self._field_of(f"operand of {operation}", held, given)
         match held[field]:
             case Holds.BUFFER:
@@ -289,6 +299,7 @@ class LoopParser(TypeParser):
                 given[field] = self._operation(_KEYS[token.text])
 
     def _parameter_of(self, operation: str, parameters: dict[str, Field[Any]], given: dict[str, Any]) -> None:
+        """Read `parameter=value` into `given`. The value must have the type of the field: a bool, an integer or a float."""
         field = self._field_of(f"parameter of {operation}", parameters, given)
         token = self.peek()
         if parameters[field].type == "bool":
@@ -302,6 +313,7 @@ class LoopParser(TypeParser):
         given[field] = value if parameters[field].type == "int" else float(value)
 
     def _field_of(self, noun: str, known: Iterable[str], given: Container[str]) -> str:
+        """Read `name=` of a known field that is not given yet. `noun` says in messages what the field is."""
         token = self.take()
         if token.text not in known:
             raise self.unknown(noun, token, known)
@@ -313,8 +325,8 @@ class LoopParser(TypeParser):
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def _whole_scalar(self) -> Scalar:
-        """Read a scalar and check its depth: a chain of operators is read without recursion but makes a deep tree, which other functions
-        walk recursively."""
+        """Read a scalar and check its depth. A chain of operators is read without recursion, but makes a deep tree, which some functions of
+        the compiler walk recursively."""
         start = self.peek()
         scalar = self.scalar()
         level = [scalar]
@@ -325,7 +337,8 @@ class LoopParser(TypeParser):
         raise self.too_deep(start)
 
     def scalar(self, loosest: int = LOOSEST) -> Scalar:
-        """Read an expression whose operators have at least this precedence. They are left-associative."""
+        """Read an expression whose infix operators have at least the precedence `loosest`. They are left-associative, and comparisons do
+        not chain."""
         left = self._operand()
         while self.at(*_INFIX):
             fn, precedence = _INFIX[self.peek().text]
@@ -338,6 +351,7 @@ class LoopParser(TypeParser):
         return left
 
     def _operand(self) -> Scalar:
+        """Read what may stand beside an infix operator, including a reduction or a `let`, which reach as far to the right as they can."""
         with self.nested:
             token = self.peek()
             if self.at_number() or self.at("true", "false"):
@@ -375,6 +389,7 @@ class LoopParser(TypeParser):
         return scalar
 
     def _named_scalar(self, token: Token) -> Scalar:
+        """Return the scalar parameter or the named value with this name."""
         if token.text in self._scalars:
             return self._scalars[token.text]
         if token.text in self.scope.defined:
@@ -413,6 +428,8 @@ class LoopParser(TypeParser):
         return (float(value) if dtype.is_float else value), dtype
 
     def _function_of_scalars(self) -> Scalar:
+        """Read a word and what follows it in parentheses: a reduction, a form or a function. `min` and `max` are reductions if a variable
+        and `in` follow the parenthesis."""
         token = self.take()
         if token.text in set(ReduceFn) and self.at_kind(Kind.NAME, ahead=1) and self.at("in", ahead=2):
             self.at_token -= 1
@@ -432,6 +449,7 @@ class LoopParser(TypeParser):
                 raise self.unknown("function of scalars", token, _SCALARS)
 
     def _dot(self) -> scalars.Contraction:
+        """Read the contraction of one plane of contract_groups."""
         start = self.peek()
         scalar = self.scalar()
         if not isinstance(scalar, scalars.Contraction):

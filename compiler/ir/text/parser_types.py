@@ -18,20 +18,24 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DimScope:
-    """The symbolic variables of one function. `announced` variables are read before their definition, for example in a `where` clause;
-    `awaited` lists those of them that are not yet defined; `defined` variables are visible at this place of the text."""
+    """The symbolic variables of one function, by name. `announced` variables were mentioned before their definition, for example in a
+    `where` clause, and `awaited` has the names of those that are not yet defined. `defined` variables are visible at this place of the
+    text."""
 
     announced: dict[str, tuple[DimVar, Token]] = field(default_factory=dict[str, tuple[DimVar, Token]])
     defined: dict[str, DimVar] = field(default_factory=dict[str, DimVar])
     awaited: set[str] = field(default_factory=set[str])
 
     def announce(self, token: Token, var: DimVar | None = None) -> DimVar:
+        """Return the announced variable with this name. If there is none, announce `var`, or a new variable without a range."""
         if token.text not in self.announced:
             self.announced[token.text] = (var or DimVar(token.text), token)
             self.awaited.add(token.text)
         return self.announced[token.text][0]
 
     def define(self, token: Token) -> DimVar:
+        """Return the defined variable with this name. If there is none, define the announced one, or else a new variable without a
+        range."""
         if token.text not in self.defined:
             self.defined[token.text] = self.announce(token) if token.text in self.announced else DimVar(token.text)
             self.awaited.discard(token.text)
@@ -39,6 +43,8 @@ class DimScope:
 
 
 class TypeParser(Cursor):
+    """Reads what both levels share. `scope` has the symbolic variables of the function that is being read."""
+
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self.scope = DimScope()
@@ -108,7 +114,8 @@ class TypeParser(Cursor):
         return self.scope.announce(token)
 
     def with_undefined(self, treat: Callable[[Token], DimVar], parse: Callable[[], T]) -> T:
-        """Parse, and let `treat` handle undefined variables meanwhile."""
+        """Call `parse`, and return its result. Meanwhile, `treat` handles variables that are not defined, for example by `reject`, `define`
+        or `announce`."""
         before, self._undefined = self._undefined, treat
         result = parse()
         self._undefined = before
@@ -117,7 +124,8 @@ class TypeParser(Cursor):
     # --- ranges --------------------------------------------------------------------------------------------------------
 
     def where(self) -> None:
-        """Read `n in 1..128, m in 0.. by 16`. An upper end may mention variables that annotations define later."""
+        """Read `n in 1..128, m in 0.. by 16`, and announce these variables. An upper end may mention variables that annotations define
+        later."""
         while True:
             token = self.name("the name of a dimension")
             if token.text in self.scope.announced:
@@ -128,12 +136,14 @@ class TypeParser(Cursor):
                 return
 
     def check_announced(self) -> None:
+        """Raise ParseError if a variable was announced, but is not defined."""
         for name, (_, token) in self.scope.announced.items():
             if name in self.scope.awaited:
                 raise self.error(f"dimension {name} has a range, but no parameter or match_cast defines it", token)
 
     def range(self, name: Token, undefined: Callable[[Token], DimVar]) -> DimVar:
-        """Read `lower..upper by k` and return a new variable. `undefined` handles undefined variables in the upper end."""
+        """Read `lower..upper by k`, where `upper` and `by k` are optional, and return a new variable with this range. `undefined` handles
+        undefined variables in the upper end."""
         lower = self.integer("the lower end of a range")
         self.expect("..", "after the lower end of a range")
         upper = self.with_undefined(undefined, self.dim) if self._at_dim() else None
@@ -147,11 +157,13 @@ class TypeParser(Cursor):
         return DimVar(name.text, lower, upper, multiple)
 
     def _at_dim(self) -> bool:
+        """Return whether the upper end of a range comes next. The words `by`, `attrs` and `arena` come after it."""
         return self.at_kind(Kind.INT) or self.at("-", "(") or (self.at_kind(Kind.NAME) and not self.at("by", "attrs", "arena"))
 
     # --- annotations ---------------------------------------------------------------------------------------------------
 
     def type(self) -> Type:
+        """Read an annotation."""
         with self.nested:
             token = self.peek()
             if token.kind is not Kind.NAME:
@@ -185,6 +197,8 @@ class TypeParser(Cursor):
                     return TensorType(shape, dtype, ndim)
 
     def _shape(self) -> tuple[tuple[Dim, ...] | None, int | None]:
+        """Read the extents, or `ndim=` and the rank, or `...`, and the closing bracket. Return the extents and the rank, or None for what
+        the text does not state."""
         if self.accept("..."):
             self.expect("]")
             return None, None
@@ -211,6 +225,7 @@ class TypeParser(Cursor):
         return FuncType(params, result, pure)
 
     def _signature(self) -> tuple[tuple[Type, ...] | None, Type]:
+        """Read the parameters and the result of a function type. The parameters are None if the text has `(...)`."""
         self.expect("(", "before the parameters of fn")
         if self.at("...") and self.at(")", ahead=1):
             self.take()
@@ -233,6 +248,7 @@ class TypeParser(Cursor):
     # --- literals and attributes ---------------------------------------------------------------------------------------
 
     def string(self, what: str) -> str:
+        """Read a text in quotes. `what` names it in the message of the error."""
         token = self.peek()
         if token.kind is not Kind.STRING:
             raise self.error(f"expected {what} in quotes, found {token}")
@@ -243,10 +259,12 @@ class TypeParser(Cursor):
             raise self.error(f"{token.text} is not a valid string; escapes are those of JSON", token) from None
 
     def at_number(self) -> bool:
+        """Return whether a number comes next, which may be negative, `nan` or `inf`."""
         ahead = int(self.at("-"))
         return self.at_kind(Kind.INT, Kind.FLOAT, ahead=ahead) or self.at("nan", "inf", ahead=ahead)
 
     def number(self) -> int | float:
+        """Read a number, which may be negative, `nan` or `inf`."""
         sign = -1 if self.accept("-") else 1
         token = self.take()
         if token.kind is Kind.INT:
@@ -262,6 +280,7 @@ class TypeParser(Cursor):
         return attrs
 
     def attribute(self, attrs: dict[str, Any]) -> None:
+        """Read `name=value` into `attrs`. The name may be a word, also a reserved one, or a string."""
         token = self.peek()
         name = self.string("an attribute") if token.kind is Kind.STRING else self._word("the name of an attribute")
         if name in attrs:

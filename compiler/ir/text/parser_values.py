@@ -22,10 +22,14 @@ from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_loops import LoopParser
 from compiler.ir.types import Type
 
-Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, for text that contains only digests
+# Large constants, for text that contains only their digests. The key is what the text has in quotes: the type and the digest.
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class ValueParser(LoopParser):
+    """Reads the values of graph-level bindings, except for an If. `_values` has the variables that are visible at this place of the
+    text."""
+
     def __init__(self, source: str, arrays: Arrays) -> None:
         super().__init__(source)
         self._arrays = arrays
@@ -44,6 +48,7 @@ class ValueParser(LoopParser):
         }
 
     def function_name(self) -> str:
+        """Read the name of a function: a word, also a reserved one, or a string."""
         if self.at_kind(Kind.STRING):
             return self.string("a function")
         if not self.at_kind(Kind.NAME):
@@ -78,6 +83,7 @@ class ValueParser(LoopParser):
                 return Copy(self.atom())
 
     def _operator(self) -> Call:
+        """Read a call of an operator. Attributes that are not written get their defaults."""
         token = self.take()
         op = OPS.get(token.text)
         if op is None:
@@ -104,12 +110,14 @@ class ValueParser(LoopParser):
             args.append(self.atom())
 
     def _outputs(self) -> tuple[Type, ...]:
+        """Read the annotation of one output, or those of several in parentheses."""
         return tuple(self.items(")", self.type)) if self.accept("(") else (self.type(),)
 
     def launch(self) -> Launch:
         return self.form(LAUNCH_LIBRARY if self.at("library", ahead=1) else LAUNCH)
 
     def _boundary(self) -> str:
+        """Read `at "boundary"`, or return "" if it does not come next. `at` may also be the name of the next binding."""
         if not (self.at("at") and self.at_kind(Kind.STRING, ahead=1)):
             return ""
         self.take()
@@ -124,17 +132,21 @@ class ValueParser(LoopParser):
     # --- atoms ---------------------------------------------------------------------------------------------------------
 
     def _arguments(self) -> tuple[Atom, ...]:
+        """Read the arguments of a call, with both parentheses."""
         self.expect("(", "before the arguments")
         return self.atoms()
 
     def atoms(self) -> tuple[Atom, ...]:
+        """Read atoms up to the closing parenthesis, and the parenthesis."""
         return tuple(self.items(")", self.atom))
 
     def _global(self) -> str:
+        """Read `@` and the name of a function of the module."""
         self.expect("@", "before the name of a function")
         return self.function_name()
 
     def atom(self) -> Atom:
+        """Read an atom. A name is that of a variable, or else that of a symbolic variable, which is a scalar."""
         if self.at_number():
             return self._number()
         if self.at("@"):
@@ -167,6 +179,7 @@ class ValueParser(LoopParser):
     # --- constants -----------------------------------------------------------------------------------------------------
 
     def _constant(self) -> Constant:
+        """Read what follows `const`: the element type, the shape, and the elements, their bytes or a digest."""
         dtype = self.dtype()
         self.expect("[", "after the element type")
         start = self.peek()
@@ -185,6 +198,7 @@ class ValueParser(LoopParser):
             raise self.error(f"a number of the constant does not fit {dtype}", start) from None
 
     def _array(self, shape: tuple[int, ...], dtype: DType, numbers: list[int | float | bool]) -> None:
+        """Read elements in nested brackets, one level per axis, and append them to `numbers` in row-major order."""
         with self.nested:
             token = self.peek()
             if shape:

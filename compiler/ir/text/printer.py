@@ -1,5 +1,5 @@
 """The printer. It writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables unique
-names, so parsing the text yields an equal program."""
+names, so parsing the text yields an equal program (equal.py)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _BASE64_COLUMNS = 96
 
 
 def print_module(module: IRModule, arrays: Arrays | None = None) -> str:
-    """Print a module. With `arrays`, write large constants as digests and add the constants to `arrays`, for `parse` to look up."""
+    """Print a module. With `arrays`, write large constants as digests and add the constants to `arrays`, for `parse` to look up. Without
+    `arrays`, write all constants out. Raise TypeError if an attribute has a value that the text cannot express."""
     return "\n\n".join(print_function(name, func, arrays) for name, func in module.functions.items()) + "\n"
 
 
@@ -67,7 +68,8 @@ def print_scalar(scalar: Scalar) -> str:
 
 
 def print_node(node: object) -> str:
-    """Print a module or any part of one, for messages."""
+    """Print a module or any part of one, for messages. Large constants are written as digests, and variables that are defined outside of
+    the part get names as if they were defined here."""
     match node:
         case IRModule():
             return print_module(node, {})
@@ -89,8 +91,9 @@ def print_node(node: object) -> str:
 
 
 def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True) -> str:
-    """Print a function so that the text is equal for functions that differ only in the names of variables. Large constants are written as
-    digests. Without `ranges`, also ignore the declared ranges of the signature's variables."""
+    """Print a function so that the text is equal for functions that differ only in the names of variables, or in the boundaries of
+    match_casts. Large constants are written as digests. Without `ranges`, the text of a graph-level function has no declared ranges of
+    symbolic variables, apart from those in function types."""
     printer = _Printer({}, canonical=True, ranges=ranges)
     return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
 
@@ -116,6 +119,7 @@ class _Printer(LoopPrinter):
     # --- functions -----------------------------------------------------------------------------------------------------
 
     def function(self, name: str, func: Function) -> list[str]:
+        """Return the lines of a graph-level function."""
         weights = set(func.weights)
         params = ", ".join(self._func_param(p, weight=p in weights) for p in func.params)
         head = f"{'' if func.pure else 'impure '}func {function_name(name)}({params}) -> {self._type(func.result_type)}"
@@ -152,6 +156,7 @@ class _Printer(LoopPrinter):
     # --- bindings ------------------------------------------------------------------------------------------------------
 
     def binding(self, binding: Binding) -> list[str]:
+        """Add the lines of a binding, and return all lines so far."""
         value = binding.value
         if isinstance(value, Launch):
             self._line(self.value(value))
@@ -176,6 +181,7 @@ class _Printer(LoopPrinter):
         self._depth -= 1
 
     def value(self, value: Value) -> str:
+        """Return the text of a value; for an If, without its branches."""
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self._atom(value)

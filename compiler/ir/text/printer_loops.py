@@ -1,4 +1,4 @@
-"""The printer of the loop level."""
+"""The printer of the loop level: `prim` functions, statements and scalars."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class LoopPrinter:
         }
 
     def prim(self, name: str, func: PrimFunc) -> list[str]:
+        """Return the lines of a loop-level function."""
         outputs = set(func.outputs) if func.num_outputs else set[Buffer]()
         params = ", ".join(self._param(p, out=p in outputs) for p in func.params)
         self.stmt(func.body, depth=1)
@@ -84,6 +85,7 @@ class LoopPrinter:
     # --- statements ----------------------------------------------------------------------------------------------------
 
     def stmt(self, stmt: Stmt, depth: int = 0) -> list[str]:
+        """Add the lines of a statement, and return all lines so far."""
         self._depth = depth
         self._stmt(stmt)
         return self._lines
@@ -92,6 +94,7 @@ class LoopPrinter:
         self._lines += wrap(text, self._depth)
 
     def _block(self, head: str, body: Stmt, tail: str = "}") -> None:
+        """Print a statement in braces, with `head` before the opening brace. `tail` is the line that ends it."""
         self._line(f"{head} {{")
         self._depth += 1
         self._stmt(body)
@@ -151,7 +154,7 @@ class LoopPrinter:
                 return self._operation(type(value).__name__.lower(), value)
 
     def _for(self, loop: For) -> None:
-        """Print nested loops of one kind with a single header."""
+        """Print a loop. Loops of the same kind that are directly inside it share its header."""
         with self._dims.scope():
             axes = [self._axis(loop.var, loop.extent)]
             body = loop.body
@@ -162,6 +165,8 @@ class LoopPrinter:
             self._block(f"for {kind}{', '.join(axes)}", body)
 
     def _axis(self, var: DimVar, extent: Dim) -> str:
+        """Print a variable and its extent, and name the variable. The declared range is printed only if it is another one than
+        0 .. extent - 1."""
         text = self._dims.text(extent)
         usual = var.lower == 0 and var.multiple_of == 1 and var.upper is not None and Dim.of(var.upper) == extent - 1
         within = "" if usual else f" within {range_text(var, self._dims)}"
@@ -170,7 +175,7 @@ class LoopPrinter:
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def expression(self, scalar: Scalar) -> str:
-        """Print a whole expression, preceded by the values that it shares."""
+        """Print a whole expression. The values that need a name (`_shared`) come before it, in a `let`."""
         shared = _shared(scalar, self._named)
         if not shared:
             return self._part(scalar)
@@ -193,6 +198,7 @@ class LoopPrinter:
         return f"({text})" if precedence < loosest else text
 
     def _scalar(self, scalar: Scalar) -> tuple[str, int]:
+        """Return the text of a scalar and its precedence."""
         match scalar:
             case scalars.Const(value=value, dtype=dtype):
                 return number_text(value, dtype), _ATOM
@@ -233,15 +239,16 @@ class LoopPrinter:
 
 
 def header(head: str, tail: str) -> list[str]:
-    """Return the first lines of a function, including the opening brace."""
+    """Return the first lines of a function, including the opening brace. `tail` has the clauses after the signature, which begin on a line
+    of their own, or is empty."""
     if not tail:
         return wrap(f"{head} {{", 0)
     return [*wrap(head, 0), *wrap(f"{tail} {{", 2)]
 
 
 def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
-    """Return the values that need a name, inner ones first: values with several uses that are long when written out. The values in `named`
-    have names already, and values inside a reduction get their names there."""
+    """Return the values that need a name, inner ones first: values with several uses that are long when written out, or that are
+    reductions. The values in `named` have names already, and values that are used only inside a reduction get their names there."""
     uses: dict[Scalar, int] = {}
     pending, inside = [scalar], {scalar}
     while pending:

@@ -21,6 +21,7 @@ INDENT = "  "
 
 
 def type_text(type_: Type, dims: DimNames | None = None) -> str:
+    """Print an annotation. `dims` names the symbolic variables; a function type names its own variables."""
     dims = dims or DimNames()
     match type_:
         case ObjectType():
@@ -71,6 +72,7 @@ def ranges_text(dims: DimNames) -> str:
 
 
 def is_plain(var: DimVar) -> bool:
+    """Return whether the variable has the range that the text need not state: all integers from 0."""
     return var.lower == 0 and var.upper is None and var.multiple_of == 1
 
 
@@ -83,7 +85,8 @@ def range_text(var: DimVar, dims: DimNames) -> str:
 
 
 def canonical_number(value: float | int | bool, dtype: DType) -> float | int | bool:
-    """Convert the number to its element type. A number that does not fit is returned unchanged, for the verifier to report."""
+    """Return the number as a Python bool, float or int, as its element type demands. A number for an integer type that is not an integer is
+    returned unchanged, and an integer may be outside the range of its type; the verifier reports both."""
     if dtype is DType.BOOL:
         return bool(value)
     if dtype.is_float:
@@ -107,6 +110,7 @@ def attributes_text(attrs: Mapping[str, Any], dims: DimNames) -> str:
 
 
 def _value_text(name: str, value: Any, dims: DimNames) -> str:
+    """Print the value of an attribute. `name` names the attribute in the TypeError for a value that the text cannot express."""
     match value:
         case None:
             return "none"
@@ -134,6 +138,7 @@ def _value_text(name: str, value: Any, dims: DimNames) -> str:
 
 
 def function_name(name: str) -> str:
+    """Print the name of a function, in quotes if it is not a word."""
     return name if is_word(name) else json.dumps(name)
 
 
@@ -141,8 +146,9 @@ def function_name(name: str) -> str:
 
 
 def wrap(line: str, depth: int) -> list[str]:
-    """Indent the line, and break it at spaces if it is too long. A break is never inside a string, and inside as few brackets as a
-    well-filled line allows."""
+    """Indent the line, and break it at spaces if it has more than LINE_WIDTH columns. A break is never inside a string, and inside as few
+    brackets as possible if the line is at least half full. A line without a space to break at stays too long. The lines after a break are
+    indented by two more levels."""
     indent = INDENT * depth
     lines: list[str] = []
     room = LINE_WIDTH - len(indent)
@@ -155,7 +161,7 @@ def wrap(line: str, depth: int) -> list[str]:
 
 
 def _cut(line: str, room: int) -> int:
-    """Return the index of the space at which to break, or 0 if there is none."""
+    """Return the index of the space at which to break, or 0 if there is none. If no space is within `room`, it is the first one beyond."""
     best, best_key = 0, (0, 0, 0)
     depth, in_string, escaped = 0, False, False
     for i, char in enumerate(line):

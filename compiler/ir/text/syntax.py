@@ -14,11 +14,12 @@ from compiler.ir.types import TupleType, Type
 
 LINE_WIDTH = 120
 
-# The last component of a dotted name contains a letter, so `tuple.0` is a field of a tuple and `layers.0.bias` is a single name.
+# The last component of a dotted name contains a letter or `_`, so `tuple.0` is a field of a tuple and `layers.0.bias` is a single name.
 NAME = r"[A-Za-z_]\w*(?:(?:\.\w+)*\.\w*[A-Za-z_]\w*)?"
 _NAME = re.compile(NAME, re.ASCII)
 
-# Words that may appear in place of a variable, and therefore cannot be names.
+# Words that cannot be names of variables, buffers and parameters, because the grammar uses them where such a name could stand. Names of
+# functions may be any words.
 RESERVED = frozenset(
     (
         *("true", "false", "none", "nan", "inf", "const", "shape", "dim"),
@@ -48,7 +49,7 @@ INFIX: dict[Fn, tuple[str, int]] = {
     Fn.FLOORDIV: ("//", 7),
     Fn.MOD: ("%", 7),
 }
-LOOSEST, COMPARISON = 1, 4
+LOOSEST, COMPARISON = 1, 4  # the lowest precedence, and that of comparisons
 PREFIX: dict[Fn, str] = {Fn.NEG: "-", Fn.NOT: "~"}
 PREFIX_PRECEDENCE = 8
 
@@ -64,15 +65,17 @@ ARITY: dict[Fn, int] = {
 
 
 def is_word(text: str) -> bool:
+    """Return whether the lexer reads the text as one word."""
     return _NAME.fullmatch(text) is not None
 
 
 def is_name(text: str) -> bool:
+    """Return whether the text can name a variable, a buffer or a parameter."""
     return is_word(text) and text not in RESERVED
 
 
 def stated_type(value: Value) -> Type | None:
-    """Return the annotation that the printed value already states, or None. The binding need not repeat it."""
+    """Return the annotation that the text of the value states by itself, so that the binding need not repeat it, or None."""
     match value:
         case MatchCast(type=type_) | Alloc(type=type_):
             return type_

@@ -15,7 +15,8 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.verify.graph import Problem
 
-# The extents of each field. Extents with the same name must be equal. An extent that is given as a number must have this value.
+# The extents of each field. Extents with the same name must not provably differ. An extent that is given as a number must have this value,
+# unless its value is not known.
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "queries": ("tokens", "heads", "size"),
     "sequences": ("tokens",),
@@ -46,6 +47,7 @@ def attention_stands_alone(func: PrimFunc) -> Iterator[Problem]:
 
 
 def attention_operands_agree(func: PrimFunc) -> Iterator[Problem]:
+    """Extents, element types, numbers of heads and parameters must not contradict each other. What cannot be proved is accepted."""
     for stmt in walk_stmts(func.body):
         if isinstance(stmt, Attention):
             misfits = (*_layouts(stmt), *_element_types(stmt), *_heads(stmt), *_parameters(stmt))
@@ -53,7 +55,7 @@ def attention_operands_agree(func: PrimFunc) -> Iterator[Problem]:
 
 
 def _operands(node: Attention | Paged | Ragged) -> Iterator[tuple[str, Buffer]]:
-    """Yield each buffer with the name of its field."""
+    """Yield each buffer of the node, and of the keys inside an Attention, with the name of its field."""
     for part in parts(type(node)):
         held = getattr(node, part.name)
         if part.what is Holds.NODE:

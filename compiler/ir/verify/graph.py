@@ -26,6 +26,8 @@ from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, Type
 
 
 class Problem(NamedTuple):
+    """A place where a program breaks a rule, and a message."""
+
     place: Binding | Stmt | None  # None: the function as a whole
     message: str
 
@@ -34,7 +36,8 @@ GraphRule = Callable[[IRModule, Function], Iterator[Problem]]
 
 
 class Site(NamedTuple):
-    """A binding or the result of a body, and the variables that are defined before it. The walk extends these sets in place."""
+    """A binding, or the result of a body, and the variables that are defined before it. `binding` is None for a result. The walk changes
+    the sets `values` and `dims` when it goes on, so they are valid only until the next site is taken."""
 
     binding: Binding | None
     kind: BlockKind
@@ -44,6 +47,7 @@ class Site(NamedTuple):
 
     @property
     def atoms(self) -> tuple[Atom, ...]:
+        """The operands of the binding, or the result of the body."""
         if self.binding is not None:
             return operands(self.binding.value)
         assert self.result is not None
@@ -51,6 +55,8 @@ class Site(NamedTuple):
 
 
 def sites(func: Function) -> Iterator[Site]:
+    """Yield the bindings and results of all bodies of the function in program order. The sites inside an If follow the If itself, and come
+    before its variable is defined."""
     dims = {v for p in func.params for v in binders_of(p.type)}
     yield from _body_sites(func.body, set(func.params), dims)
 
@@ -69,6 +75,7 @@ def _body_sites(body: Body, values: set[Var], dims: set[DimVar]) -> Iterator[Sit
 
 
 def bound_sites(func: Function) -> Iterator[tuple[Binding, Site]]:
+    """Yield the bindings of the function with their sites, without the results of bodies."""
     return ((site.binding, site) for site in sites(func) if site.binding is not None)
 
 
@@ -103,8 +110,8 @@ def values_are_defined_before_use(module: IRModule, func: Function) -> Iterator[
 
 
 def signature_defines_its_dims(module: IRModule, func: Function) -> Iterator[Problem]:
-    """Parameters define all dimensions of a signature. A dimension that is an expression only tests its argument, so each variable must
-    be a dimension of some parameter by itself."""
+    """Parameters define all symbolic variables of a signature. A dimension that is an expression only tests its argument, so each variable
+    must be a dimension of some parameter by itself."""
     known = {v for p in func.params for v in binders_of(p.type)}
     for param in func.params:
         yield from _unknown_dims(None, f"the annotation of parameter {param.name}", vars_of(param.type), known)
@@ -171,12 +178,14 @@ def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterator[Problem]:
+    """A pure function has no effects. Its launches are no effects, since they write only memory that the function allocates."""
     for binding, _ in bound_sites(func):
         if func.pure and not isinstance(binding.value, Launch) and (effect := _effect(module, binding)):
             yield Problem(binding, f"{effect} is in a function that is declared pure")
 
 
 def _effect(module: IRModule, binding: Binding) -> str:
+    """Describe the effect of a binding as the subject of a sentence, or return "" if it has none."""
     match binding.value:
         case Call(op=op) if not op.pure:
             return f"the impure operator {op.name}"
@@ -190,6 +199,7 @@ def _effect(module: IRModule, binding: Binding) -> str:
 
 
 def _signature(module: IRModule, name: str) -> FuncType:
+    """Return the signature of a graph-level function. Nothing is known of a function that does not exist; `functions_exist` reports it."""
     func = module.functions.get(name)
     return func.type if isinstance(func, Function) else FuncType(None, ObjectType())
 
@@ -240,6 +250,7 @@ def scalars_suit_their_type(module: IRModule, func: Function) -> Iterator[Proble
 
 
 def _suits(scalar: ScalarValue) -> bool:
+    """Return whether the value may have the element type. A symbolic dimension may have any integer type."""
     dtype = DType(scalar.dtype)
     match scalar.value:
         case Dim():
@@ -253,7 +264,8 @@ def _suits(scalar: ScalarValue) -> bool:
 
 
 def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
-    """An annotation must not contradict the one that deduction finds. (`branches_join` checks the annotation of an If.)"""
+    """The annotation of a binding, and that of the function's result, must not contradict what deduction finds. They may say more than
+    deduction proves. `branches_join` also requires a proof for the annotation of an If."""
     for binding, site in bound_sites(func):
         try:
             deduced = deduce(binding.value, lambda name: _signature(module, name), site.dims)
@@ -278,7 +290,8 @@ def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def unjoined(module: IRModule, var: Var, value: If) -> str:
-    """Say which branch is not proved to match the annotation of `var`, or return ""."""
+    """Return a message about the first branch that is not proved to match the annotation of `var`, or "" if both are proved to match
+    it."""
     for name, side in (("first", value.then), ("second", value.orelse)):
         given = type_of(side.result, lambda name: _signature(module, name))
         verdict = subsumes(var.type, given)
@@ -332,8 +345,9 @@ def _outputs_fit(binding: Binding, prim: PrimFunc, out: tuple[Type, ...]) -> Ite
 def _arguments_fit(
     binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
 ) -> Iterator[Problem]:
-    """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from its parameter. The
-    last `num_outputs` arguments are outputs, which the program does not pass."""
+    """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from that of its parameter.
+    An argument of unknown kind or rank is a problem; an unknown element type or extent is not. The last `num_outputs` arguments are
+    outputs, which the program does not pass."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
         yield Problem(binding, f"the loop-level function takes {wanted} arguments; it is called with {given}")
@@ -355,6 +369,7 @@ def _arguments_fit(
 
 
 def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar, Dim]) -> str:
+    """Say why the argument does not fit the parameter, or return "". `found` has the values that arguments give to the variables."""
     match param, arg:
         case _, ObjectType():
             return "nothing is known of the value; check it with match_cast first"
@@ -380,6 +395,7 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
 
 
 def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
+    """Check that each output that reuses memory reuses that of a tensor of its own whose annotation does not contradict the output's."""
     if inplace and len(inplace) != len(out):
         yield Problem(binding, f"inplace has {len(inplace)} entries for {len(out)} outputs")
         return

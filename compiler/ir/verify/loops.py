@@ -35,7 +35,8 @@ _BOOL_FOLDS = frozenset((ReduceFn.ANY, ReduceFn.ALL))
 
 
 class Site(NamedTuple):
-    """A statement, or a scalar and the statement that contains it, with the variables and buffers that are defined there."""
+    """A statement, or a scalar or the operand of a tile and the statement that contains it, with the variables and buffers that are defined
+    there. For a statement, `node` and `stmt` are the same."""
 
     node: Stmt | Scalar
     stmt: Stmt
@@ -45,7 +46,8 @@ class Site(NamedTuple):
 
 @lru_cache(maxsize=1)
 def sites(func: PrimFunc) -> tuple[Site, ...]:
-    """Return all statements and scalars of a function, each with its scope. The result is cached, since many rules use it."""
+    """Return all statements, scalars and operands of tiles of a function, each with its scope. The result for the latest function is
+    cached, since many rules use it."""
     found: list[Site] = []
     _add_stmt(found, func.body, frozenset(func.dim_vars), frozenset(func.buffers))
     return tuple(found)
@@ -68,8 +70,8 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are defined there. A shared node is added once per
-    expression, and once for each reduction that contains it."""
+    """Add a scalar of `stmt` and its operands to `found`. `dims` and `buffers` are defined there. A node with several users is added once
+    outside of reductions, and once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)
@@ -82,6 +84,7 @@ def _add_scalar(
 
 
 def _scalars(func: PrimFunc) -> Iterator[tuple[Scalar, Stmt]]:
+    """Yield the scalars and the operands of tiles of a function, each with its statement."""
     return ((site.node, site.stmt) for site in sites(func) if isinstance(site.node, Scalar))
 
 
@@ -135,7 +138,8 @@ def dims_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
 
 
 def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | None]]:
-    """Yield the expressions of the node itself, in order, each with the variable that comes into scope after it."""
+    """Yield the dimensions that the node itself mentions, in order: several that are in the same scope, and then the variable that comes
+    into scope after them, or None."""
     match node:
         case For(extent=extent, var=var):
             yield (extent,), var
@@ -330,7 +334,8 @@ def lanes_are_counted(func: PrimFunc) -> Iterator[Problem]:
 
 
 def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
-    """Proofs rely on the declared range of a variable, so it must include every value that the loop gives the variable."""
+    """Proofs rely on the declared range of a variable, so the range must include every value that the loop or reduction gives the variable.
+    A range that is not proved to be too small is accepted."""
     for site in sites(func):
         match site.node:
             case For(var=var, extent=extent):
@@ -347,6 +352,7 @@ def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
 
 
 def local_memory_has_constant_size(func: PrimFunc) -> Iterator[Problem]:
+    """All memory that is not global has constant extents."""
     for stmt in walk_stmts(func.body):
         if isinstance(stmt, Allocate) and stmt.buffer.scope is not Scope.GLOBAL:
             for dim in stmt.buffer.shape:

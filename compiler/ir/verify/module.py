@@ -1,5 +1,6 @@
-"""Verification of a module. Each rule is a small function that yields problems; `LOOP_RULES` and `GRAPH_RULES` list the rules. `verify`
-raises the first problem with its function, place, line and rule."""
+"""Verification of a module. Each rule is a small function that yields problems. `LOOP_RULES` and `GRAPH_RULES` list the rules of one
+function; the rules about names and about variables of several functions are here. `verify` raises the first problem with its function,
+place, line and rule."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from compiler.ir.verify.graph import GRAPH_RULES, Problem, bound_sites
 from compiler.ir.verify.loops import LOOP_RULES
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_TAKEN: Final = ("lib", "llvm", "vm")  # library routines, LLVM's own functions, and instructions of the virtual machine
+_TAKEN: Final = ("lib", "llvm", "vm")  # first parts of the names of library routines, LLVM's own functions and the VM's instructions
 
 
 class VerifyError(CompileError):
-    """Raised if a program breaks a rule of the IR, by a mistake of its author or of a pass."""
+    """Raised if a program breaks a rule of the IR, because its author or a pass made a mistake. `rule` is the name of the rule."""
 
     def __init__(self, message: str, *, rule: str = "", function: str = "") -> None:
         super().__init__(message)
@@ -32,6 +33,7 @@ class VerifyError(CompileError):
 
 
 def verify(module: IRModule) -> None:
+    """Check all rules. Raise VerifyError for the first problem."""
     for name, func in module.functions.items():
         _raise_first("functions_have_plain_names", name, functions_have_plain_names(name))
         if isinstance(func, PrimFunc):
