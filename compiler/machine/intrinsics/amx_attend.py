@@ -41,10 +41,10 @@ class AmxAttend(Intrinsic):
     name: ClassVar[str] = "amx_attend"
     needs: ClassVar[Features] = Features([*AmxBf16.needs, *SoftmaxRows.needs])
     vector_bits: ClassVar[int] = 512
-    rows: int
-    panels: int
-    depth: int
-    value_panels: int
+    rows: int  # number of rows of a product
+    panels: int  # maximum number of panels of keys
+    depth: int  # number of elements of a query
+    value_panels: int  # maximum number of value panels
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -26,7 +26,7 @@ SHARE_BITS = 16  # fractional bits of the number of items that a step widens
 @tile_op
 class AmxWidening(Intrinsic):
     """amx_widening(c, a, b, wide, panel, multipliers, later panel, later multipliers) dims(k, stride, rows, second, first, share, items):
-    add the product of one or two registers of rows to c, and widen some weights meanwhile.
+    multiply one or two registers of rows, and widen some weights meanwhile. The product is added to c, or overwrites it if `fresh`.
 
     c [blocks * 16 * columns]  accumulators of each register of rows, of which the first `rows` rows are used
     a                          rows of i8, `stride` elements apart; with two registers, the second begins `second` rows after the first
@@ -34,7 +34,7 @@ class AmxWidening(Intrinsic):
     wide ...                   operands as in widen_panel, for another part of a panel
 
     An item is 32 weights of each of 16 columns; there are `items` of them. Step i along k, of 64 elements, widens the items from
-    (first + i * share) / 2^16 to (first + (i + 1) * share) / 2^16.
+    (first + i * share) / 2^16 to (first + (i + 1) * share) / 2^16, each rounded down and at most `items`; the last one is excluded.
     """
 
     name: ClassVar[str] = "amx_widening"

@@ -1,4 +1,4 @@
-"""Choose the largest of a row of keys with one warp of a GPU. Each lane holds every 32nd key of the row in registers. The instruction
+"""Choose the largest keys of a row with one warp of a GPU. Each lane holds every 32nd key of the row in registers. The instruction
 `redux.sync` finds the largest key of all lanes, and then the first index that has it."""
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _BestKeys(BlockCode):
         self._write(wins)
 
     def _key(self, number: int) -> str:
-        """Load a key of this lane. The last keys may not exist."""
+        """Load a key of this lane. Return LOWEST for a key that does not exist."""
         code, index = self.code, self.indices[number]
         if (number + 1) * LANES <= self.op.count:
             return code.op(f"load i32, {SHARED} {self._place(self.keys, index)}, align 4")
