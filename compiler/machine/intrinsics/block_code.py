@@ -20,8 +20,8 @@ def hidden(code: Code, value: str) -> str:
 
 
 class BlockCode:
-    """Emits the code that every thread of a block runs. Over the lanes of a warp, a register of `mma.sync` holds 8 rows of 4 words or pairs;
-    this thread has word or pair `quad` of row `group`."""
+    """Emits the code that every thread of a block runs. Over the lanes of a warp, a register of `mma.sync` holds 8 rows of 4 words or
+    pairs; this thread has word or pair `quad` of row `group`."""
 
     def __init__(self, code: Code, *, hides_thread: bool = False) -> None:
         """`hides_thread`: see `BlockProduct`."""

@@ -1,8 +1,9 @@
 """Products of bf16 that add up pairs in f32 registers: `dot_bf16` for packed weights, and `dot_bf16_rows` for a right matrix that is not
 packed.
 
-The accumulators stay in registers for the whole of k. Every c[i, j] is summed in the order of k, for all values of `rows` and `columns`. Of
-each pair, the second product is added first; each addition is fused and rounded. An instruction may treat denormals as zero.
+In `dot_bf16`, the accumulators stay in registers for the whole of k. Every c[i, j] is summed in the order of k, for all values of `rows`
+and `columns`. Of each pair, the second product is added first; a product and its addition are rounded once, together. An instruction may
+treat denormals as zero.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class DotWidened(Intrinsic):
 
     c[rows * columns]   accumulators, row-major
     a                   rows of i8, `stride` elements apart
-    begins              i32, `groups` per row: for each group, -8 times the sum of the row's elements
+    begins              i32, `groups` per row: for each group, -8 times the sum of the row's elements in it
     panel, multipliers  addresses of the first weight, which begins a group, and of its multiplier; k is a multiple of `group`
     """
 

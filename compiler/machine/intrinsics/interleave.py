@@ -1,4 +1,4 @@
-"""Interleave rows in pairs, for matrix units that multiply pairs of bf16 by a matrix that is not packed."""
+"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. This packs a right matrix while it is read."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ LINES_AT_ONCE = 2  # cache lines that a step prefetches without a branch between
 
 @dataclass(frozen=True, slots=True)
 class ProductOp(Intrinsic):
-    """A product of `rows` rows by `columns` columns. The class variables are the element types of c, a and b."""
+    """A product of `rows` rows by `columns` columns. The class variables are the element types of c, a and b; some subclasses accept other
+    types of b (`operands`)."""
 
     accumulator: ClassVar[DType]
     row_dtype: ClassVar[DType]
