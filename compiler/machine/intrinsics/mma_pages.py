@@ -248,7 +248,7 @@ class _Values(BlockCode):
 
     def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
         """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and a loaded value passes
-        through a select: the assembler waits for such a load at once. Without selects, the loads of all these pages are in flight together."""
+        through a select: the assembler waits for such a load at once. Without selects, the loads of all pages are in flight together."""
         op = self.op
         pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
         weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]

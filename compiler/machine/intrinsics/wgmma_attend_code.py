@@ -30,7 +30,8 @@ SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes th
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """An operand in shared memory, the right one of most products. The distances are in units of 16 bytes, as in its descriptor."""
+    """An operand in shared memory: the right one of a product, or the queries. The distances `leading` and `stride` are in units of 16
+    bytes, as in its descriptor."""
 
     place: str
     leading: int
@@ -38,7 +39,8 @@ class Right:
     swizzle: int
 
     def at(self, low: str, distance: int, register: str) -> str:
-        """Return assembly that makes the descriptor of the part at a distance. Only its lower half depends on the place."""
+        """Return assembly that writes the descriptor of the part at a distance to a register. Only its lower half depends on the place;
+        `low` is the lower half at distance 0."""
         high = self.stride | self.swizzle << 30
         return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
 
@@ -53,6 +55,8 @@ class Step:
 
 
 class AttendCode(Rows):
+    """Emits attention if two stages fit in shared memory. Subclasses change what differs with one stage (wgmma_attend_parts.py)."""
+
     def run(self) -> None:
         code = self.code
         pages = self.find_pages("0")

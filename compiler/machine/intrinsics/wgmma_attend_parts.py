@@ -10,8 +10,8 @@ Latents: values are the beginnings of keys, so one copy serves both products. Bo
 rows, and each multiplies half of every value. So neither needs weights of the other, and the means of each fit in registers. The warpgroups
 do not take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys,
 each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk
-that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean, so the
-run is computed again.
+that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean; then
+`broken` is set, and the rows are computed again by other code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LINE_PAGES = LINE_BYTES // (2 * PAGE)  # number of pages whose keys share a line
 
 
 class PartCode(AttendCode):
-    """Heads of more than 128 elements."""
+    """Emits attention for heads of more than 128 elements."""
 
     def own_warpgroup(self) -> str:
         return self.code.op(f"udiv i64 {self.thread_again()}, {WARPGROUP}")
@@ -122,11 +122,12 @@ class PartCode(AttendCode):
         self._announce(self.barrier_of(KEYS, turn, part), first)
 
     def _keys_left(self, turn: str, half: str) -> str | None:
-        """Return, for latents, the number of keys that follow the first key of a thread's first chunk and that some row may see. Other
-        keys need not be replaced by zeros, because no sum has products with them."""
+        """Return None: keys that no row sees need not be replaced by zeros, because their scores are masked. For latents, return the number
+        of keys from the first key of a thread's first chunk to the last one that some row sees; it may be negative."""
         return None
 
     def _read_bytes(self, left: str | None, page: int) -> str | None:
+        """Return how many bytes of the chunk of a page are read, or None for all. `left` is what `_keys_left` has returned."""
         return None
 
     def _copy_values_part(self, turn: str, part: int, pages: Sequence[str]) -> None:
@@ -162,7 +163,7 @@ class PartCode(AttendCode):
 
 
 class LatentCode(PartCode):
-    """Latents, whose beginnings are values."""
+    """Emits attention for latents: keys whose beginnings are the values."""
 
     def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
         """Copy all keys of the first turn: each warpgroup copies the same parts as for later turns."""

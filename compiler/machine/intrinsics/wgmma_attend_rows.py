@@ -21,6 +21,8 @@ MOST_GROUPS = 16  # maximum number of groups of 8 elements of a row of queries t
 
 
 class Rows(Pages):
+    """Emits what a thread does with its rows: the code that loads queries and stores results, and arithmetic."""
+
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.means = [code.alloca("float") for _ in range(op.columns // 2)]  # weighted sums of values; `_store` divides them

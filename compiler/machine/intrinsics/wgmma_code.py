@@ -9,7 +9,7 @@ If parts of the block take turns, all but the first pass their sums and scales t
 before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are stored,
 and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
 
-One statement of inline assembly starts the `wgmma` instructions of a step and waits for those of the previous step. So no other
+One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other
 instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
@@ -34,6 +34,8 @@ PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barrier
 
 
 class WgmmaCode(Stages):
+    """Emits the code of a product by `wgmma`."""
+
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         split = {
@@ -324,7 +326,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later."""
+        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later,
+        unless no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):
