@@ -1,11 +1,12 @@
 """The interpreter of loop nests, in NumPy.
 
-A nest with independent iterations (`_independent`) is evaluated all at once: each loop variable becomes an array along its own axis. Other
-loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they broadcast.
+A loop over lanes (LoopKind.VECTOR), and a nest with independent iterations (`_independent`), is evaluated all at once: each loop variable
+becomes an array along its own axis. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they
+broadcast. Only while a store is masked do they have rank 1: then they hold the points that the mask selects.
 
 A point is a combination of values of the loop variables. Evaluating all points at once also evaluates points that the program would skip:
-beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads outside a
-buffer is an error. Other points may read anything, and write nothing.
+beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads or stores
+outside a buffer is an error. Other points may read anything, and write nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ Array = NDArray[Any]
 
 
 class InterpretError(CompileError):
-    """Raised if the program does something undefined, such as reading outside a buffer."""
+    """Raised if the program does something undefined, such as reading outside a buffer, or something that cannot be interpreted, such as a
+    tensor that does not fit in memory."""
 
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
     """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables.
-    `dims` has values of further variables. Raise InterpretError if the function does something undefined."""
+    `dims` has values of further variables; the extents of arrays give values to the rest. Raise InterpretError if the function does
+    something undefined."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
@@ -70,7 +73,8 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
 
 
 def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
-    """Return memory filled with NaN, or with all bits set, so that a result that relies on its content is wrong."""
+    """Return memory with all bits set, which is NaN in floats, so that a result that relies on its content is wrong. Raise InterpretError
+    if it cannot be allocated."""
     try:
         return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
     except (MemoryError, ValueError, OverflowError):
@@ -80,6 +84,8 @@ def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
 
 
 class _Frame:
+    """The state of one run of a nest."""
+
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.dims: dict[DimVar, Any] = {}  # value of each variable: an int, or an int64 array of rank `rank`
@@ -189,7 +195,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Raise InterpretError if a variable leaves its declared range, on which proofs rely."""
+        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs rely on the range."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -272,7 +278,7 @@ class _Frame:
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
-        """Require that every active point is inside the buffer."""
+        """Raise InterpretError unless every active point is inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
                 inside = not place.size or place.view(np.uint64).max() < extent  # as unsigned numbers, negative indices are the largest
@@ -373,9 +379,9 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For, arrays: Mapping[Buffer, Array]) -> bool:
-    """Whether all iterations may run at once: the loops contain a single store, and no iteration reads what another iteration stores. An
-    iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the buffers: an
-    operand and the output of an in-place call are one array."""
+    """Whether all iterations may run at once: the loop contains only loops, Lets and a single store, and no iteration reads what another one
+    stores. An iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the
+    buffers: an operand and the output of an in-place call are one array."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
     variables: set[DimVar] = set()
