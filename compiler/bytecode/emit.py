@@ -1,9 +1,9 @@
 """Lower a planned module to instructions, the last step from program to executable.
 
-The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region; a
-launch outside of captured blocks becomes a region of its own. Instructions that only use registers, such as a view of the arena, are
-emitted before the region that is still open. Instructions name memory in the arena by its offset, so a value gets a register only if an
-instruction needs one.
+The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region. An
+instruction that may use results of launches ends the open region, so the block then becomes several. A launch outside of captured blocks
+becomes a region of its own. Instructions that only use registers, such as a view of the arena, are emitted before the region that is still
+open. Launches name memory in the arena by its offset, so a value gets a register only if an instruction needs one.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ WITHOUT_DATA = frozenset(
 
 @dataclass(slots=True)
 class Program:
-    """The kernels, regions, constants and shape functions that all functions of a program share."""
+    """What all functions of a program share: kernels, regions, constants and shape functions; and the functions themselves."""
 
     module: IRModule
-    kernels: dict[str, int] = field(default_factory=dict[str, int])
+    kernels: dict[str, int] = field(default_factory=dict[str, int])  # index in `kernel_table`, by the name of a loop nest
     early: dict[str, frozenset[int] | None] = field(default_factory=dict[str, frozenset[int] | None])  # see `KernelCode.early`
     kernel_table: list[Kernel] = field(default_factory=list[Kernel])
     regions: list[Region] = field(default_factory=list[Region])
     constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
     functions: dict[str, VMFunction] = field(default_factory=dict[str, VMFunction])
-    shape_functions: list[str] = field(default_factory=list[str])
+    shape_functions: list[str] = field(default_factory=list[str])  # LLVM IR, per function
 
     def constant(self, data: NDArray[Any]) -> int:
+        """Return the index of an array in `constants`, to which it is added if it is new."""
         for index, known in enumerate(self.constants):
             if known is data:
                 return index
@@ -80,16 +81,17 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The facts about an entry point that passes do not keep: its shape signature, its variables, and the number of prepared weights."""
+    """The facts about an entry point that passes do not keep."""
 
-    text: str = ""
-    variables: tuple[DimVar, ...] = ()
+    text: str = ""  # its shape signature
+    variables: tuple[DimVar, ...] = ()  # its variables, in the order of the signature
     num_prepared: int = 0  # number of weights that preparations compute; these are the last weights
 
 
 def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:
     """Lower all functions of a module. `kernels` has the code of its loop nests, and `signatures` the facts about its entry points, both by
-    name. `symbols` is the prefix of the names of shape functions."""
+    name. `symbols` is the prefix of the names of shape functions. Raise CompileError if a parameter mentions a variable that no parameter
+    defines, or if an operator has not been lowered."""
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name], program.early[name] = len(program.kernel_table), code.early
@@ -104,6 +106,8 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
 
 
 class _Function:
+    """Lowers one function."""
+
     def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
         self.program = program
         self.name = name
@@ -111,7 +115,7 @@ class _Function:
         self.slots = slots
         self.code: list[vm.Instruction] = []
         self.registers: dict[Var, int] = {}
-        self.places: dict[Var, Operand] = {}  # the memory of each tensor
+        self.places: dict[Var, Operand] = {}  # the memory of each tensor, unless it is simply that of the tensor's register
         self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
         self.scalars: dict[Var, Dim] = {}  # for each scalar whose value no annotation states, the variable whose slot holds it
         self.literals: dict[Var, ScalarValue] = {}  # names of literal numbers
@@ -150,8 +154,8 @@ class _Function:
         )
 
     def _spec(self, var: Var, type_: Type, point: int) -> vm.Spec:
-        """Return the specification to match the value of `var` against. The match writes a scalar of unstated value to a slot of its
-        own."""
+        """Return the specification to match the value of `var` against. If it is a scalar whose value no annotation states, the match
+        writes the value to a slot of its own."""
         if not isinstance(type_, ScalarType) or type_.value is not None:
             return self.slots.spec(type_, point)
         word = DimVar(var.name)
@@ -159,8 +163,8 @@ class _Function:
         return vm.ScalarSpec(type_.dtype and str(type_.dtype), self.slots.word(word, point))
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """Return the instructions after writing the name of the shape function into each match. The names are known only when all slots
-        are assigned."""
+        """Return the instructions after writing the name of the shape function into each match, or None if the match needs none. The names
+        are known only when all slots are assigned."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":
@@ -193,6 +197,7 @@ class _Function:
             self.emit(None, "vm.run_region", Imm(len(self.program.regions) - 1))
 
     def emit(self, dst: int | None, callee: str, *args: Arg) -> None:
+        """Append a call. First end the open region, unless the callee uses only registers and slots (`WITHOUT_DATA`)."""
         if callee not in WITHOUT_DATA:
             self.flush()
         self.code.append(vm.Call(dst, callee, args))
@@ -317,7 +322,7 @@ class _Function:
         self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims, overlaps))
 
     def is_constant(self, tensor: Atom) -> bool:
-        """Return whether no launch of this function writes the tensor."""
+        """Return whether the tensor is a constant, or a parameter that no launch of a loop nest in this function writes."""
         return isinstance(tensor, Constant) or (tensor in self.func.params and tensor not in self.written)
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:

@@ -379,8 +379,8 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For, arrays: Mapping[Buffer, Array]) -> bool:
-    """Whether all iterations may run at once: the loop contains only loops, Lets and a single store, and no iteration reads what another one
-    stores. An iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the
+    """Whether all iterations may run at once: the loop contains only loops, Lets and a single store, and no iteration reads what another
+    one stores. An iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the
     buffers: an operand and the output of an in-place call are one array."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
