@@ -29,7 +29,7 @@ from compiler.machine.target import GPU, Target
 STEP = FRAGMENTS.depth  # number of elements along k in a stage
 MOST_STAGES = 8
 ROW_BYTES = 512  # number of bytes of 8 rows in one step
-HEIGHTS = (8, 16, 32, 64)  # numbers of rows of a tile, for which schedules choose
+HEIGHTS = (8, 16, 32, 64)  # numbers of rows of a tile, among which schedules choose
 
 
 @tile_op
