@@ -182,6 +182,7 @@ class _Function:
             self.block(block)
 
     def block(self, block: Block) -> None:
+        """Lower a block, and end its last region."""
         captured = block.kind is BlockKind.CAPTURED
         for binding in block.bindings:
             self.binding(binding)
@@ -203,6 +204,7 @@ class _Function:
         self.code.append(vm.Call(dst, callee, args))
 
     def binding(self, binding: Binding) -> None:
+        """Lower a binding. A scalar in a register whose value no annotation states is matched too, so that a slot holds it."""
         var = binding.var
         self.value(var, binding.value)
         if var in self.registers and var not in self.scalars and isinstance(var.type, ScalarType) and var.type.value is None:
@@ -251,6 +253,8 @@ class _Function:
     # --- memory of tensors ---------------------------------------------------------------------------------------------
 
     def allocate(self, var: Var, alloc: Alloc) -> None:
+        """Name the memory of a tensor in the arena, and make an array of it if an instruction needs one. Without an offset in the arena,
+        let the virtual machine allocate the memory."""
         type_ = alloc.type
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         dims = [self.dim(d) for d in type_.shape]
@@ -264,6 +268,7 @@ class _Function:
             self.registers[var] = register
 
     def view(self, var: Var, base: Atom) -> None:
+        """Let a view have the memory of its base, and make an array of it if an instruction needs one."""
         self.places[var] = self.operand(base)
         if var in self.needed:
             type_ = var.type
@@ -273,6 +278,7 @@ class _Function:
             self.registers[var] = register
 
     def name_again(self, var: Var, atom: Atom) -> None:
+        """Let `var` be another name of an atom. A variable shares its register; any other atom gets one if an instruction needs it."""
         if isinstance(atom, Var):
             for table in (self.registers, self.places, self.fields, self.scalars, self.literals):
                 if atom in table:
@@ -286,6 +292,7 @@ class _Function:
             self.emit(self._define(var), "vm.copy", self.arg(atom))
 
     def operand(self, atom: Atom) -> Operand:
+        """Return the operand of launches that names the memory of a tensor."""
         match atom:
             case Constant(data=data):
                 return Operand(Base.CONSTANT, self.program.constant(data))
@@ -299,6 +306,7 @@ class _Function:
     # --- calls ---------------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch) -> None:
+        """Add the launch of a kernel to the open region."""
         prim = self.program.module.prim(launch.func)
         buffers: list[Operand] = []
         pairs: list[tuple[TensorType, Any]] = []
@@ -340,6 +348,7 @@ class _Function:
                 raise AssertionError(f"{atom} is no scalar")
 
     def library(self, dst: int | None, name: str, args: tuple[Atom, ...], attrs: Mapping[str, Any]) -> None:
+        """Emit the call of a host routine. Its arguments are the inputs, then the attributes, then the outputs if they are given."""
         known = routine(name)
         given = len(known.inputs)
         values = [self.arg(a) for a in args]
@@ -349,6 +358,7 @@ class _Function:
         return self.dim(value) if isinstance(value, Dim) else Imm(value)
 
     def match_cast(self, var: Var, cast: MatchCast) -> None:
+        """Emit a match, which also copies the value to a register of `var`."""
         point = self.slots.new_point()
         value = self.arg(cast.value)
         spec = self._spec(var, cast.type, point)
@@ -361,6 +371,7 @@ class _Function:
             self.places[var] = self.places[cast.value]
 
     def branches(self, var: Var, choice: If) -> None:
+        """Emit the branches of an If. The one that runs copies its result to the register of `var`."""
         self.flush()
         register = self._define(var)
         cond = self._new()
@@ -381,6 +392,7 @@ class _Function:
     # --- operands ------------------------------------------------------------------------------------------------------
 
     def arg(self, atom: Atom) -> Arg:
+        """Return an atom as an argument of an instruction. Shapes and symbolic numbers are computed into a new register."""
         match atom:
             case Var():
                 return Reg(self.registers[atom])

@@ -171,6 +171,7 @@ class _Frame:
         self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory: a plan with overlapping lifetimes gives wrong results
 
     def body(self, body: Body) -> Any:
+        """Run the bindings of a body, check their annotations, and return the result."""
         for binding in body.bindings:
             value = self.values[binding.var] = self.value(binding.value)
             match_value(binding.var.type, value, self.dims, f"annotation of {binding.var.name!r}")
@@ -206,6 +207,7 @@ class _Frame:
         return {name: known(value) for name, value in attrs.items()}
 
     def value(self, value: Value) -> Any:
+        """Compute the value of a binding. Raise MismatchError or InterpretError if this fails."""
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self.atom(value)
@@ -250,6 +252,8 @@ class _Frame:
                 return self._launch(value)
 
     def _allocate(self, type_: Type, offset: Dim | None = None) -> Any:
+        """Return a tensor at an offset of the arena, or in new memory. Raise MismatchError if an extent is negative, or if the tensor is
+        not inside the arena."""
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         shape = [d.evaluate(self.dims) for d in type_.shape]
         if min(shape, default=0) < 0:
@@ -262,6 +266,7 @@ class _Frame:
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
+        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. In-place outputs are copies of operands."""
         args = [self.atom(a) for a in call.args]
         outs: list[Any] = []
         for i, type_ in enumerate(call.out):
@@ -275,6 +280,7 @@ class _Frame:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _launch(self, launch: Launch) -> Any:
+        """Run a loop nest or a host routine, which writes the outputs that are given after its inputs."""
         args = [self.atom(a) for a in launch.args]
         if launch.library:
             num_inputs, attrs = len(routine(launch.func).inputs), self.attributes(launch.attrs)

@@ -98,6 +98,7 @@ class _Frame:
     # --- statements ----------------------------------------------------------------------------------------------------
 
     def run(self, stmt: Stmt) -> None:
+        """Run a statement for all active points."""
         match stmt:
             case Seq(stmts=stmts):
                 for s in stmts:
@@ -125,6 +126,8 @@ class _Frame:
                 self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
+        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number differs
+        between points."""
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
@@ -159,6 +162,7 @@ class _Frame:
 
     @contextmanager
     def _narrowed(self, cond: Array) -> Generator[None]:
+        """Inside the `with`, only points at which `cond` holds are active."""
         outer, self.active = self.active, _both(self.active, cond)
         with self._branch():
             yield
@@ -172,6 +176,7 @@ class _Frame:
         self.known = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
+        """Run one branch, or, if the condition differs between points, each branch at its points."""
         if cond.ndim == 0:
             if cond:
                 self.run(then)
@@ -206,6 +211,7 @@ class _Frame:
             raise InterpretError(f"variable {var.name} is {worst}, outside its declared range {declared}")
 
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
+        """Store a value at each active point. Raise InterpretError if a place of an active point is outside the buffer."""
         array = self.buffers[buffer]
         value = np.asarray(value).astype(array.dtype)
         places = [self.dim(d) for d in indices]
@@ -222,6 +228,7 @@ class _Frame:
             array[()] = value.reshape(-1)[-1]
 
     def _tile(self, tile: Tile) -> None:
+        """Run the NumPy meaning of a tile. Raise InterpretError if its operands differ between points, or are outside their buffers."""
         arrays: list[Array] = []
         for place in tile.operands:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
@@ -268,6 +275,8 @@ class _Frame:
                 return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
+        """Return the elements at all points: any element, or zero, where a point is not active. Raise InterpretError if an active point reads
+        outside the buffer."""
         array = self.buffers[buffer]
         places = [self.dim(d) for d in indices]
         self._check(buffer, places)
@@ -298,6 +307,7 @@ class _Frame:
             raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside its extent {extent}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
+        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only the former points are active."""
         inside = np.asarray(True)
         for low, dim, high in conditions:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))
@@ -308,6 +318,7 @@ class _Frame:
         return np.where(inside, result, self._eval(otherwise))
 
     def _reduce(self, reduce: scalars.Reduce) -> Array:
+        """Evaluate the reduced value along new axes, and fold these axes. Points beyond a ragged extent count as the neutral element."""
         first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
         neutral = np.asarray(identity(reduce.fn, dtype).value).astype(dtype.numpy)
@@ -335,6 +346,8 @@ class _Frame:
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
     def dim(self, dim: Dim) -> Any:
+        """Return the value of a dimension: an int, or an array if it differs between points. Raise InterpretError if a variable has no value,
+        or if a divisor that is the same at all points is 0."""
         total: Any = 0
         for coefficient, atoms in dim.terms:
             product: Any = coefficient

@@ -51,6 +51,8 @@ class BestKeys(Intrinsic):
 
 
 class _BestKeys(BlockCode):
+    """Emits the code of `BestKeys`."""
+
     def __init__(self, code: Code, op: BestKeys, pointers: Sequence[str]) -> None:
         super().__init__(code)
         self.op = op

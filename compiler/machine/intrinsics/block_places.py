@@ -42,6 +42,8 @@ class BlockPlaces(Intrinsic):
 
 
 class _BlockPlaces(BlockCode):
+    """Emits the code of `BlockPlaces`."""
+
     def __init__(self, code: Code, pointers: Sequence[str]) -> None:
         super().__init__(code)
         self.places, self.items, self.others = map(self.in_shared, pointers)

@@ -53,6 +53,8 @@ class DotBf16(ProductOp):
 
 
 class _Tile:
+    """Emits the code of `DotBf16`."""
+
     def __init__(self, op: DotBf16, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step) -> None:
         self.code, self.step = code, step
         self.c, self.a, self.b = pointers

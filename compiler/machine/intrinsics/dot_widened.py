@@ -84,6 +84,8 @@ class DotWidened(Intrinsic):
 
 
 class _DotWidened:
+    """Emits the code of `DotWidened`."""
+
     def __init__(self, op: DotWidened, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         self.op, self.code = op, code
         self.c, a, begins, self.panel, self.multipliers = pointers

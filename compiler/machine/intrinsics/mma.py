@@ -86,6 +86,8 @@ class Mma(BlockProduct):
 
 
 class _Block(ProductCode):
+    """Emits the code of `Mma`."""
+
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.op: Mma = op
