@@ -126,8 +126,8 @@ class _Frame:
                 self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
-        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number differs
-        between points."""
+        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number
+        differs between points."""
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
@@ -275,8 +275,8 @@ class _Frame:
                 return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
-        """Return the elements at all points: any element, or zero, where a point is not active. Raise InterpretError if an active point reads
-        outside the buffer."""
+        """Return the elements at all points: any element, or zero, where a point is not active. Raise InterpretError if an active point
+        reads outside the buffer."""
         array = self.buffers[buffer]
         places = [self.dim(d) for d in indices]
         self._check(buffer, places)
@@ -307,7 +307,8 @@ class _Frame:
             raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside its extent {extent}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
-        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only the former points are active."""
+        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only points where they hold are
+        active."""
         inside = np.asarray(True)
         for low, dim, high in conditions:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))
@@ -346,8 +347,8 @@ class _Frame:
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
     def dim(self, dim: Dim) -> Any:
-        """Return the value of a dimension: an int, or an array if it differs between points. Raise InterpretError if a variable has no value,
-        or if a divisor that is the same at all points is 0."""
+        """Return the value of a dimension: an int, or an array if it differs between points. Raise InterpretError if a variable has no
+        value, or if a divisor that is the same at all points is 0."""
         total: Any = 0
         for coefficient, atoms in dim.terms:
             product: Any = coefficient

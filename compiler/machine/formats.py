@@ -273,6 +273,7 @@ class ScaledPanels(Format):
         return Dim.of(streams), num_panels, num_groups // (streams * run), Dim.of(run * self.words)
 
     def groups_of_run(self, buffer: Buffer) -> int:
+        """Return the number of groups of a run of the words in `buffer`."""
         return buffer.shape[-1].const // self.words
 
     def word(self, buffer: Buffer, matrix: tuple[Dim, ...], panel: Dim, group: Dim, number: Dim) -> Load:
@@ -388,6 +389,7 @@ class Order:
 
     @property
     def _num_column_parts(self) -> int:
+        """The number of `bits` that belong to the column."""
         return sum(not b.along_k for b in self.bits)
 
     @property
@@ -464,6 +466,7 @@ class IntegerFragments(Format):
 
     @property
     def line_bytes(self) -> int:
+        """The number of bytes of a line of a panel."""
         return self.columns * self.depth * self.bits // 8
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:

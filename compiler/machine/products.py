@@ -139,6 +139,7 @@ class ProductTile:
         return None if rows is None or columns is None else (rows, columns)
 
     def _in_memory(self, factor: Scalar) -> Load | None:
+        """Return the load of a factor, without casts and decoding, if its buffer has the element type of the tile's rows."""
         element = without_cast(factor)
         load = element.stored[0] if isinstance(element, Element) else element
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
@@ -162,6 +163,7 @@ class ProductTile:
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
 
     def runs_on(self, target: Target) -> bool:
+        """Return whether the target has all operations of the tile and the features in `needs`."""
         tiles = [tile for tile in (self.op, self.widen, self.few) if tile is not None]
         return self.needs <= target.features and all(tile.runs_on(target) for tile in tiles)
 

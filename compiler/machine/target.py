@@ -79,6 +79,7 @@ class Target:
 
     @property
     def can_run_here(self) -> bool:
+        """Whether this machine, or the target to which RELAXSERVE_TARGET reduces it, runs code for this target. Always False for GPUs."""
         return self.within(host())
 
     def within(self, other: Target) -> bool:

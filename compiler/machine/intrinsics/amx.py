@@ -150,6 +150,7 @@ class _AmxProduct(MatrixUnitOp):
             yield f"columns are {self.columns}, expected {TILE_ROWS} or {2 * TILE_ROWS}"
 
     def matrices(self, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Return the operands as matrices, for the number of rows that the unit is configured for. If the product is `fresh`, clear c."""
         c, a, b = matrices(self, self.packed, arrays[:3], dims[:2], dims[-1] if self.counted else self.rows)
         if self.fresh:
             c[...] = 0
@@ -263,9 +264,9 @@ class _AmxProduct(MatrixUnitOp):
 
 @tile_op
 class AmxBf16(_AmxProduct):
-    """A product of bf16. In every 32 elements along k, one sum adds up the products of the first elements of all pairs, and another sum
-    those of the second elements. A product and its addition are rounded once, together. Then the sum of both sums is added to c. Denormals
-    count as zero."""
+    """A product of bf16. b is a panel in the order of the format `PAIRS`. In every 32 elements along k, one sum adds up the products of the
+    first elements of all pairs, and another sum those of the second elements. A product and its addition are rounded once, together. Then
+    the sum of both sums is added to c. Denormals count as zero."""
 
     name: ClassVar[str] = "amx_bf16"
     needs: ClassVar[Features] = Features(["amx-bf16"])
@@ -324,6 +325,7 @@ def _heights(rows: int) -> list[int]:
 
 
 def _wrong_rows(rows: int) -> Iterator[str]:
+    """Yield a message if no configuration has this number of rows."""
     if not 1 <= rows <= 2 * TILE_ROWS:
         yield f"rows are {rows}, expected 1 to {2 * TILE_ROWS}"
 

@@ -121,5 +121,6 @@ class AmxAttend(Intrinsic):
                     softmax.weigh(row)
 
     def _row(self, code: Code, share: str) -> str:
+        """Return the whole part of a number of rows with SHARE_BITS fractional bits, at most `rows`."""
         whole = code.op(f"lshr i64 {share}, {SHARE_BITS}")
         return code.op(f"call i64 @llvm.smin.i64(i64 {whole}, i64 {self.rows})")

@@ -83,6 +83,7 @@ class AmxChannels(Intrinsic):
             slots[(slot + step) % RING] = wide[step]
 
     def _widened(self, panel: Array, multipliers: Array, steps: int) -> Array:
+        """Return the first steps of a panel, widened: [steps, STEP * columns]."""
         wide = np.zeros((steps, STEP * self.columns), np.int8)
         self.widening.meaning((wide.reshape(-1), panel, multipliers), (steps * STEP,))
         return wide
@@ -113,6 +114,7 @@ class _Channels:
         return STEP * self.columns // 2
 
     def run(self) -> None:
+        """Emit the code of all steps, and the loads and stores of the sums."""
         code = self.code
         # The last AHEAD steps widen the first steps of the following panel, if there is one.
         num_widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
@@ -175,6 +177,7 @@ class _Channels:
         return self.code.op(f"select i1 {self.code.op(f'icmp slt i64 {step}, {self.steps}')}, ptr {own}, ptr {following}")
 
     def slot_of(self, step: str) -> str:
+        """Return the slot of the ring that holds a step of this panel, or of the next one if steps count on."""
         return self.code.op(f"and i64 {self.code.op(f'add nsw i64 {step}, {self.slot}')}, {RING - 1}")
 
     def times(self, number: str, factor: int) -> str:

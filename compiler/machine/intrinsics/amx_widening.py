@@ -77,6 +77,7 @@ class AmxWidening(Intrinsic):
             self._widen(parts, begin, end)
 
     def _widen(self, parts: Sequence[Array], begin: int, end: int) -> None:
+        """Widen the items `begin` to `end` - 1, and leave the other elements of `wide` as they are."""
         wide, sides = parts[0], self.widening.sides
         length = -(-end // sides) * STRETCH
         all_of_it = np.zeros(-(-length // self.group) * self.group * self.columns, np.int8)
@@ -109,5 +110,6 @@ class AmxWidening(Intrinsic):
 
     @staticmethod
     def _item(code: Code, place: str, items: int | str) -> str:
+        """Return the whole part of a number of items with SHARE_BITS fractional bits, at most `items`."""
         number = code.op(f"lshr i64 {place}, {SHARE_BITS}")
         return code.op(f"select i1 {code.op(f'icmp slt i64 {number}, {items}')}, i64 {number}, i64 {items}")

@@ -96,6 +96,7 @@ class _BestKeys(BlockCode):
             first = code.op(f"add i32 {first}, {code.op(f'call i32 @llvm.ctpop.i32(i32 {ballot})')}")
 
     def _place(self, base: str, index: str) -> str:
+        """Return the address of an element of keys or of indices."""
         return self.gep(SHARED, base, self.code.op(f"zext i32 {index} to i64"), "i32")
 
     def _extreme(self, which: str, a: str, b: str) -> str:

@@ -37,6 +37,7 @@ class BlockCode:
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
 
     def barrier(self) -> None:
+        """Wait until all threads of the block are here."""
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def fence(self) -> None:

@@ -173,10 +173,12 @@ class BlockProduct(ProductOp):
 
     @property
     def stage_bytes(self) -> int:
+        """The number of bytes of a stage."""
         raise NotImplementedError
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         raise NotImplementedError
 
     @property
@@ -186,6 +188,7 @@ class BlockProduct(ProductOp):
 
     @property
     def shared_bytes(self) -> int:
+        """The number of bytes of shared memory that the tile uses."""
         raise NotImplementedError
 
     # --- meaning ---------------------------------------------------------------------------------------------------------
@@ -324,6 +327,7 @@ class ProductCode(BlockCode):
 
     @property
     def scale_kind(self) -> str:
+        """LLVM's type of a scale in memory. A bf16 is loaded as an i16."""
         return "float" if self.op.wide_scales else "i16"
 
     def new_scales(self) -> list[str]:
@@ -352,6 +356,7 @@ class ProductCode(BlockCode):
         return self.load_floats(self.sums)
 
     def add_group(self) -> None:
+        """Add the sums of a group, times their scales, to the totals, and begin new sums."""
         self.add_scaled(self.group_sums(), self.factors())
         self.clear_sums()
 
@@ -363,9 +368,11 @@ class ProductCode(BlockCode):
             code.do(f"store float {multiply_add(code, value, factor, old, 'float', 1)}, ptr {total}, align 4")
 
     def clear_sums(self) -> None:
+        """Begin new sums with 0."""
         self.store_floats(["0.0"] * len(self.sums), self.sums)
 
     def apply_scales(self) -> None:
+        """Multiply the sums by the scales that were read last."""
         values = self.load_floats(self.sums)
         scaled = [self.code.op(f"fmul float {x}, {factor}") for x, factor in zip(values, self._of_sums(self.factors()), strict=True)]
         self.store_floats(scaled, self.sums)
@@ -411,7 +418,9 @@ class ProductCode(BlockCode):
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def in_stage(self, at: str, base: str) -> str:
+        """Return the address `at` bytes after one in shared memory."""
         return self.gep(SHARED, base, at)
 
     def in_matrix(self, base: str, at: str) -> str:
+        """Return the address `at` bytes after a generic pointer to global memory."""
         return self.gep(GLOBAL, self.in_global(base), at)

@@ -26,13 +26,14 @@ PAIR = 2  # number of neighbours along k that fill 32 bits, which is the width o
 
 
 def _step(target: Target) -> Step:
+    """Return the fastest instructions of the target that multiply and add pairs of bf16."""
     return avx512.BF16_PAIRS if avx512.BF16_PAIRS.runs_on(target) else portable.bf16_pairs(target.lanes(4))
 
 
 @tile_op
 class DotBf16(ProductOp):
-    """dot_bf16(c, a, b) dims(k, stride): a product as in product.py. k is even, and `columns` is a multiple of the lanes of a register (16,
-    8 or 4)."""
+    """dot_bf16(c, a, b) dims(k, stride): a product as in product.py. b is a panel in the order of the format `PAIRS`, k is even, and
+    `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
 
     name: ClassVar[str] = "dot_bf16"
     accumulator: ClassVar[DType] = DType.F32

@@ -58,6 +58,7 @@ class _PanelOp(ProductOp):
 
     @property
     def num_later(self) -> int:
+        """The number of operands `later0`, `later1` and so on."""
         raise NotImplementedError
 
     def step(self, target: Target) -> Step | None:

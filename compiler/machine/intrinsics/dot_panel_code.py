@@ -59,6 +59,7 @@ class Panel:
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
+        """Emit the product of rows without planes."""
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:
@@ -71,6 +72,7 @@ class Panel:
             self._add_upper()
 
     def _begins(self) -> dict[Place, str]:
+        """Return the accumulators at c."""
         return {place: self._load(self._accumulator(*place)) for place in self.places}
 
     def _sums(self, begins: Mapping[Place, str], rows: Sequence[str]) -> dict[Place, str]:
@@ -89,6 +91,7 @@ class Panel:
         return {place: self._total(totals, added, *place) for place in self.places}
 
     def _store(self, sums: Mapping[Place, str]) -> None:
+        """Store sums at c."""
         for place, total in sums.items():
             self.code.do(f"store {self.vector} {total}, ptr {self._accumulator(*place)}, align 4")
 
@@ -278,6 +281,7 @@ class Panel:
         return tuple(part for x in found for part in self.step.left(code, x))
 
     def _add(self, total: str, gathered: dict[str, str], left: Parts, right: Parts) -> None:
+        """Add the products of two operands to a total, or in 16 bits to the sums that `gathered` has for it."""
         code, halves = self.code, self.in_halves
         if halves is None:
             code.do(f"store {self.vector} {self.step.add(code, self._load(total), left, right)}, ptr {total}, align 4")

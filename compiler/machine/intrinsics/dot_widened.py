@@ -135,6 +135,7 @@ class _DotWidened:
         return wide, code.op(f"call {_BYTES} {_SPREAD}({_BYTES} {shifted}, {_BYTES} {order})")
 
     def stretch(self, number: str, lowest: Sequence[str], dots: dict[tuple[int, int], str], rests: dict[tuple[int, int, int], str]) -> None:
+        """Add the products of stretch `number`, of STRETCH elements along k, to `dots`, and those of the rests to `rests`."""
         code, columns = self.code, self.op.columns
         found = code.op(f"getelementptr [{STRETCH // 2 * columns} x i8], ptr {self.panel}, i64 {number}")
         lefts = [code.op(f"getelementptr [{STRETCH} x i8], ptr {row}, i64 {number}") for row in self.rows]
@@ -157,6 +158,7 @@ class _DotWidened:
                         self.add(rests[i, j, half % self.halves], looked_up[j], left)
 
     def rests_of(self, words: str, lowest: str) -> str:
+        """Look up the rests of 64 weights. `lowest` has eight times their multipliers."""
         code = self.code
         own = code.op(f"and {_BYTES} {words}, {_all_bytes(LOWEST)}")
         others = code.op(f"and {_BYTES} {lowest}, {_all_bytes(~LOWEST)}")

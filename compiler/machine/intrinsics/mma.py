@@ -150,6 +150,7 @@ class _Block(ProductCode):
         return found
 
     def _copy(self, sources: Sequence[str], step: str, slot: str) -> None:
+        """Begin to copy the weights and rows of a step to the stage `slot`."""
         op, per_warp = self.op, self.per_warp
         stage = self.times(slot, op.stage_bytes)
         weights, rows = self.in_stage(stage, self.own_weights), self.in_stage(stage, self.own_rows)
@@ -169,6 +170,7 @@ class _Block(ProductCode):
     # --- products ------------------------------------------------------------------------------------------------------
 
     def _multiply(self, slot: str) -> None:
+        """Multiply the operands in the stage `slot`, and add the products to the sums."""
         op, per_warp = self.op, self.per_warp
         stage = self.times(slot, op.stage_bytes)
         weights, rows = self.in_stage(stage, self.own_weights), self.in_stage(stage, self.own_rows)

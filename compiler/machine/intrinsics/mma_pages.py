@@ -235,6 +235,7 @@ class _Values(BlockCode):
                 self._store(number, sums)
 
     def _add_each_page(self, first: str, after: str) -> None:
+        """Add the products of pages one by one, masked if some keys of a page are not multiplied."""
         with self.code.loop(first, after) as n:
             is_whole = self._sees_all(n, self.plus(n, "1"))
             self.code.either(is_whole, lambda: self._add_pages([n]), lambda: self._add_pages([n], masked=True))
@@ -272,6 +273,7 @@ class _Values(BlockCode):
         return self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {self.num_ranges - number * WARPS}"))
 
     def _is_seen(self, key: str) -> str:
+        """Return whether a key is multiplied."""
         lower, upper = self.code.op(f"icmp sge i64 {key}, {self.low}"), self.code.op(f"icmp slt i64 {key}, {self.high}")
         return self.code.op(f"and i1 {lower}, {upper}")
 
@@ -308,6 +310,7 @@ class _Values(BlockCode):
         return [self.words(GLOBAL, page, str((begin + e) * PAGE * 2), 2) for e in range(self.op.width // EIGHT)]
 
     def _of_keys(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
+        """Return the left operands from the words of `_from_keys`, with zeros for keys that are not multiplied."""
         code, elements = self.code, [list(line) for line in lines]
         if seen is not None:
             halves = [
@@ -318,6 +321,7 @@ class _Values(BlockCode):
         return [[line[pair] for pair in range(2) for line in elements[e : e + 2]] for e in range(0, len(elements), 2)]
 
     def _store(self, number: int, sums: list[list[list[str]]]) -> None:
+        """Store the results of this warp's range `number` in c."""
         for j in range(self.op.rows // EIGHT):
             found = [self.load_floats(of_pair[j]) for of_pair in sums]
             for e in range(2):

@@ -103,6 +103,7 @@ class Wgmma(BlockProduct):
         most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
 
         def num_sums(height: int) -> int:
+            """Return the number of accumulators of a thread in a tile of this number of rows."""
             shares = in_groups and height > MOST_TURN_ROWS  # each warpgroup has half of the rows
             return kinds * height * NARROW // (CONSUMERS if shares else WARPS * LANES)
 
@@ -114,6 +115,8 @@ class Wgmma(BlockProduct):
         return self.most_rows // (2 if in_groups else 1), WARPGROUPS * 2 * NARROW // self.sums
 
     def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> Wgmma:
+        """Return the variant with the most steps per stage with which DEEP_STAGES stages fit, or else with one step. Narrow tiles of few
+        rows take turns if there are several groups, and if each part of the block gets whole groups of a stage."""
         if (self.fills, self.lone) != (fills, lone):
             return replace(self, fills=fills, lone=lone).deepened(length, group, fills=fills, lone=lone)
         num_sums = self.sums * self.per_warp * self.warp_rows // 2 * (2 if group < length else 1)  # of a thread
@@ -139,6 +142,7 @@ class Wgmma(BlockProduct):
 
     @property
     def is_narrow(self) -> bool:
+        """Whether the tile has NARROW columns, or fewer. Other tiles are wide."""
         return self.columns <= NARROW
 
     @property

@@ -135,6 +135,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def out_size(self) -> int:
+        """The number of elements of a value."""
         return self.value_size or self.size
 
     @property
@@ -161,6 +162,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def halves(self) -> int:
+        """The number of halves of a stage: keys, and values unless these are in the keys."""
         return 1 if self.is_latent else 2
 
     @property

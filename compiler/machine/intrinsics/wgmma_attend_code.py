@@ -78,6 +78,7 @@ class AttendCode(Rows):
         self._store()
 
     def _begin(self) -> None:
+        """Begin the means with 0, and the state of each row with its largest score and sum of weights before the first key."""
         code, (rows, _) = self.code, self._own_rows()
         self.store_floats(["0.0"] * len(self.means), self.means)
         for places, source in zip(self.state, (self.top, self.weights), strict=True):
@@ -159,6 +160,7 @@ class AttendCode(Rows):
         self._turn("arrive", self.code.op(f"xor i64 {self.own_warpgroup()}, 1"))
 
     def _turn(self, action: str, warpgroup: str) -> None:
+        """Arrive at the barrier of a warpgroup's turn; with `sync`, also wait until the other warpgroup has arrived."""
         number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # the number of a barrier of the block
         self.assembly(f"bar.{action} $0, {self.op.threads};", [("r", number)])
 
@@ -311,6 +313,7 @@ class AttendCode(Rows):
         return earlier, later
 
     def _sum_of(self, found: str, before: str, factor: str) -> str:
+        """Return `found` times `factor`, plus `before`."""
         return multiply_add(self.code, found, factor, before, "float", 1)
 
     def _check(self, found: Sequence[str]) -> None:

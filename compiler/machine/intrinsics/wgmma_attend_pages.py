@@ -51,6 +51,7 @@ class Number:
         return Number(b, divided, -(-self.bound // period), quotient), Number(b, left, period, 0)
 
     def text(self) -> str:
+        """Return the number as an operand of LLVM IR."""
         return self.b.plus(self.name, str(self.const))
 
 

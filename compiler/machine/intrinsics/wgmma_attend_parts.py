@@ -33,6 +33,7 @@ class PartCode(AttendCode):
     """Emits attention for heads of more than 128 elements."""
 
     def own_warpgroup(self) -> str:
+        """Compute the number of this thread's warpgroup again, so that no register holds it meanwhile."""
         return self.code.op(f"udiv i64 {self.thread_again()}, {WARPGROUP}")
 
     def find_pages(self, turn: str) -> list[str]:
@@ -65,6 +66,7 @@ class PartCode(AttendCode):
         self._copy_as_second(KEYS, following, last, pages)
 
     def _multiply_keys(self, turn: str) -> list[str]:
+        """Return this thread's products of queries and keys. Await each part of the keys just before it is multiplied."""
         dots: list[str] = []
         for part in range(self.op.parts):
             self.await_half(KEYS, turn, part)
@@ -77,12 +79,14 @@ class PartCode(AttendCode):
             self.await_half(VALUES, turn, part)
 
     def _before(self, means: Sequence[str]) -> list[str]:
+        """Return the earlier means, times their factors. The assembler may compute them later."""
         return list(means)
 
     def _await_next_keys(self, turn: str) -> None:
         """Do nothing: each part of the keys is awaited just before it is multiplied."""
 
     def _multiplied_values(self, following: str, end: int) -> None:
+        """If a part of the values has been multiplied, copy it for the turn `following` in the second warpgroup."""
         if end % PART == 0:
             self._copy_as_second(VALUES, following, end // PART - 1, self.find_pages(following))
 

@@ -76,6 +76,7 @@ class Rows(Pages):
                     self._store_pair(pair, own, number // 4 * EIGHT)
 
     def _store_pair(self, pair: Sequence[str], own: str, element: int) -> None:
+        """Store two neighbouring elements of a row, beginning at `element` after `own`."""
         code = self.code
         if self.op.rounds:
             code.do(f"store i32 {self._rounded(pair)}, {GLOBAL} {self.gep(GLOBAL, own, str(2 * element))}, align 4")

@@ -60,6 +60,7 @@ class WgmmaCode(Stages):
             self.ends = range(op.warp_folds // op.turns - 1, op.warp_folds, op.warp_folds // op.turns)  # the last step of each group
 
     def run(self) -> None:
+        """Emit the code: one warp produces, and the others consume."""
         self.open_stages()
         self.fill_early()
         self.code.either(self.produces, self.produce, self._consume)
@@ -92,6 +93,7 @@ class WgmmaCode(Stages):
     # --- products ------------------------------------------------------------------------------------------------------
 
     def _multiply_stages(self) -> None:
+        """Multiply all stages without turns, and release each stage when its products are complete."""
         code, op = self.code, self.op
         if op.has_scales:
             self.read_scales(self.places, "0")
@@ -107,6 +109,7 @@ class WgmmaCode(Stages):
         self.end_sums()
 
     def _multiply(self, slot: str, turn: str) -> None:
+        """Start the products of a stage. The last group of instructions may still run afterwards if weights are read from shared memory."""
         op, (stage, rows) = self.op, self._operands(slot)
         if not op.has_scales:
             self._start(range(self.per_warp), range(op.fold), [("r", self.low_descriptor(stage, COLUMNS))], rows, 1)
@@ -200,6 +203,7 @@ class WgmmaCode(Stages):
         return (matrix * self.op.columns + number * NARROW) // self.op.panel_columns
 
     def _wait_for_products(self) -> None:
+        """Wait until all instructions have added their products to the sums."""
         self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
 
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:

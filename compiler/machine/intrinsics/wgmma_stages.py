@@ -156,6 +156,7 @@ class Stages(ProductCode):
                 self.assembly(f"{copy} [$0], [$1], {op.panel_bytes * together}, [$2]{mask};", operands)
 
     def _copy_rows(self, rows: Sequence[tuple[str, str]], turn: str, slot: str) -> None:
+        """Begin to copy this lane's chunks of rows for a turn."""
         op, stage, begin = self.op, self.stage(slot), self.times(turn, self.op.fold * ROW_BYTES)
         for row, place in rows:
             first, to = self.gep(GLOBAL, row, begin), self.gep(SHARED, stage, place)
@@ -188,6 +189,7 @@ class Stages(ProductCode):
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
     def stage(self, slot: str) -> str:
+        """Return the address of a stage."""
         return self.gep(SHARED, self.shared, self.times(slot, self.op.stage_bytes))
 
     def panel_at(self, number: int, fold: int) -> int:
