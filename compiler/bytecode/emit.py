@@ -1,9 +1,9 @@
 """Lower a planned module to instructions, the last step from program to executable.
 
-The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region; a
-launch outside of captured blocks becomes a region of its own. Instructions that only use registers, such as a view of the arena, are
-emitted before the region that is still open. Instructions name memory in the arena by its offset, so a value gets a register only if an
-instruction needs one.
+The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region. An
+instruction that may use results of launches ends the open region, so the block then becomes several. A launch outside of captured blocks
+becomes a region of its own. Instructions that only use registers, such as a view of the arena, are emitted before the region that is still
+open. Launches name memory in the arena by its offset, so a value gets a register only if an instruction needs one.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ WITHOUT_DATA = frozenset(
 
 @dataclass(slots=True)
 class Program:
-    """The kernels, regions, constants and shape functions that all functions of a program share."""
+    """What all functions of a program share: kernels, regions, constants and shape functions; and the functions themselves."""
 
     module: IRModule
-    kernels: dict[str, int] = field(default_factory=dict[str, int])
+    kernels: dict[str, int] = field(default_factory=dict[str, int])  # index in `kernel_table`, by the name of a loop nest
     early: dict[str, frozenset[int] | None] = field(default_factory=dict[str, frozenset[int] | None])  # see `KernelCode.early`
     kernel_table: list[Kernel] = field(default_factory=list[Kernel])
     regions: list[Region] = field(default_factory=list[Region])
     constants: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])
     functions: dict[str, VMFunction] = field(default_factory=dict[str, VMFunction])
-    shape_functions: list[str] = field(default_factory=list[str])
+    shape_functions: list[str] = field(default_factory=list[str])  # LLVM IR, per function
 
     def constant(self, data: NDArray[Any]) -> int:
+        """Return the index of an array in `constants`, to which it is added if it is new."""
         for index, known in enumerate(self.constants):
             if known is data:
                 return index
@@ -80,16 +81,17 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The facts about an entry point that passes do not keep: its shape signature, its variables, and the number of prepared weights."""
+    """The facts about an entry point that passes do not keep."""
 
-    text: str = ""
-    variables: tuple[DimVar, ...] = ()
+    text: str = ""  # its shape signature
+    variables: tuple[DimVar, ...] = ()  # its variables, in the order of the signature
     num_prepared: int = 0  # number of weights that preparations compute; these are the last weights
 
 
 def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:
     """Lower all functions of a module. `kernels` has the code of its loop nests, and `signatures` the facts about its entry points, both by
-    name. `symbols` is the prefix of the names of shape functions."""
+    name. `symbols` is the prefix of the names of shape functions. Raise CompileError if a parameter mentions a variable that no parameter
+    defines, or if an operator has not been lowered."""
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name], program.early[name] = len(program.kernel_table), code.early
@@ -104,6 +106,8 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
 
 
 class _Function:
+    """Lowers one function."""
+
     def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
         self.program = program
         self.name = name
@@ -111,7 +115,7 @@ class _Function:
         self.slots = slots
         self.code: list[vm.Instruction] = []
         self.registers: dict[Var, int] = {}
-        self.places: dict[Var, Operand] = {}  # the memory of each tensor
+        self.places: dict[Var, Operand] = {}  # the memory of each tensor, unless it is simply that of the tensor's register
         self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
         self.scalars: dict[Var, Dim] = {}  # for each scalar whose value no annotation states, the variable whose slot holds it
         self.literals: dict[Var, ScalarValue] = {}  # names of literal numbers
@@ -150,8 +154,8 @@ class _Function:
         )
 
     def _spec(self, var: Var, type_: Type, point: int) -> vm.Spec:
-        """Return the specification to match the value of `var` against. The match writes a scalar of unstated value to a slot of its
-        own."""
+        """Return the specification to match the value of `var` against. If it is a scalar whose value no annotation states, the match
+        writes the value to a slot of its own."""
         if not isinstance(type_, ScalarType) or type_.value is not None:
             return self.slots.spec(type_, point)
         word = DimVar(var.name)
@@ -159,8 +163,8 @@ class _Function:
         return vm.ScalarSpec(type_.dtype and str(type_.dtype), self.slots.word(word, point))
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """Return the instructions after writing the name of the shape function into each match. The names are known only when all slots
-        are assigned."""
+        """Return the instructions after writing the name of the shape function into each match, or None if the match needs none. The names
+        are known only when all slots are assigned."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":
@@ -178,6 +182,7 @@ class _Function:
             self.block(block)
 
     def block(self, block: Block) -> None:
+        """Lower a block, and end its last region."""
         captured = block.kind is BlockKind.CAPTURED
         for binding in block.bindings:
             self.binding(binding)
@@ -193,11 +198,13 @@ class _Function:
             self.emit(None, "vm.run_region", Imm(len(self.program.regions) - 1))
 
     def emit(self, dst: int | None, callee: str, *args: Arg) -> None:
+        """Append a call. First end the open region, unless the callee uses only registers and slots (`WITHOUT_DATA`)."""
         if callee not in WITHOUT_DATA:
             self.flush()
         self.code.append(vm.Call(dst, callee, args))
 
     def binding(self, binding: Binding) -> None:
+        """Lower a binding. A scalar in a register whose value no annotation states is matched too, so that a slot holds it."""
         var = binding.var
         self.value(var, binding.value)
         if var in self.registers and var not in self.scalars and isinstance(var.type, ScalarType) and var.type.value is None:
@@ -246,6 +253,8 @@ class _Function:
     # --- memory of tensors ---------------------------------------------------------------------------------------------
 
     def allocate(self, var: Var, alloc: Alloc) -> None:
+        """Name the memory of a tensor in the arena, and make an array of it if an instruction needs one. Without an offset in the arena,
+        let the virtual machine allocate the memory."""
         type_ = alloc.type
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         dims = [self.dim(d) for d in type_.shape]
@@ -259,6 +268,7 @@ class _Function:
             self.registers[var] = register
 
     def view(self, var: Var, base: Atom) -> None:
+        """Let a view have the memory of its base, and make an array of it if an instruction needs one."""
         self.places[var] = self.operand(base)
         if var in self.needed:
             type_ = var.type
@@ -268,6 +278,7 @@ class _Function:
             self.registers[var] = register
 
     def name_again(self, var: Var, atom: Atom) -> None:
+        """Let `var` be another name of an atom. A variable shares its register; any other atom gets one if an instruction needs it."""
         if isinstance(atom, Var):
             for table in (self.registers, self.places, self.fields, self.scalars, self.literals):
                 if atom in table:
@@ -281,6 +292,7 @@ class _Function:
             self.emit(self._define(var), "vm.copy", self.arg(atom))
 
     def operand(self, atom: Atom) -> Operand:
+        """Return the operand of launches that names the memory of a tensor."""
         match atom:
             case Constant(data=data):
                 return Operand(Base.CONSTANT, self.program.constant(data))
@@ -294,6 +306,7 @@ class _Function:
     # --- calls ---------------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch) -> None:
+        """Add the launch of a kernel to the open region."""
         prim = self.program.module.prim(launch.func)
         buffers: list[Operand] = []
         pairs: list[tuple[TensorType, Any]] = []
@@ -317,7 +330,7 @@ class _Function:
         self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims, overlaps))
 
     def is_constant(self, tensor: Atom) -> bool:
-        """Return whether no launch of this function writes the tensor."""
+        """Return whether the tensor is a constant, or a parameter that no launch of a loop nest in this function writes."""
         return isinstance(tensor, Constant) or (tensor in self.func.params and tensor not in self.written)
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:
@@ -335,6 +348,7 @@ class _Function:
                 raise AssertionError(f"{atom} is no scalar")
 
     def library(self, dst: int | None, name: str, args: tuple[Atom, ...], attrs: Mapping[str, Any]) -> None:
+        """Emit the call of a host routine. Its arguments are the inputs, then the attributes, then the outputs if they are given."""
         known = routine(name)
         given = len(known.inputs)
         values = [self.arg(a) for a in args]
@@ -344,6 +358,7 @@ class _Function:
         return self.dim(value) if isinstance(value, Dim) else Imm(value)
 
     def match_cast(self, var: Var, cast: MatchCast) -> None:
+        """Emit a match, which also copies the value to a register of `var`."""
         point = self.slots.new_point()
         value = self.arg(cast.value)
         spec = self._spec(var, cast.type, point)
@@ -356,6 +371,7 @@ class _Function:
             self.places[var] = self.places[cast.value]
 
     def branches(self, var: Var, choice: If) -> None:
+        """Emit the branches of an If. The one that runs copies its result to the register of `var`."""
         self.flush()
         register = self._define(var)
         cond = self._new()
@@ -376,6 +392,7 @@ class _Function:
     # --- operands ------------------------------------------------------------------------------------------------------
 
     def arg(self, atom: Atom) -> Arg:
+        """Return an atom as an argument of an instruction. Shapes and symbolic numbers are computed into a new register."""
         match atom:
             case Var():
                 return Reg(self.registers[atom])

@@ -9,22 +9,26 @@ from compiler.ir.loops.functions import Fn
 
 @dataclass(frozen=True, slots=True)
 class PhaseSymbols:
-    body: str
-    grid: str
+    """The symbols of one phase of a kernel (runtime/executable.py), and what a launch of the phase needs."""
+
+    body: str  # the function that runs iterations or blocks
+    grid: str  # the function that returns the number of iterations or blocks
     threads: int = 1  # number of threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks of a launch share
     shared_bytes: int = 0  # number of bytes of a block's shared memory that a launch must request
-    # the numbers of the buffers that the phase reads before earlier launches have ended, for which it waits before it accesses any other
-    # memory; None: it does not wait
+    # The numbers of the buffers that the phase may read before earlier launches have ended. The phase waits for their end before it
+    # accesses any other buffer. None: it does not wait.
     early: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
+    """A kernel as LLVM IR, or as machine code if it was kept. Its symbols are in `phases`."""
+
     name: str
-    text: str
+    text: str  # LLVM IR
     phases: tuple[PhaseSymbols, ...]
-    math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, each with its number of lanes
+    math: frozenset[tuple[Fn, int]]  # functions of vector_math that `text` calls, each with its number of lanes
     num_buffers: int
     num_dims: int  # number of integer variables and scalar parameters
     stack_bytes: int  # bytes of local allocations: the maximum over all phases

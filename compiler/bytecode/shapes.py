@@ -14,7 +14,7 @@ INT64_MIN = -(2**63)
 
 def emit_shape_function(symbol: str, variables: Mapping[DimVar, int], derived: Sequence[tuple[Dim, int]]) -> str:
     """Emit `i64 symbol(i64 *heap)`, which reads the slots of the variables and writes the slots of the derived dimensions. It returns 0 if
-    all dimensions have a value. Otherwise it returns 1 + the slot of a dimension that does not fit into 64 bits, or -1 - the slot of a
+    all dimensions have a value. Otherwise it returns 1 + the slot of a dimension whose computation overflows 64 bits, or -1 - the slot of a
     dimension that divides by zero."""
     code = Code()
     indices = _CheckedIndices(code)
@@ -53,8 +53,8 @@ class _CheckedIndices(Indices):
         return Index(self.code.hoist(0, f"extractvalue {{i64, i1}} {both}, 0"))
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
-        """Divide without traps: replace a divisor of zero, and replace the least integer as numerator, because dividing it by -1
-        overflows."""
+        """Divide without traps. A divisor of zero is replaced, and so is the least integer as numerator, because dividing it by -1
+        overflows. In both cases the dimension counts as one without a value."""
         if not isinstance(divisor.value, int):
             zero = self.code.hoist(0, f"icmp eq i64 {divisor.value}, 0")
             self.zeros[zero] = None

@@ -14,29 +14,31 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 
 @dataclass(slots=True)
 class Slots:
-    """Assigns slots to dimensions. A *match point* is the entry of the function (0) or a match_cast. An expression of variables is computed
-    at the latest match point that defines one of them for a place of the function that uses the expression.
+    """Assigns slots to dimensions. A *match point* is the entry of the function (0), a match_cast, or the binding of a scalar whose value
+    no annotation states. An expression of variables is computed at the latest match point that defines one of them for a place of the
+    function that uses the expression.
 
     A variable that a match_cast of a branch defines is known only in that branch. Another branch, or the code after the If, may define it
     again, at another match point. All its definitions fill the same slot."""
 
     function: str
-    numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])
+    numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])  # the slot of each dimension
     known: dict[DimVar, int] = field(default_factory=dict[DimVar, int])  # for each variable known at this place, the point that defines it
     derived: list[dict[Dim, int]] = field(default_factory=lambda: [dict[Dim, int]()])  # for each point, the expressions that it computes
     bounds: list[Bound] = field(default_factory=list[Bound])
 
     def of(self, dim: Dim) -> DimRef:
-        """Return the value of a constant dimension, or the slot of a symbolic one."""
+        """Return the value of a constant dimension, or the slot of a symbolic one, which gets a slot when it is first used."""
         if dim.is_const:
             return dim.const
         number = self.numbers.setdefault(dim, len(self.numbers))
         if dim.var is None:
-            latest = len(self.derived) - 1  # its specification may use a variable before it defines the variable
+            latest = len(self.derived) - 1  # the specification of this point may use a variable before it defines the variable
             self.derived[max(self.known.get(v, latest) for v in dim.vars())][dim] = number
         return Slot(number)
 
     def new_point(self) -> int:
+        """Add a match point, and return its number."""
         self.derived.append({})
         return len(self.derived) - 1
 
@@ -94,10 +96,12 @@ class Slots:
         return f"{self.function}.shape{point}" if self.derived[point] else None
 
     def text(self) -> str:
+        """Return the LLVM IR of the shape functions of all match points that have one."""
         variables = {dim.var: number for dim, number in self.numbers.items() if dim.var is not None}
         points = [(self.symbol(point), [*derived.items()]) for point, derived in enumerate(self.derived)]
         return "\n\n".join(emit_shape_function(symbol, variables, derived) for symbol, derived in points if symbol)
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The expression that each slot holds, as text."""
         return tuple(str(d) for d in self.numbers)

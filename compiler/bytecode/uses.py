@@ -1,4 +1,4 @@
-"""Find the values of a function that need a register, and the parameters that it writes."""
+"""Find the values of a function that need a register, and the values that its launches write."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compiler.ops.tables import VIEWS
 
 
 def needed(body: Body) -> set[Var]:
-    """Return the variables that instructions read, directly or through a view or an alias. Operands of native launches need no register and
-    do not count."""
+    """Return the variables that instructions read, directly or through a view or an alias. Operands of launches of loop nests need no
+    register and do not count. A tuple counts if a field is taken from it."""
     found: set[Var] = set()
     names: list[tuple[Var, Value]] = []
 
@@ -44,7 +44,7 @@ def _is_name(value: Value) -> bool:
 
 
 def changed(body: Body, module: IRModule) -> set[Var]:
-    """Return the variables whose memory the body's launches of loop nests overwrite."""
+    """Return the variables whose memory the body's launches of loop nests overwrite, including those that share this memory."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
         if isinstance(value, Launch) and not value.library:

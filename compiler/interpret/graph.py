@@ -2,7 +2,7 @@
 checks the annotations of parameters, bindings and results, and match_casts. It is slow and simple, and every optimisation is tested against
 it.
 
-Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (scalars), tuples of values, and `Closure`s (functions).
+Values are arrays (tensors), tuples of ints (shapes), Python or NumPy numbers (scalars), tuples of values, and `Closure`s (functions).
 """
 
 from __future__ import annotations
@@ -32,19 +32,26 @@ from runtime.vm.matching import INT64, readable
 
 
 class MismatchError(CompileError):
-    """Raised if a value does not match its annotation."""
+    """Raised for values that a program does not accept: a wrong number of arguments, a value that does not match its annotation, a variable
+    outside its declared range, operands that an operator refuses, or a tensor with a negative extent or outside the arena."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closure:
+    """A function of the module as a value."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
+    """Runs the functions of a module."""
+
     module: IRModule
 
     def call(self, name: str, *args: Any) -> Any:
+        """Call a function and return its result. Raise MismatchError for values that it does not accept, and InterpretError if it does
+        something undefined."""
         func = self.module.graph(name)
         if len(args) != len(func.params):
             raise MismatchError(f"{name} takes {len(func.params)} arguments; it is called with {len(args)}")
@@ -63,9 +70,9 @@ class Interpreter:
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
-    """Check a value against an annotation. A dimension that is a single new variable defines it. With `last`, every variable of an
-    expression must be known. Without it, expressions over unknown variables are skipped, because a later value may define these
-    variables."""
+    """Raise MismatchError, which names `place`, if a value does not match an annotation. A dimension of the annotation that is a single new
+    variable gets its value in `dims`. With `last`, all other variables must be in `dims`. Without it, expressions over unknown variables
+    are skipped, because a later value may define these variables."""
 
     def match_dim(wanted: Dim, actual: int, where: str) -> None:
         if (var := wanted.var) is not None and var not in dims:
@@ -114,7 +121,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
 
 def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any]) -> None:
     """Deduce a call again from the sizes of its operands, so that an operator refuses here what it refuses during compilation if all sizes
-    are constants. Raise MismatchError for what it refuses. NumPy alone would broadcast some operands that compiled code refuses."""
+    are constants. Raise MismatchError if it refuses the operands. NumPy alone would broadcast some operands that compiled code refuses."""
     op, stated = call.op, [type_of(a) for a in call.args]
     types = tuple(_type_of_value(value, type_) for value, type_ in zip(values, stated, strict=True))
     try:
@@ -128,7 +135,8 @@ def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any
 
 
 def _type_of_value(value: Any, stated: Type) -> Type:
-    """Return the annotation of a value with all sizes as constants."""
+    """Return the annotation of a value with all sizes as constants. Functions, and scalars whose annotation has no value, keep the stated
+    annotation."""
     match value:
         case np.ndarray():
             return TensorType(tuple(Dim.of(n) for n in value.shape), DType.from_numpy(value.dtype))
@@ -154,6 +162,8 @@ def check_bounds(dims: dict[DimVar, int], place: str) -> None:
 
 
 class _Frame:
+    """The state of one call: the values of its variables, and of the dimensions that they define."""
+
     def __init__(self, interpreter: Interpreter) -> None:
         self.interpreter = interpreter
         self.values: dict[Var, Any] = {}
@@ -161,6 +171,7 @@ class _Frame:
         self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory: a plan with overlapping lifetimes gives wrong results
 
     def body(self, body: Body) -> Any:
+        """Run the bindings of a body, check their annotations, and return the result."""
         for binding in body.bindings:
             value = self.values[binding.var] = self.value(binding.value)
             match_value(binding.var.type, value, self.dims, f"annotation of {binding.var.name!r}")
@@ -181,7 +192,8 @@ class _Frame:
                 return Closure(name)
 
     def attributes(self, attrs: Mapping[str, Any], number: Callable[[int], Any] = int) -> dict[str, Any]:
-        """Return the attributes with each symbolic dimension replaced by `number(n)`, where n is its integer value, also inside lists."""
+        """Return the attributes with each symbolic dimension, also inside lists, replaced by `number(n)`, where n is its integer value.
+        Lists become tuples."""
 
         def known(value: Any) -> Any:
             match value:
@@ -195,6 +207,7 @@ class _Frame:
         return {name: known(value) for name, value in attrs.items()}
 
     def value(self, value: Value) -> Any:
+        """Compute the value of a binding. Raise MismatchError or InterpretError if this fails."""
         match value:
             case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
                 return self.atom(value)
@@ -239,6 +252,8 @@ class _Frame:
                 return self._launch(value)
 
     def _allocate(self, type_: Type, offset: Dim | None = None) -> Any:
+        """Return a tensor at an offset of the arena, or in new memory. Raise MismatchError if an extent is negative, or if the tensor is
+        not inside the arena."""
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         shape = [d.evaluate(self.dims) for d in type_.shape]
         if min(shape, default=0) < 0:
@@ -251,6 +266,7 @@ class _Frame:
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
+        """Run a loop nest on its operands, and return the outputs: one array, or a tuple. In-place outputs are copies of operands."""
         args = [self.atom(a) for a in call.args]
         outs: list[Any] = []
         for i, type_ in enumerate(call.out):
@@ -264,6 +280,7 @@ class _Frame:
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _launch(self, launch: Launch) -> Any:
+        """Run a loop nest or a host routine, which writes the outputs that are given after its inputs."""
         args = [self.atom(a) for a in launch.args]
         if launch.library:
             num_inputs, attrs = len(routine(launch.func).inputs), self.attributes(launch.attrs)
@@ -274,7 +291,7 @@ class _Frame:
         return ()
 
     def _run(self, name: str, args: Sequence[Any]) -> None:
-        """Run the loop nest `name` on its operands and outputs. Every index is checked."""
+        """Run the loop nest `name` on its operands and, after them, its outputs. Every index is checked."""
         prim = self.interpreter.module.prim(name)
         first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
         assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
@@ -285,6 +302,6 @@ class _Frame:
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call the host routine `name`, the same as the virtual machine calls."""
+    """Call the host routine `name`, which the virtual machine calls too."""
     known = routine(name)
     return known.compute(*inputs, *(attrs[a] for a in known.attributes))

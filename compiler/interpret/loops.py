@@ -1,11 +1,12 @@
 """The interpreter of loop nests, in NumPy.
 
-A nest with independent iterations (`_independent`) is evaluated all at once: each loop variable becomes an array along its own axis. Other
-loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they broadcast.
+A loop over lanes (LoopKind.VECTOR), and a nest with independent iterations (`_independent`), is evaluated all at once: each loop variable
+becomes an array along its own axis. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they
+broadcast. Only while a store is masked do they have rank 1: then they hold the points that the mask selects.
 
 A point is a combination of values of the loop variables. Evaluating all points at once also evaluates points that the program would skip:
-beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads outside a
-buffer is an error. Other points may read anything, and write nothing.
+beyond a ragged extent, or outside a guard. `active` masks the points that the program evaluates. An active point that reads or stores
+outside a buffer is an error. Other points may read anything, and write nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ Array = NDArray[Any]
 
 
 class InterpretError(CompileError):
-    """Raised if the program does something undefined, such as reading outside a buffer."""
+    """Raised if the program does something undefined, such as reading outside a buffer, or something that cannot be interpreted, such as a
+    tensor that does not fit in memory."""
 
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
     """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables.
-    `dims` has values of further variables. Raise InterpretError if the function does something undefined."""
+    `dims` has values of further variables; the extents of arrays give values to the rest. Raise InterpretError if the function does
+    something undefined."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
@@ -70,7 +73,8 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
 
 
 def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
-    """Return memory filled with NaN, or with all bits set, so that a result that relies on its content is wrong."""
+    """Return memory with all bits set, which is NaN in floats, so that a result that relies on its content is wrong. Raise InterpretError
+    if it cannot be allocated."""
     try:
         return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
     except (MemoryError, ValueError, OverflowError):
@@ -80,6 +84,8 @@ def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
 
 
 class _Frame:
+    """The state of one run of a nest."""
+
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.dims: dict[DimVar, Any] = {}  # value of each variable: an int, or an int64 array of rank `rank`
@@ -92,6 +98,7 @@ class _Frame:
     # --- statements ----------------------------------------------------------------------------------------------------
 
     def run(self, stmt: Stmt) -> None:
+        """Run a statement for all active points."""
         match stmt:
             case Seq(stmts=stmts):
                 for s in stmts:
@@ -119,6 +126,8 @@ class _Frame:
                 self.run(plain_attention(stmt))
 
     def _loop(self, loop: For) -> None:
+        """Run a loop, all iterations at once or one after another. Raise InterpretError if they run one after another, and their number
+        differs between points."""
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
             return  # an empty loop runs nothing, not even the statements that do not depend on its variable
@@ -153,6 +162,7 @@ class _Frame:
 
     @contextmanager
     def _narrowed(self, cond: Array) -> Generator[None]:
+        """Inside the `with`, only points at which `cond` holds are active."""
         outer, self.active = self.active, _both(self.active, cond)
         with self._branch():
             yield
@@ -166,6 +176,7 @@ class _Frame:
         self.known = outer
 
     def _when(self, cond: Array, then: Stmt, orelse: Stmt | None) -> None:
+        """Run one branch, or, if the condition differs between points, each branch at its points."""
         if cond.ndim == 0:
             if cond:
                 self.run(then)
@@ -189,7 +200,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Raise InterpretError if a variable leaves its declared range, on which proofs rely."""
+        """Raise InterpretError if a variable leaves its declared range at an active point. Proofs rely on the range."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -200,6 +211,7 @@ class _Frame:
             raise InterpretError(f"variable {var.name} is {worst}, outside its declared range {declared}")
 
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
+        """Store a value at each active point. Raise InterpretError if a place of an active point is outside the buffer."""
         array = self.buffers[buffer]
         value = np.asarray(value).astype(array.dtype)
         places = [self.dim(d) for d in indices]
@@ -216,6 +228,7 @@ class _Frame:
             array[()] = value.reshape(-1)[-1]
 
     def _tile(self, tile: Tile) -> None:
+        """Run the NumPy meaning of a tile. Raise InterpretError if its operands differ between points, or are outside their buffers."""
         arrays: list[Array] = []
         for place in tile.operands:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
@@ -262,6 +275,8 @@ class _Frame:
                 return self._eval(scalar.decoded)
 
     def _load(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Array:
+        """Return the elements at all points: any element, or zero, where a point is not active. Raise InterpretError if an active point
+        reads outside the buffer."""
         array = self.buffers[buffer]
         places = [self.dim(d) for d in indices]
         self._check(buffer, places)
@@ -272,7 +287,7 @@ class _Frame:
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
-        """Require that every active point is inside the buffer."""
+        """Raise InterpretError unless every active point is inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
                 inside = not place.size or place.view(np.uint64).max() < extent  # as unsigned numbers, negative indices are the largest
@@ -292,6 +307,8 @@ class _Frame:
             raise InterpretError(f"index {worst} of dimension {axis} of {buffer.name} is outside its extent {extent}")
 
     def _guard(self, conditions: tuple[tuple[Dim, Dim, Dim], ...], value: Scalar, otherwise: Scalar) -> Array:
+        """Return `value` where all conditions hold, and `otherwise` elsewhere. While `value` is evaluated, only points where they hold are
+        active."""
         inside = np.asarray(True)
         for low, dim, high in conditions:
             inside = inside & (self.dim(low) <= self.dim(dim)) & (self.dim(dim) < self.dim(high))
@@ -302,6 +319,7 @@ class _Frame:
         return np.where(inside, result, self._eval(otherwise))
 
     def _reduce(self, reduce: scalars.Reduce) -> Array:
+        """Evaluate the reduced value along new axes, and fold these axes. Points beyond a ragged extent count as the neutral element."""
         first, count = len(self.extents), len(reduce.axes)
         dtype = dtype_of(reduce.value)
         neutral = np.asarray(identity(reduce.fn, dtype).value).astype(dtype.numpy)
@@ -329,6 +347,8 @@ class _Frame:
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
     def dim(self, dim: Dim) -> Any:
+        """Return the value of a dimension: an int, or an array if it differs between points. Raise InterpretError if a variable has no
+        value, or if a divisor that is the same at all points is 0."""
         total: Any = 0
         for coefficient, atoms in dim.terms:
             product: Any = coefficient
@@ -373,9 +393,9 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For, arrays: Mapping[Buffer, Array]) -> bool:
-    """Whether all iterations may run at once: the loops contain a single store, and no iteration reads what another iteration stores. An
-    iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the buffers: an
-    operand and the output of an in-place call are one array."""
+    """Whether all iterations may run at once: the loop contains only loops, Lets and a single store, and no iteration reads what another
+    one stores. An iteration may read the element that it stores itself, if no other iteration stores it. `arrays` has the memory of the
+    buffers: an operand and the output of an in-place call are one array."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
     variables: set[DimVar] = set()

@@ -1,4 +1,4 @@
-"""The rank of the arrays in which the interpreter evaluates a nest: the largest number of nested variables."""
+"""The rank of the arrays in which the interpreter evaluates a nest: the largest number of nested loop variables and reduced axes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ops.attention.plain import plain_attention
 
 @lru_cache(maxsize=1024)
 def rank_of(prim: PrimFunc) -> int:
-    """Return the rank. It is at least 2, because arrays of rank 1 hold only those points that a mask selected."""
+    """Return the rank for a nest. It is at least 2, because arrays of rank 1 hold only those points that a mask selected."""
     return max(2, _depth(prim.body))
 
 

@@ -1,4 +1,4 @@
-"""Scalar functions in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, as their NumPy types do."""
+"""Scalar functions in NumPy. Functions of f16 and bf16 are computed in f32 or f64, and rounded after every function."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
 
 
 def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
-    """Reduce one axis and keep it with extent 1."""
+    """Reduce one axis and keep it with extent 1. ARGMAX and ARGMIN return the first index, as i64."""
     match fn:
         case ReduceFn.SUM:
             return np.sum(values, axis=axis, keepdims=True, dtype=values.dtype)

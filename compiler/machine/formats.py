@@ -1,10 +1,13 @@
 """Formats of weights: where each element is stored, and how it is decoded.
 
-A panel holds some adjacent columns of a weight. Instructions multiply signed bytes by unsigned bytes, so panels of integers store each
-weight plus an `offset`, as an unsigned number. A panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four
-neighbours of a column next to each other. If a byte holds several weights, these are the weights at k, k + 4, and so on; the first is in
-the lowest bits. If weights are codes of 4 bits, which are indices of a table (`TABLES`), panels store the codes, and instructions look up
-the numbers.
+A panel holds some adjacent columns of a weight, in lines. A line has `depth` neighbours along k of each column. Only panels of 6-bit
+integers differ: three lines together have `depth` neighbours (`SixBitPanels`).
+
+Most CPUs multiply signed bytes by unsigned bytes, so their panels of integers (`Panels`) store each weight plus an `offset`, as an unsigned
+number. A line stores four bytes of a column next to each other. If a byte holds several weights of 4 or 2 bits, these are the weights at k,
+k + 4, and so on; the first is in the lowest bits. If weights are codes of 4 bits, which are indices of a table (`TABLES`), panels store the
+codes, and instructions look up the numbers. Panels for tensor cores have the order of the registers or the memory from which these read
+weights (`Fragments`, `IntegerFragments`).
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class Panels(Format):
 
     @property
     def padding(self) -> int:
-        """The byte that pads the last panel: its weights are 0."""
+        """The byte that pads lines of the last panel: its weights are 0. Formats in which it depends on the line override `padding_of`."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def padding_of(self, line: Dim) -> Operand:
@@ -74,7 +77,8 @@ class Panels(Format):
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k, plus the offset if weights have 4 or 2 bits."""
+        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k. With 4 or 2 bits it is the weight plus the offset, or
+        a code."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
@@ -83,7 +87,8 @@ class Panels(Format):
         return first
 
     def packed(self, numbers: Any, columns: int) -> Any:
-        """Pack numbers [..., n, k] into panels, in NumPy."""
+        """Pack numbers [..., n, k] into panels, in NumPy, and pad the last panel. `numbers` has weights; with 4 or 2 bits it has weights
+        plus the offset, or codes."""
         *matrix, n, k = numbers.shape
         width = k // self.per_byte
         if self.bits == 8:
@@ -96,7 +101,7 @@ class Panels(Format):
         return fours[..., self.order].reshape(*matrix, -(-n // columns), width // FOUR, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
-        """Unpack panels, in NumPy. Return the stored integers [columns, k], which include the offset."""
+        """Unpack panels, in NumPy. Return the numbers [columns, k], each plus the offset, also of columns that pad the last panel."""
         count, lines, wide = panels.shape
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
@@ -194,12 +199,12 @@ class TernaryPanels(TablePanels):
 
 
 def looked_up(bits: Scalar, kind: Kind) -> Scalar:
-    """Return the number for which 4 bits stand, as an i32."""
+    """Return the number for which a code of 4 bits stands in the table of this kind (`TABLES`), as an i32."""
     return _doubled_e2m1(bits) if kind is Kind.E2M1 else _from_words(bits, TABLES[kind])
 
 
 def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
-    """Look up each number in four words of 32 bits, whose 16 bytes are the numbers of the table minus the smallest one."""
+    """Look up the number of a code in four words of 32 bits, whose 16 bytes are the numbers of the table minus the smallest one."""
     least = int(numbers.min())
     words = [const(int(word), I32) for word in (numbers.astype(np.int32) - least).astype(np.uint8).view("<i4")]
     low, high = (select(bits < first + 4, words[first // 4], words[first // 4 + 1]) for first in (0, 8))
@@ -260,13 +265,15 @@ class ScaledPanels(Format):
         return 4
 
     def shape(self, num_panels: Dim, num_groups: Dim) -> tuple[Dim, ...]:
-        """Return the shape of a matrix. All streams have the same number of runs, and all runs have the same number of groups."""
+        """Return the shape of the words of a matrix. All streams have the same number of runs, and all runs have the same number of groups.
+        If the number of groups is symbolic, there is one stream, and each run has one group."""
         count = num_groups.const if num_groups.is_const else 1
         streams = gcd(STREAMS, count)
         run = gcd(RUN, count // streams)
         return Dim.of(streams), num_panels, num_groups // (streams * run), Dim.of(run * self.words)
 
     def groups_of_run(self, buffer: Buffer) -> int:
+        """Return the number of groups of a run of the words in `buffer`."""
         return buffer.shape[-1].const // self.words
 
     def word(self, buffer: Buffer, matrix: tuple[Dim, ...], panel: Dim, group: Dim, number: Dim) -> Load:
@@ -291,7 +298,7 @@ class ScaledPanels(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elements(Format):
-    """Floats, stored as they are in panels [panels, k / depth, depth * columns]."""
+    """Floats in panels [panels, k / depth, depth * columns], stored without conversion."""
 
     def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
         """Return which element a line stores at this position: its column in the panel, and its k relative to the line's first k."""
@@ -382,17 +389,18 @@ class Order:
 
     @property
     def _num_column_parts(self) -> int:
+        """The number of `bits` that belong to the column."""
         return sum(not b.along_k for b in self.bits)
 
     @property
     def _by_index(self) -> list[int]:
-        """The numbers of `bits`: first those of the column, then those of k, each from the highest bit to the lowest."""
+        """The indices of `bits`: first those of the column, then those of k, each from the highest bit to the lowest."""
         return sorted(range(len(self.bits)), key=lambda i: (self.bits[i].along_k, -self.bits[i].low))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ordered(Elements):
-    """Panels whose lines have an order of their own."""
+    """Panels whose lines store their elements in the order `order`."""
 
     order: Order
 
@@ -423,7 +431,7 @@ class Fragments(Ordered):
     steps: tuple[Bits, ...]
 
     def chunks(self, k: int) -> list[Any]:
-        """Return for each instruction, in order, the indices k of the products that it adds up."""
+        """Return for each instruction, in order, the indices along k of the products that it adds up, for `k` elements."""
         numbers = np.arange(k)
         step = numbers // self.depth
         for bits in self.steps:
@@ -433,11 +441,12 @@ class Fragments(Ordered):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerFragments(Format):
-    """Integers with an offset, in panels [panels, k / depth, bytes] in the order of the registers of a tensor core instruction.
+    """Integers in panels [panels, k / depth, bytes] in the order of the registers of a tensor core instruction. Panels store each integer
+    plus an offset; an element is the integer without it.
 
     `order` is the order of bytes. With 8 bits, a byte holds one element. With 4 bits, a byte holds two elements that differ in the bit
-    `upper` of k, which is set for the element in the upper half. A word of 32 bits holds eight elements, ordered so that one shift of the
-    word moves the two integers of a register to bits 0 and 16.
+    `upper` of k, which is set for the element in the upper half. A word of 32 bits then holds eight elements, ordered so that one shift of
+    the word moves the two integers of a register to bits 0 and 16.
     """
 
     order: Order
@@ -457,6 +466,7 @@ class IntegerFragments(Format):
 
     @property
     def line_bytes(self) -> int:
+        """The number of bytes of a line of a panel."""
         return self.columns * self.depth * self.bits // 8
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
@@ -469,7 +479,7 @@ class IntegerFragments(Format):
         return (byte >> cast(index(self.upper.of(k, k) * 4), I32) & 15) - self.offset
 
     def byte(self, at: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
-        """Return the byte at this position of a line. `number(column, k)` is the weight plus its offset."""
+        """Return the byte at this position of a line. `number(column, k)` is the weight plus its offset, or the bits of a float."""
         column, k = self.order.column_and_k(at)
         lower = number(column, k)
         return lower if self.upper is None else lower | number(column, k + (1 << self.upper.low)) << 4
@@ -505,7 +515,7 @@ F = TypeVar("F", bound=Format)
 
 
 def _row(format: F) -> F:
-    """Add a format to FORMATS."""
+    """Add a format to FORMATS, and return it."""
     FORMATS.add(format.name, format)
     return format
 
@@ -559,7 +569,7 @@ FRAGMENTS4 = _row(
 )
 FRAGMENTS_E2M1 = _row(FloatFragments("fragments_e2m1", bits=4, depth=32, rows=BF16, dtype=I32, order=FRAGMENTS4.order, upper=along(1)))
 # Formats for `wgmma`, in panels of 32 columns. The instruction reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along
-# k. Integers are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
+# k. Weights of 8 or 4 bits are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
 BRICKS = _row(
     Fragments(
         "bricks",

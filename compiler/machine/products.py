@@ -1,9 +1,9 @@
-"""One table of the tiles that multiply matrices, the best tile of each kind first.
+"""The tiles that multiply matrices, in tables with the best tile of each kind first.
 
-A tile multiplies rows of one element type by weights of one format. Its order of summation does not depend on its number of rows. The
-accumulators, the columns of a step and one factor of a row fit the registers. The lanes of a vector are columns, and code generation splits
-or joins vectors to the width of registers. So products of f32, and of integers in registers, have the same order of summation on all CPUs.
-Products of bf16, matrix units and GPUs have orders of their own (compiler/numeric_class.py).
+A tile multiplies rows of one element type by weights of one format. Its order of summation does not depend on its number of rows. Tiles
+that use vectors have a column in each lane; their accumulators, the columns of a step and one factor of a row fit the registers. Code
+generation splits or joins vectors to the width of registers. So products of f32, and of integers in registers, have the same order of
+summation on all CPUs. Products of bf16, matrix units and GPUs have orders of their own (compiler/numeric_class.py).
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class FloatTile:
 class ProductTile:
     """A tile that multiplies rows of type `op.row_dtype` by weights of one format."""
 
-    op: ProductOp  # the operation, with the largest number of rows that a tile may have
+    op: ProductOp  # the operation, with the largest number of rows that a tile may have if rows have `planes` planes
     format: Format  # format of the weights
-    depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
+    depth: int  # elements along k that a step multiplies; k, or each group of weights with one scale, must be a multiple of this number
     # Number of planes per row for which registers suffice. A plane is one of two rows of bytes that together represent a row of 16-bit
     # integers. Tiles may have more rows if rows have fewer planes; if rows have more planes, these share their sums.
     planes: int = 1
@@ -105,7 +105,8 @@ class ProductTile:
         return isinstance(self.op, MatrixUnitOp)
 
     def capped(self, rows: int) -> DotPanel | None:
-        """Return the operation that adds both planes of rows with outliers to one sum. None: planes have sums of their own."""
+        """Return the operation that adds both planes of rows with outliers to one sum. Return None if a tile sums planes separately, or if
+        its rows have no planes."""
         return replace(self.op, rows=rows, capped=True) if isinstance(self.op, DotPanel) and self.planes == 1 else None
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
@@ -116,11 +117,14 @@ class ProductTile:
         return replace(self.op, rows=rows)
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Return whether the tile can read the rows of the contraction, and whether its columns can be packed for the tile."""
+        """Return whether the tile can read the rows of the contraction (`takes_rows`), and whether the columns are in memory in the tile's
+        element type, so that they can be packed for the tile."""
         return self.factors(s) is not None and self.takes_rows(s, row_axis)
 
     def takes_rows(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Return whether the tile can read the rows of the contraction. The columns do not matter."""
+        """Return whether the tile can read the rows of the contraction: they are in memory in the tile's element type, their elements along
+        k are adjacent, and k is a multiple of `depth`. If `row_axis` is not None, one index of the rows must be this variable, and no other
+        index may contain it. The columns do not matter."""
         rows = self._in_memory(s.rows)
         if rows is None or not prove_divisible(s.extent, self.depth):
             return False
@@ -135,12 +139,14 @@ class ProductTile:
         return None if rows is None or columns is None else (rows, columns)
 
     def _in_memory(self, factor: Scalar) -> Load | None:
+        """Return the load of a factor, without casts and decoding, if its buffer has the element type of the tile's rows."""
         element = without_cast(factor)
         load = element.stored[0] if isinstance(element, Element) else element
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
 
     def reads(self, factor: Scalar) -> bool:
-        """Return whether the columns are already packed in panels of the tile's format and width, with 32 bits of each column adjacent."""
+        """Return whether the columns are already packed in panels of the tile's format and width, with 32 bits of each column adjacent, or
+        in `ScaledPanels` that consist of such panels."""
         element = without_cast(factor)
         if isinstance(element, Element) and isinstance(element.format, ScaledPanels):
             return element.format.panels is self.format and element.format.columns == self.op.columns
@@ -150,13 +156,14 @@ class ProductTile:
         return panels.shape[-1] * panels.dtype.num_bytes == Dim.of(self.shape.columns * 4)
 
     def widens(self, length: int, group: int) -> bool:
-        """Return whether the tile can widen channels of `length` weights in groups of `group`. A block must hold whole groups. A channel
-        with a single group is not widened."""
+        """Return whether the tile can widen columns of `length` weights in groups of `group`: it widens at all, `length` is a multiple of
+        `depth`, and a group is a multiple of STRETCH. A block must hold whole groups. A column with a single group is not widened."""
         if not isinstance(self.widen, WidenPanel) or self.block is None:
             return False
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
 
     def runs_on(self, target: Target) -> bool:
+        """Return whether the target has all operations of the tile and the features in `needs`."""
         tiles = [tile for tile in (self.op, self.widen, self.few) if tile is not None]
         return self.needs <= target.features and all(tile.runs_on(target) for tile in tiles)
 
@@ -172,7 +179,7 @@ class ProductTiles:
 
     @property
     def pairs(self) -> ProductTile | None:
-        """The tile that multiplies bf16. None on targets where f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+        """The best tile that multiplies bf16. None on targets where f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
         return next(iter(self.all_pairs), None)
 
     @property
@@ -187,8 +194,8 @@ class ProductTiles:
 
     @property
     def integers(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply rows of integers by weights as they are stored. A row has one integer accumulator per plane, and one of
-        f32 that adds up the groups."""
+        """The tiles that multiply rows of integers by weights as they are stored. For each column, a row has one accumulator of f32 that
+        adds up the groups, and one integer accumulator per plane, or one for both planes (`ProductTile.capped`)."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
 
     @property
@@ -202,8 +209,8 @@ class ProductTiles:
 
     @property
     def shapes_of_rows(self) -> tuple[int, ...]:
-        """The numbers of rows, in increasing order, for which a GPU's tiles use instructions of different shapes. Empty if one shape serves
-        all numbers of rows."""
+        """The numbers of rows, in increasing order, for which a GPU's tiles use instructions of different shapes. Empty on CPUs, and if one
+        shape serves all numbers of rows."""
         ops = [t.op for t in self.tiles if isinstance(t.op, BlockProduct) and not t.op.one_shape]
         return tuple(sorted({height for op in ops for height in op.heights(in_groups=False)}))
 
@@ -213,11 +220,11 @@ _SHAPES: Final = (
     (512, TileShape(rows=8, vectors=2)),  # 16 accumulators in 32 registers
     (128, TileShape(rows=4, vectors=1)),  # 8 accumulators in 16 registers of 256 bits, or 16 in 32 registers of 128 bits
 )
-# Engines of WebAssembly on x86 have 16 registers of 128 bits. This shape fills them with 8 accumulators, the columns of two steps, and two
-# factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
+# Engines of WebAssembly on x86 have 16 registers of 128 bits. This shape uses 14 of them: for 8 accumulators, the columns of two steps, and
+# two factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
-# The tiles of the narrowest targets for each kind of weights of up to 4 bits, with the formats of the weights.
+# The operations of the narrowest targets for each kind of weights of up to 4 bits, each with the format of its weights.
 _PANELS4: Final = (
     (DotPanel(rows=2, columns=16, bits=4), PANEL4),
     *((DotPanel(rows=2, columns=16, bits=format.bits, kind=kind), format) for kind, format in TABLE_PANELS.items()),
@@ -255,7 +262,7 @@ _TILES: Final = (
     *((128, ProductTile(op, format, depth=4)) for op, format in _PANELS4),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
-# The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
+# The tiles of GPUs; schedules choose other numbers of rows and columns. A product takes the first tile that it fits.
 _GPU_TILES: Final = tuple(
     ProductTile(op, op.format, depth=op.step)
     for tile in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
@@ -275,8 +282,8 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers. Integers with the same number of
-    bits are one kind, even if their formats differ."""
+    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers, if the target has one. Integers with
+    the same number of bits are one kind, even if their formats differ."""
     found: set[tuple[int, Kind | bool, bool]] = set()
     for least, tile in _TILES:
         numbers = tile.format.kind if isinstance(tile.format, TablePanels) else isinstance(tile.format, Ordered)

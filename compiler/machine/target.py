@@ -1,8 +1,8 @@
 """Targets: the machines for which the compiler generates code.
 
 A target is defined by its features and not by the name of a CPU: in virtual machines LLVM often detects a wrong name, but the right
-features. A named target is a level of capability: a fixed set of features. The target `host` is this machine, with the features that its
-CPU reports.
+features. A named target is a level of capability: a fixed set of features. The target `host` is this machine, with the features of its CPU
+that a process may use; for a GPU, `host` is the latest named target that the GPU can run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ GPU: Final = "nvidia-cuda"
 
 
 class TargetError(Exception):
-    """The target is unknown, no back end makes code for it, or this machine or GPU cannot run it."""
+    """A target is unknown, no back end makes code for it, or this machine or GPU cannot run it. Also raised if this machine is of an
+    architecture without targets or lacks its baseline, and if the prefix of exported C names is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """A kind of machine, and how LLVM generates code for it. The code must run on every machine that has the features."""
+
     name: str
     arch: str  # LLVM's name: x86_64, aarch64, riscv64, wasm32, nvptx64
     features: frozenset[str]  # LLVM's names
@@ -40,18 +43,19 @@ class Target:
 
     @property
     def begins_early(self) -> bool:
-        """Whether a kernel of a GPU may begin while those that were launched before it still run (programmatic dependent launch)."""
+        """Whether a kernel of this GPU may begin while those that were launched before it still run (programmatic dependent launch). The
+        compiler uses this for sm_90a only."""
         return "sm_90a" in self.features
 
     @property
     def shared_bytes(self) -> int:
-        """The maximum number of bytes of shared memory of a block on every GPU that runs code for this target."""
+        """The number of bytes of shared memory that a block may use on every GPU that runs code for this target."""
         return next((num_bytes for name, num_bytes in _SHARED_BYTES.items() if name in self.features), _LEAST_SHARED_BYTES)
 
     @property
     def rounds_bf16(self) -> bool:
-        """Whether one instruction rounds f32 to bf16, to nearest, ties to even, and keeps denormals. The instruction of x86 flushes
-        denormals, so code for CPUs rounds by integer instructions where denormals must be kept."""
+        """Whether code rounds f32 to bf16 by one instruction: to nearest, ties to even, with denormals kept. The instruction of x86 flushes
+        denormals, so code for CPUs rounds by integer instructions, except where denormals may become zero."""
         return self.system == GPU
 
     @property
@@ -70,26 +74,28 @@ class Target:
 
     @property
     def bf16_unit(self) -> str | None:
-        """The name of the unit that multiplies bf16 faster than f32, if a CPU has one."""
+        """The name of the unit that multiplies bf16 faster than f32. None if the target has no such unit, and for GPUs."""
         return next((name for name, features in BF16_UNITS.items() if features <= self.features), None)
 
     @property
     def can_run_here(self) -> bool:
+        """Whether this machine, or the target to which RELAXSERVE_TARGET reduces it, runs code for this target. Always False for GPUs."""
         return self.within(host())
 
     def within(self, other: Target) -> bool:
-        """Return whether the machine `other` runs code for this target."""
+        """Return whether the machine `other` has the architecture, the system and all features of this target."""
         return self.arch == other.arch and self.system == other.system and self.features <= other.features
 
     def lanes(self, num_bytes: int) -> int:
-        """Return the number of elements of this size in a register."""
+        """Return the number of elements of `num_bytes` bytes in a register."""
         return self.vector_bits // (8 * num_bytes)
 
 
 # The features of units that multiply bf16 faster than f32, by the name of the unit (docs/decisions/0008-where-bf16-is-multiplied.md).
 BF16_UNITS: Final = {"amx": frozenset(["amx-bf16"]), "bf16": frozenset(["avx512bf16", "sse4a"])}
 
-# Code for sm_80 and sm_89 also runs on GPUs of compute capability 8.6, 8.9 and 12.0, whose blocks have the least shared memory.
+# Code for sm_80 also runs on GPUs of compute capability 8.6, 8.9 and 12.0, and code for sm_89 on those of 8.9 and 12.0. Blocks of these
+# GPUs have the least shared memory.
 _LEAST_SHARED_BYTES: Final = 99 << 10
 _SHARED_BYTES: Final = {"sm_90a": 227 << 10, "sm_100a": 227 << 10}
 
@@ -111,8 +117,8 @@ def _wasm(name: str, features: frozenset[str], *, has_fma: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. PTX for a name that ends in "a" runs only on GPUs
-    of this compute capability; other PTX also runs on later ones."""
+    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. Code for a name that ends in "a" runs only on GPUs
+    of the compute capability in the name; other code also runs on GPUs of higher ones."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 
@@ -142,7 +148,8 @@ NAMED: Final = {
 
 
 def get(name: str) -> Target:
-    """Return the named target, or this machine's for "host". Raise TargetError for any other name."""
+    """Return the named target, or the target of this machine for "host" (`host`). Raise TargetError for an unknown name, and if this
+    machine is not supported."""
     if name == "host":
         return host()
     if name not in NAMED:
@@ -151,7 +158,8 @@ def get(name: str) -> Target:
 
 
 def of_gpu(name: str, capability: Capability) -> Target:
-    """Return the named target if a GPU of this compute capability can run it. "host" is the latest target that the GPU can run."""
+    """Return the named target if a GPU of this compute capability can run it. "host" is the latest target that the GPU can run. Raise
+    TargetError if it cannot run the target, or any target."""
     able = gpu_targets(capability)
     chosen = able[-1:] if name == "host" else [t for t in able if t.name == name]
     if not chosen:
@@ -162,12 +170,12 @@ def of_gpu(name: str, capability: Capability) -> Target:
 
 
 def gpu_targets(capability: Capability) -> list[Target]:
-    """Return the targets that a GPU of this compute capability can run, the latest last."""
+    """Return the named targets that a GPU of this compute capability can run, the latest last."""
     return [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
 
 
 def runnable(name: str) -> Target:
-    """Return the named target if this machine can run it."""
+    """Return the named target. Raise TargetError if the name is unknown, or if this machine cannot run the target."""
     return _within(get(name), host())
 
 
@@ -182,7 +190,8 @@ def _within(target: Target, here: Target) -> Target:
 
 
 def host() -> Target:
-    """Return this machine's target. The variable RELAXSERVE_TARGET can restrict it to a named target."""
+    """Return this machine's target. The variable RELAXSERVE_TARGET can reduce it to the features of a named target, under the name `host`.
+    Raise TargetError if this machine is not supported, or if it cannot run the named target."""
     lesser = flags.current().target
     return machine() if lesser in (None, "host") else _reduced(lesser)
 
@@ -198,7 +207,8 @@ def _reduced(name: str) -> Target:
 
 @lru_cache(maxsize=1)
 def machine() -> Target:
-    """Return this machine with all features of its CPU."""
+    """Return this machine with all features of its CPU that a process may use. Raise TargetError if no code is generated for its
+    architecture, or if a feature of the architecture's baseline is missing."""
     known = [t for t in NAMED.values() if t.arch == ARCH]
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")

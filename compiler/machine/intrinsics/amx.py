@@ -1,8 +1,8 @@
 """Products on AMX, the matrix unit of x86. A tile register holds 16 rows of 64 bytes.
 
-Up to 2 x 2 tile registers (tmm0 to tmm3) accumulate over the whole of k. Registers tmm4 and tmm5 hold rows of a, and tmm6 and tmm7 hold
-columns of b. `amx_configure` sets the height of the registers of c and a for the tiles after it: with fewer than 16 rows, loads then read
-nothing after the end of a. The process must have asked the operating system for permission to use the unit.
+A product has up to 2 x 2 registers of accumulators (tmm0 to tmm3), which hold them over the whole of k. Registers tmm4 and tmm5 hold rows
+of a, and tmm6 and tmm7 hold columns of b. `amx_configure` sets the height of the registers of c and a for the tiles after it: with fewer
+than 16 rows, loads then read nothing after the end of a. The process must have asked the operating system for permission to use the unit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AmxConfigure(Intrinsic):
 @tile_op
 class AmxConfigureRows(Intrinsic):
     """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. With at most 16 rows, every register
-    of rows gets that height. With more, the first one holds 16 rows, and the second one the rest."""
+    of rows or accumulators gets that height. With more, those of the first 16 rows get height 16, and those of the other rows the rest."""
 
     name: ClassVar[str] = "amx_configure_rows"
     needs: ClassVar[Features] = AmxConfigure.needs
@@ -138,7 +138,7 @@ class _AmxProduct(MatrixUnitOp):
     64 bytes."""
 
     product: ClassVar[str]  # name of the instruction
-    packed: ClassVar[int]
+    packed: ClassVar[int]  # number of neighbours along k that share 32 bits
 
     @property
     def configuration(self) -> TileOp:
@@ -150,6 +150,7 @@ class _AmxProduct(MatrixUnitOp):
             yield f"columns are {self.columns}, expected {TILE_ROWS} or {2 * TILE_ROWS}"
 
     def matrices(self, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Return the operands as matrices, for the number of rows that the unit is configured for. If the product is `fresh`, clear c."""
         c, a, b = matrices(self, self.packed, arrays[:3], dims[:2], dims[-1] if self.counted else self.rows)
         if self.fresh:
             c[...] = 0
@@ -176,7 +177,7 @@ class _AmxProduct(MatrixUnitOp):
 
     @contextmanager
     def accumulators(self, code: Code, c: str) -> Generator[None]:
-        """Hold the accumulators in registers for the code that the caller writes, then store them."""
+        """Load the accumulators at `c` into registers, or zeros if the product is `fresh`. Store them at `c` when the `with` ends."""
         row_bytes = 4 * self.columns
         places = {
             (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
@@ -193,9 +194,9 @@ class _AmxProduct(MatrixUnitOp):
     def steps(
         self, code: Code, lefts: Sequence[str], row_stride: str, b: str, k: int | str, each: Callable[[str], After] = lambda step: _nothing
     ) -> None:
-        """Add all products to the accumulators. `lefts` are the first rows of each register of rows, `row_stride` bytes apart. Between its
-        products, a step loads the operands of the next step, so that products do not wait for the second-level cache. `each` writes code
-        before the products of a step, and returns a function that writes code after each product."""
+        """Add all products to the accumulators. `lefts` are the addresses of the first row of each register of rows; rows are `row_stride`
+        bytes apart. Between its products, a step loads the operands of the next step, so that products do not wait for the second-level
+        cache. `each` writes code before the products of a step, and returns a function that writes code after each product."""
         size = 4 // self.packed
         last = code.op(f"sub nsw i64 {code.op(f'sdiv i64 {k}, {TILE_BYTES // size}')}, 1")
         for j in self.column_blocks:
@@ -220,7 +221,8 @@ class _AmxProduct(MatrixUnitOp):
                 after(j * len(lefts) + i)
 
     def step(self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: After = _nothing) -> None:
-        """Add the products of one step. `lefts` are the first rows of each register of rows. `after` writes code after each product."""
+        """Add the products of one step. `lefts` are the addresses of the first row of each register of rows. `after` writes code after each
+        product."""
         for j in self.column_blocks:
             self.load_columns(code, j, right)
         for i, left in enumerate(lefts):
@@ -230,7 +232,7 @@ class _AmxProduct(MatrixUnitOp):
                 after(i * len(self.column_blocks) + j)
 
     def rows_at(self, code: Code, a: str, stride: int | str) -> tuple[list[str], str]:
-        """Return the first rows of each register of rows, and the bytes from one row to the next."""
+        """Return the address of the first row of each register of rows, and the number of bytes from one row to the next."""
         row_stride = code.op(f"mul nsw i64 {stride}, {4 // self.packed}")
         tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(_heights(self.rows)))]
         return [code.op(f"getelementptr i8, ptr {a}, i64 {top}") for top in tops], row_stride
@@ -262,8 +264,9 @@ class _AmxProduct(MatrixUnitOp):
 
 @tile_op
 class AmxBf16(_AmxProduct):
-    """A product of bf16. In every 32 elements along k, one sum adds up the products of the first elements of all pairs, and another sum
-    those of the second elements. Each addition is fused and rounded. Then both sums are added to c. Denormals count as zero."""
+    """A product of bf16. b is a panel in the order of the format `PAIRS`. In every 32 elements along k, one sum adds up the products of the
+    first elements of all pairs, and another sum those of the second elements. A product and its addition are rounded once, together. Then
+    the sum of both sums is added to c. Denormals count as zero."""
 
     name: ClassVar[str] = "amx_bf16"
     needs: ClassVar[Features] = Features(["amx-bf16"])
@@ -286,6 +289,8 @@ class AmxBf16(_AmxProduct):
 
 @dataclass(frozen=True, slots=True)
 class _AmxBytes(_AmxProduct):
+    """A product of bytes. Sums are modulo 2^32."""
+
     needs: ClassVar[Features] = Features(["amx-int8"])
     packed: ClassVar[int] = 4
     accumulator: ClassVar[DType] = DType.I32
@@ -320,6 +325,7 @@ def _heights(rows: int) -> list[int]:
 
 
 def _wrong_rows(rows: int) -> Iterator[str]:
+    """Yield a message if no configuration has this number of rows."""
     if not 1 <= rows <= 2 * TILE_ROWS:
         yield f"rows are {rows}, expected 1 to {2 * TILE_ROWS}"
 

@@ -41,10 +41,10 @@ class AmxAttend(Intrinsic):
     name: ClassVar[str] = "amx_attend"
     needs: ClassVar[Features] = Features([*AmxBf16.needs, *SoftmaxRows.needs])
     vector_bits: ClassVar[int] = 512
-    rows: int
-    panels: int
-    depth: int
-    value_panels: int
+    rows: int  # number of rows of a product
+    panels: int  # maximum number of panels of keys
+    depth: int  # number of elements of a query
+    value_panels: int  # maximum number of value panels
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -121,5 +121,6 @@ class AmxAttend(Intrinsic):
                     softmax.weigh(row)
 
     def _row(self, code: Code, share: str) -> str:
+        """Return the whole part of a number of rows with SHARE_BITS fractional bits, at most `rows`."""
         whole = code.op(f"lshr i64 {share}, {SHARE_BITS}")
         return code.op(f"call i64 @llvm.smin.i64(i64 {whole}, i64 {self.rows})")

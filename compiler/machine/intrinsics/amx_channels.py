@@ -23,7 +23,7 @@ from compiler.machine.target import Target
 RING = 4  # steps of the ring, a power of two
 AHEAD = 2  # steps by which widening runs ahead of the product
 FETCHED = 6  # steps by which prefetches run ahead of widening
-MOST_REGISTERS = 3  # registers of rows; the sums of 32 columns then fill six of the unit's eight registers
+MOST_REGISTERS = 3  # maximum number of registers of rows; the sums of 32 columns then fill six of the unit's eight registers
 STEP = TILE_BYTES  # elements along k of a step
 
 
@@ -33,7 +33,7 @@ class AmxChannels(Intrinsic):
     multiply one to three registers of rows by a panel.
 
     c [registers * 16 * columns]  sums of each register of rows, of which the first `rows` rows are used; what was there is overwritten
-    a                             rows of i8, `stride` elements apart; the second and third register begin `second` and `third` rows later
+    a                             rows of i8, `stride` elements apart; the second and third register begin at rows `second` and `third`
     ring [RING * 64 * columns]    widened steps along k in local memory. Step i of the panel is at slot (slot + i) % RING. The first
                                   AHEAD steps are already there. Afterwards the first `following` steps of the next panel are there,
                                   as if they were more steps of this panel.
@@ -83,6 +83,7 @@ class AmxChannels(Intrinsic):
             slots[(slot + step) % RING] = wide[step]
 
     def _widened(self, panel: Array, multipliers: Array, steps: int) -> Array:
+        """Return the first steps of a panel, widened: [steps, STEP * columns]."""
         wide = np.zeros((steps, STEP * self.columns), np.int8)
         self.widening.meaning((wide.reshape(-1), panel, multipliers), (steps * STEP,))
         return wide
@@ -102,7 +103,7 @@ class _Channels:
         self.steps = code.op(f"sdiv i64 {k}, {STEP}")
         tops = (0, second, third)[: op.registers]
         self.lefts = [self.at(a, code.op(f"mul nsw i64 {self.stride}, {top}")) for top in tops]
-        # If steps are counted from the first step of this panel, the next panel begins here.
+        # Steps of the next panel count on from those of this panel. These are the places that step 0 of the next panel would then have.
         rows = code.op(f"sdiv i64 {k}, {op.group}")
         self.next_panel = self.at(following, self.times(self.steps, -self.step_bytes))
         self.next_multipliers = self.at(following_multipliers, self.times(rows, -op.columns))
@@ -113,6 +114,7 @@ class _Channels:
         return STEP * self.columns // 2
 
     def run(self) -> None:
+        """Emit the code of all steps, and the loads and stores of the sums."""
         code = self.code
         # The last AHEAD steps widen the first steps of the following panel, if there is one.
         num_widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
@@ -123,7 +125,7 @@ class _Channels:
                 self.step(step, widens=False)
 
     def step(self, step: str, *, widens: bool) -> None:
-        """Multiply one step along k. If it `widens`, spread the widening of a later step evenly between the unit's products."""
+        """Multiply one step along k. If `widens`, spread the widening of a later step evenly between the unit's products."""
         right = self.at(self.ring, self.times(self.slot_of(step), STEP * self.columns))
         lefts = [self.at(left, self.times(step, STEP)) for left in self.lefts]
         items = list(self.items(step)) if widens else []
@@ -153,7 +155,8 @@ class _Channels:
                 held, number = j, number + 1
 
     def items(self, step: str) -> Iterator[tuple[str, int, tuple[str, ...], str]]:
-        """Yield what `step` widens: the stretch along k, the side, the places, and the stretch of the ring that receives the result."""
+        """Yield what is widened during `step`: the stretch along k, the side, the operands of `WidenPanel`, and the stretch of the ring
+        that receives the result."""
         code, op = self.code, self.op
         later = code.op(f"add nsw i64 {step}, {AHEAD}")
         fetched = code.op(f"add nsw i64 {later}, {FETCHED}")
@@ -170,10 +173,11 @@ class _Channels:
                 yield stretch, side, (self.ring, panel, multipliers, wanted, wanted_multipliers), to
 
     def chosen(self, step: str, own: str, following: str) -> str:
-        """Return the place of a step's panel: this one, or the next."""
+        """Return `own` if a step belongs to this panel, and `following` if it belongs to the next one."""
         return self.code.op(f"select i1 {self.code.op(f'icmp slt i64 {step}, {self.steps}')}, ptr {own}, ptr {following}")
 
     def slot_of(self, step: str) -> str:
+        """Return the slot of the ring that holds a step of this panel, or of the next one if steps count on."""
         return self.code.op(f"and i64 {self.code.op(f'add nsw i64 {step}, {self.slot}')}, {RING - 1}")
 
     def times(self, number: str, factor: int) -> str:

@@ -26,7 +26,7 @@ SHARE_BITS = 16  # fractional bits of the number of items that a step widens
 @tile_op
 class AmxWidening(Intrinsic):
     """amx_widening(c, a, b, wide, panel, multipliers, later panel, later multipliers) dims(k, stride, rows, second, first, share, items):
-    add the product of one or two registers of rows to c, and widen some weights meanwhile.
+    multiply one or two registers of rows, and widen some weights meanwhile. The product is added to c, or overwrites it if `fresh`.
 
     c [blocks * 16 * columns]  accumulators of each register of rows, of which the first `rows` rows are used
     a                          rows of i8, `stride` elements apart; with two registers, the second begins `second` rows after the first
@@ -34,7 +34,7 @@ class AmxWidening(Intrinsic):
     wide ...                   operands as in widen_panel, for another part of a panel
 
     An item is 32 weights of each of 16 columns; there are `items` of them. Step i along k, of 64 elements, widens the items from
-    (first + i * share) / 2^16 to (first + (i + 1) * share) / 2^16.
+    (first + i * share) / 2^16 to (first + (i + 1) * share) / 2^16, each rounded down and at most `items`; the last one is excluded.
     """
 
     name: ClassVar[str] = "amx_widening"
@@ -77,6 +77,7 @@ class AmxWidening(Intrinsic):
             self._widen(parts, begin, end)
 
     def _widen(self, parts: Sequence[Array], begin: int, end: int) -> None:
+        """Widen the items `begin` to `end` - 1, and leave the other elements of `wide` as they are."""
         wide, sides = parts[0], self.widening.sides
         length = -(-end // sides) * STRETCH
         all_of_it = np.zeros(-(-length // self.group) * self.group * self.columns, np.int8)
@@ -109,5 +110,6 @@ class AmxWidening(Intrinsic):
 
     @staticmethod
     def _item(code: Code, place: str, items: int | str) -> str:
+        """Return the whole part of a number of items with SHARE_BITS fractional bits, at most `items`."""
         number = code.op(f"lshr i64 {place}, {SHARE_BITS}")
         return code.op(f"select i1 {code.op(f'icmp slt i64 {number}, {items}')}, i64 {number}, i64 {items}")

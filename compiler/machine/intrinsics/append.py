@@ -52,6 +52,7 @@ class Append(Intrinsic):
 
 
 def _pack(code: Code, pointers: Sequence[str], first: int | str, hit: str, bits: str) -> None:
+    """Emit the code that packs the numbers of the set lanes, which `hit` has as i1 per lane and `bits` as an integer."""
     found, count, _ = pointers
     numbers, mask = vec("i32", LANES), vec("i1", LANES)
     start = broadcast(code, code.op(f"trunc i64 {first} to i32"), "i32", LANES)

@@ -1,5 +1,5 @@
-"""Find out which block of a GPU launch arrives last at a counter. The last block sees everything that the other blocks wrote, and can
-combine their results."""
+"""Find out which block of a GPU launch arrives last at a counter. The last block sees everything that the other blocks wrote before they
+arrived, and can combine their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 @tile_op
 class Arrive(Intrinsic):
     """block_arrive(is_last, counter) dims(count): count this block. Set `is_last`, in shared memory, to 1 in the last of `count` blocks and
-    to 0 in the others. The last block resets the counter to 0."""
+    to 0 in the others. The counter must be 0 at first. The last block resets it to 0."""
 
     name: ClassVar[str] = "block_arrive"
     threads: ClassVar[int] = 128

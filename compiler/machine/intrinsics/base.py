@@ -14,8 +14,10 @@ NONE = Features()
 
 
 class Intrinsic(TileOp):
+    """A tile that is emitted as machine instructions. By default it runs on every target whose features and registers suffice."""
+
     __slots__ = ()
-    needs: ClassVar[Features] = NONE
+    needs: ClassVar[Features] = NONE  # features that the target must have
     vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
     threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
     crowded: ClassVar[bool] = False  # whether threads of a GPU have no registers to spare while they run the intrinsic

@@ -1,4 +1,4 @@
-"""Choose the largest of a row of keys with one warp of a GPU. Each lane holds every 32nd key of the row in registers. The instruction
+"""Choose the largest keys of a row with one warp of a GPU. Each lane holds every 32nd key of the row in registers. The instruction
 `redux.sync` finds the largest key of all lanes, and then the first index that has it."""
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class BestKeys(Intrinsic):
 
 
 class _BestKeys(BlockCode):
+    """Emits the code of `BestKeys`."""
+
     def __init__(self, code: Code, op: BestKeys, pointers: Sequence[str]) -> None:
         super().__init__(code)
         self.op = op
@@ -72,7 +74,7 @@ class _BestKeys(BlockCode):
         self._write(wins)
 
     def _key(self, number: int) -> str:
-        """Load a key of this lane. The last keys may not exist."""
+        """Load a key of this lane. Return LOWEST for a key that does not exist."""
         code, index = self.code, self.indices[number]
         if (number + 1) * LANES <= self.op.count:
             return code.op(f"load i32, {SHARED} {self._place(self.keys, index)}, align 4")
@@ -94,6 +96,7 @@ class _BestKeys(BlockCode):
             first = code.op(f"add i32 {first}, {code.op(f'call i32 @llvm.ctpop.i32(i32 {ballot})')}")
 
     def _place(self, base: str, index: str) -> str:
+        """Return the address of an element of keys or of indices."""
         return self.gep(SHARED, base, self.code.op(f"zext i32 {index} to i64"), "i32")
 
     def _extreme(self, which: str, a: str, b: str) -> str:

@@ -15,13 +15,13 @@ _LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the up
 
 
 def hidden(code: Code, value: str) -> str:
-    """Return a copy of an i64 that LLVM does not know to be one. So it computes nothing from the copy before this place."""
+    """Return a copy of an i64 that LLVM cannot recognise as a copy. So LLVM moves nothing that is computed from it before this place."""
     return code.op(f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {value})')
 
 
 class BlockCode:
-    """Emits the code that every thread of a block runs. `group` and `quad` are the row and the column of the thread's elements in a
-    register of `mma.sync`."""
+    """Emits the code that every thread of a block runs. Over the lanes of a warp, a register of `mma.sync` holds 8 rows of 4 words or
+    pairs; this thread has word or pair `quad` of row `group`."""
 
     def __init__(self, code: Code, *, hides_thread: bool = False) -> None:
         """`hides_thread`: see `BlockProduct`."""
@@ -37,10 +37,12 @@ class BlockCode:
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
 
     def barrier(self) -> None:
+        """Wait until all threads of the block are here."""
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def fence(self) -> None:
-        """Order this thread's accesses to shared memory, and those that it has waited for, before later asynchronous ones."""
+        """Order this thread's accesses to shared memory, and those that it has waited for, before later asynchronous ones, such as those of
+        `wgmma` and of bulk copies."""
         self.assembly("fence.proxy.async.shared::cta;")
 
     def assembly(self, text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
@@ -57,14 +59,14 @@ class BlockCode:
     # --- asynchronous copies -------------------------------------------------------------------------------------------
 
     def copy(self, target: str, source: str, num_bytes: int = 16, read: str | None = None) -> None:
-        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it. `read` is the number
-        of bytes that are read; zeros are written instead of the others."""
+        """Emit an asynchronous copy from global to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it. `read`
+        is the number of bytes that are read, or None for all; zeros are written instead of the others."""
         kind, few = "cg" if num_bytes == 16 else "ca", ("", "") if read is None else (".s", f", i32 {read}")
         name = f"@llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}{few[0]}"
         self.code.do(f"call void {name}({SHARED} {target}, {GLOBAL} {source}{few[1]})")
 
     def commit(self) -> None:
-        """Make a group of the copies that began since the last group."""
+        """Make a group of this thread's copies that began since its last group."""
         self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
 
     def await_copies(self, allowed: int) -> None:
@@ -85,7 +87,8 @@ class BlockCode:
     # --- tensor cores --------------------------------------------------------------------------------------------------
 
     def mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
-        """Return `sums` plus the product of a 16 x 16 and a 16 x 8 matrix of bf16."""
+        """Return `sums` plus the product of a 16 x 16 and a 16 x 8 matrix of bf16, which a warp computes together. All arguments are
+        registers of this lane."""
         given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
         made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
         return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]

@@ -1,5 +1,5 @@
 """Give each thread of a GPU block the place of its first item, if the items of all threads are put one after another. A warp sums the
-numbers of its lanes by shuffles, and those of the warps before it by `redux.sync`."""
+numbers of its lanes by shuffles. It sums those of the warps before it, and numbers of further items, by `redux.sync`."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class BlockPlaces(Intrinsic):
 
 
 class _BlockPlaces(BlockCode):
+    """Emits the code of `BlockPlaces`."""
+
     def __init__(self, code: Code, pointers: Sequence[str]) -> None:
         super().__init__(code)
         self.places, self.items, self.others = map(self.in_shared, pointers)
@@ -67,7 +69,7 @@ class _BlockPlaces(BlockCode):
         return total
 
     def _number(self, base: str, warp: int) -> str:
-        """Load the number of the thread of another warp that has this thread's lane."""
+        """Load the number of the thread of a warp that has this thread's lane."""
         place = self.gep(SHARED, self.gep(SHARED, base, self.lane, "i32"), str(4 * LANES * warp))
         return self.code.op(f"load i32, {SHARED} {place}, align 4")
 

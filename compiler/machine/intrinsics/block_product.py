@@ -23,7 +23,7 @@ from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED,
 from compiler.machine.intrinsics.product import ProductOp
 
 SIXTEEN = 16  # number of weight columns whose products a warp computes at once
-NARROW = WARPS * SIXTEEN  # minimum number of columns of a tile
+NARROW = WARPS * SIXTEEN  # number of columns of a narrow tile; only thin tiles have fewer
 
 
 PanelFormat = Ordered | IntegerFragments
@@ -33,7 +33,7 @@ PanelFormat = Ordered | IntegerFragments
 class BlockProduct(ProductOp):
     """NAME(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of the `sums`
     matrices b_s. If weights have fewer than 16 bits, their scales [num_panels, k / group, columns of a panel] are further operands, and
-    `group` is the last dimension.
+    `group` is the last dimension. The sum of each group of weights is then multiplied by its scale.
 
     c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages: copies of the weights and the rows that
     the next steps along k multiply. So c must have at least `shared_bytes`. a has `num_rows` rows, and each b has `num_panels` panels. If c
@@ -41,7 +41,7 @@ class BlockProduct(ProductOp):
     """
 
     threads: ClassVar[int] = WARPS * LANES
-    writers: ClassVar[int] = WARPS * LANES  # the first threads, which write the elements of the result
+    writers: ClassVar[int] = WARPS * LANES  # number of the first threads, which write the elements of the result
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
@@ -50,14 +50,14 @@ class BlockProduct(ProductOp):
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     least_stages: ClassVar[int]  # minimum number of stages
     thin_columns: ClassVar[tuple[int, ...]] = ()  # numbers of columns less than `NARROW` that a tile may have
-    rows_at_once: ClassVar[int]  # maximum number of rows that a thread computes after the products before it stores any
+    rows_at_once: ClassVar[int]  # maximum number of rows of the result that a thread computes from c before it stores any
     sums: int = 1
     bits: int = 16  # bits per weight
     kind: str = Kind.INT  # the kind of numbers of weights with fewer than 16 bits
     wide_scales: bool = False  # whether scales are f32 instead of bf16
     apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
-    # Whether the tile hides the number of the thread. Otherwise LLVM computes what follows from it before the loop over blocks, for all
-    # tiles of a kernel, and keeps it in registers.
+    # Whether the tile hides the number of the thread from LLVM. Otherwise LLVM computes what follows from it before the loop over blocks,
+    # for all tiles of a kernel, and keeps it in registers.
     hides_thread: bool = False
 
     @property
@@ -173,10 +173,12 @@ class BlockProduct(ProductOp):
 
     @property
     def stage_bytes(self) -> int:
+        """The number of bytes of a stage."""
         raise NotImplementedError
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         raise NotImplementedError
 
     @property
@@ -186,6 +188,7 @@ class BlockProduct(ProductOp):
 
     @property
     def shared_bytes(self) -> int:
+        """The number of bytes of shared memory that the tile uses."""
         raise NotImplementedError
 
     # --- meaning ---------------------------------------------------------------------------------------------------------
@@ -247,12 +250,12 @@ class ProductCode(BlockCode):
     # --- weights of few bits -------------------------------------------------------------------------------------------
 
     def eight_bits(self, words: Sequence[str]) -> list[str]:
-        """Convert words of a lane to registers: two words to the four registers of an instruction."""
+        """Convert words of a lane with weights of 8 bits to registers: two words to the four registers of an instruction."""
         converted = self._floats if self.op.kind == Kind.E4M3 else self._bytes
         return [converted(word, first) for word in words for first in (0, 2)]
 
     def four_bits(self, word: str) -> list[str]:
-        """Convert a word of a lane to the four registers of an instruction."""
+        """Convert a word of a lane with weights of 4 bits to the four registers of an instruction."""
         converted = self._small_floats if self.op.kind == Kind.E2M1 else self._nibbles
         return [converted(word, pair) for pair in (0, 2, 1, 3)]
 
@@ -284,8 +287,8 @@ class ProductCode(BlockCode):
         return self._fma(held, 1.0, -128.0 - FRAGMENTS4.offset)
 
     def _small_floats(self, word: str, pair: int) -> str:
-        """Convert two e2m1 in the same places to bf16, doubled. Their exponents and significands in the place of those of bf16 are too
-        small by a factor of 2^127; the product with it is exact."""
+        """Convert two e2m1 at the places that `_nibbles` names to bf16, doubled. Their exponents and significands in the place of those of
+        bf16 are too small by a factor of 2^127; the product with it is exact."""
         code, parts = self.code, list[str]()
         for distance, mask in ((12 - 4 * pair, 0x80008000 - 2**32), (6 - 4 * pair, 0x01C001C0)):  # of the sign, and of the other bits
             moved = word if distance == 0 else code.op(f"{'shl' if distance > 0 else 'lshr'} i32 {word}, {abs(distance)}")
@@ -324,10 +327,11 @@ class ProductCode(BlockCode):
 
     @property
     def scale_kind(self) -> str:
+        """LLVM's type of a scale in memory. A bf16 is loaded as an i16."""
         return "float" if self.op.wide_scales else "i16"
 
     def new_scales(self) -> list[str]:
-        """Allocate registers for the scales of a group."""
+        """Allocate variables for the scales of a group. LLVM promotes them to registers."""
         return [self.code.alloca(self.scale_kind) for _ in range(2 * self.per_warp)]
 
     def factors(self) -> list[str]:
@@ -352,6 +356,7 @@ class ProductCode(BlockCode):
         return self.load_floats(self.sums)
 
     def add_group(self) -> None:
+        """Add the sums of a group, times their scales, to the totals, and begin new sums."""
         self.add_scaled(self.group_sums(), self.factors())
         self.clear_sums()
 
@@ -363,15 +368,17 @@ class ProductCode(BlockCode):
             code.do(f"store float {multiply_add(code, value, factor, old, 'float', 1)}, ptr {total}, align 4")
 
     def clear_sums(self) -> None:
+        """Begin new sums with 0."""
         self.store_floats(["0.0"] * len(self.sums), self.sums)
 
     def apply_scales(self) -> None:
+        """Multiply the sums by the scales that were read last."""
         values = self.load_floats(self.sums)
         scaled = [self.code.op(f"fmul float {x}, {factor}") for x, factor in zip(values, self._of_sums(self.factors()), strict=True)]
         self.store_floats(scaled, self.sums)
 
     def begin_group(self, step: str, places: Sequence[tuple[str, str]], wait: Callable[[], None] = lambda: None) -> None:
-        """If weights are in groups and a group begins with this step, `wait` for the sums of the group before, add them, and read the
+        """If a group of weights other than the first begins with this step, `wait` for the sums of the group before, add them, and read the
         scales of this group."""
         if not self.in_groups:
             return
@@ -384,7 +391,7 @@ class ProductCode(BlockCode):
             self.read_scales(places, code.op(f"udiv i64 {step}, {self.group_steps}"))
 
     def end_sums(self) -> None:
-        """Scale the sums of the last group, or of all weights."""
+        """Scale the sums of the last group, or of all weights if there is one group. Weights of 16 bits have no scales."""
         if self.in_groups:
             self.add_group()
         elif self.op.has_scales:
@@ -394,7 +401,7 @@ class ProductCode(BlockCode):
 
     def store(self, first: str, distance: int, first_row: str = "0") -> None:
         """Store the accumulators in c. `first` is the first of the columns that this warp multiplies, and `first_row` the first of its
-        rows; the next 16 columns begin `distance` columns after it. Of each 16 columns by 8 rows, a lane has columns `self.group` and
+        rows; the next 16 columns begin `distance` columns after `first`. Of each 16 columns by 8 rows, a lane has columns `self.group` and
         `self.group` + 8 of rows 2 * `self.quad` and 2 * `self.quad` + 1."""
         op, code = self.op, self.code
         row = self.times(self.plus(self.times(self.quad, 2), first_row), op.pitch)
@@ -411,7 +418,9 @@ class ProductCode(BlockCode):
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def in_stage(self, at: str, base: str) -> str:
+        """Return the address `at` bytes after one in shared memory."""
         return self.gep(SHARED, base, at)
 
     def in_matrix(self, base: str, at: str) -> str:
+        """Return the address `at` bytes after a generic pointer to global memory."""
         return self.gep(GLOBAL, self.in_global(base), at)

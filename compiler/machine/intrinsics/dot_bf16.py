@@ -1,8 +1,9 @@
 """Products of bf16 that add up pairs in f32 registers: `dot_bf16` for packed weights, and `dot_bf16_rows` for a right matrix that is not
 packed.
 
-The accumulators stay in registers for the whole of k. Every c[i, j] is summed in the order of k, for all values of `rows` and `columns`. Of
-each pair, the second product is added first; each addition is fused and rounded. An instruction may treat denormals as zero.
+In `dot_bf16`, the accumulators stay in registers for the whole of k. Every c[i, j] is summed in the order of k, for all values of `rows`
+and `columns`. Of each pair, the second product is added first; a product and its addition are rounded once, together. An instruction may
+treat denormals as zero.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ PAIR = 2  # number of neighbours along k that fill 32 bits, which is the width o
 
 
 def _step(target: Target) -> Step:
+    """Return the fastest instructions of the target that multiply and add pairs of bf16."""
     return avx512.BF16_PAIRS if avx512.BF16_PAIRS.runs_on(target) else portable.bf16_pairs(target.lanes(4))
 
 
 @tile_op
 class DotBf16(ProductOp):
-    """dot_bf16(c, a, b) dims(k, stride): a product as in product.py. k is even, and `columns` is a multiple of the lanes of a register (16,
-    8 or 4)."""
+    """dot_bf16(c, a, b) dims(k, stride): a product as in product.py. b is a panel in the order of the format `PAIRS`, k is even, and
+    `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
 
     name: ClassVar[str] = "dot_bf16"
     accumulator: ClassVar[DType] = DType.F32
@@ -52,6 +54,8 @@ class DotBf16(ProductOp):
 
 
 class _Tile:
+    """Emits the code of `DotBf16`."""
+
     def __init__(self, op: DotBf16, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step) -> None:
         self.code, self.step = code, step
         self.c, self.a, self.b = pointers

@@ -25,7 +25,8 @@ from compiler.machine.target import LINE_BYTES, Target
 LANES = 16  # columns of a register of pairs
 BYTES = "<64 x i8>"
 PANEL_BYTES = PANEL_E4M3.depth * PANEL_E4M3.columns  # bytes of a line of a panel
-DECODED = np.arange(128, dtype=np.uint8).view(DType.E4M3.numpy).astype(DType.BF16.numpy).view(np.uint16)  # bf16 by magnitude
+# The bits of the bf16 for each e4m3 without its sign.
+DECODED = np.arange(128, dtype=np.uint8).view(DType.E4M3.numpy).astype(DType.BF16.numpy).view(np.uint16)
 SIGN = 0x80
 
 

@@ -42,8 +42,9 @@ class _PanelOp(ProductOp):
     """A product by a panel in a format of compiler/machine/formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a
     register (16, 8 or 4).
 
-    If the panel is in L1, the product does not prefetch it. Instead, it can prefetch memory that is read later: each four elements along k
-    prefetch one cache line of each operand `later0`, `later1` and so on, one line after another.
+    If the panel is in L1 (`cached_panel`), the product does not prefetch it. It can prefetch memory that is read later: every 4 elements
+    along k (weights of 8 bits), 8 (4 bits) or 16 (6 or 2 bits) prefetch one cache line of each operand `later0`, `later1` and so on, one
+    line after another.
     """
 
     accumulator: ClassVar[DType] = DType.I32
@@ -57,9 +58,11 @@ class _PanelOp(ProductOp):
 
     @property
     def num_later(self) -> int:
+        """The number of operands `later0`, `later1` and so on."""
         raise NotImplementedError
 
     def step(self, target: Target) -> Step | None:
+        """Return the instructions with which a target computes the product, or None if it cannot compute the product."""
         raise NotImplementedError
 
     def runs_on(self, target: Target) -> bool:
@@ -97,8 +100,8 @@ class DotPanel(_PanelOp):
     row_dtype: ClassVar[DType] = DType.I8
     bits: int  # bits of an element of b: 8, 6, 4 or 2
     kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
-    cached_panel: bool = False
-    later: int = 0
+    cached_panel: bool = False  # b is in L1, so the product does not prefetch it
+    later: int = 0  # number of operands `later0`, `later1` and so on
     # Each row of a consists of two planes, `stride` apart: the upper one, which counts 256 times and is zero except for outliers, and the
     # lower one. Zeros of upper planes are skipped.
     capped: bool = False
@@ -161,8 +164,8 @@ class DotWords(_PanelOp):
 
     name: ClassVar[str] = "dot_words"
     row_dtype: ClassVar[DType] = DType.I16
-    cached_panel: bool = False
-    later: int = 0
+    cached_panel: bool = False  # b is in L1, so the product does not prefetch it
+    later: int = 0  # number of operands `later0`, `later1` and so on
 
     @property
     def num_later(self) -> int:

@@ -15,7 +15,7 @@ FOURS = {8: 1, 6: 4, 4: 2, 2: 4}  # number of groups of four neighbours along k 
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
-LINES = 4  # maximum number of lines of a panel for which the rows are searched for zeros at once
+LINES = 4  # maximum number of lines of a panel that an iteration over upper planes covers
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 Place = tuple[int, int]  # a row of the tile, and a register of its columns
@@ -48,8 +48,8 @@ class Panel:
         self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
         self.separate_halves = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
         self.in_place = self.separate_halves and not table  # whether the upper four bits of bytes stay where they are
-        # The instruction multiplies signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of
-        # each row's elements is added back.
+        # If the instruction multiplies signed bytes, and numbers of the panel may be above 127, `_half` subtracts 128 from each number. At
+        # the end, 128 times the sum of each row's elements is added back.
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
@@ -59,6 +59,7 @@ class Panel:
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
 
     def run(self) -> None:
+        """Emit the product of rows without planes."""
         self._store(self._sums(self._begins(), self._rows()))
 
     def run_capped(self) -> None:
@@ -71,6 +72,7 @@ class Panel:
             self._add_upper()
 
     def _begins(self) -> dict[Place, str]:
+        """Return the accumulators at c."""
         return {place: self._load(self._accumulator(*place)) for place in self.places}
 
     def _sums(self, begins: Mapping[Place, str], rows: Sequence[str]) -> dict[Place, str]:
@@ -89,6 +91,7 @@ class Panel:
         return {place: self._total(totals, added, *place) for place in self.places}
 
     def _store(self, sums: Mapping[Place, str]) -> None:
+        """Store sums at c."""
         for place, total in sums.items():
             self.code.do(f"store {self.vector} {total}, ptr {self._accumulator(*place)}, align 4")
 
@@ -187,7 +190,7 @@ class Panel:
         return [self.code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in numbers]
 
     def _totals(self, begins: Mapping[tuple[int, int], str]) -> tuple[dict[tuple[int, int, int], str], list[str]]:
-        """Return variables for the sums, which begin with these values, and for the sums of the elements of each row."""
+        """Return variables for the sums, which begin with these values, and, if bytes are shifted, for the sum of each row's elements."""
         code = self.code
         totals = {(*place, part): code.alloca(self.vector) for place in self.places for part in range(2 if self.separate_halves else 1)}
         for (i, j, part), total in totals.items():
@@ -229,7 +232,7 @@ class Panel:
         return str(deep // unrolled), unrolled
 
     def most_halves(self, halves: Halves) -> int:
-        """Return the number of products that can be added up in 16 bits."""
+        """Return the maximum number of results of `halves.product` that can be added up in 16 bits."""
         return halves.most * LARGEST // (max(self.table) if self.table else (1 << self.bits) - 1)
 
     def _deep(
@@ -242,9 +245,9 @@ class Panel:
         *,
         prefetches: bool | None = None,
     ) -> None:
-        """Emit the products of one load of each register of b with the rows, which may be some of all rows by their numbers. `gathered`
-        maps a total to 16-bit sums that must still be added to it. `added` holds the sum of each row's elements, if the bytes of the panel
-        are shifted."""
+        """Emit the products of one load of each register of b with `rows`: all rows, or some rows by their numbers. With weights of 6 bits,
+        three loads belong together. `gathered` maps a total to 16-bit sums that must still be added to it. `added` holds the sum of each
+        row's elements, if the bytes of the panel are shifted."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
@@ -278,6 +281,7 @@ class Panel:
         return tuple(part for x in found for part in self.step.left(code, x))
 
     def _add(self, total: str, gathered: dict[str, str], left: Parts, right: Parts) -> None:
+        """Add the products of two operands to a total, or in 16 bits to the sums that `gathered` has for it."""
         code, halves = self.code, self.in_halves
         if halves is None:
             code.do(f"store {self.vector} {self.step.add(code, self._load(total), left, right)}, ptr {total}, align 4")
@@ -287,8 +291,8 @@ class Panel:
 
     def _half(self, words: str, half: int) -> str:
         """Return the weights in one part of each byte: the whole byte, a half of it (weights of 4 bits) or a quarter (2 bits). Codes are
-        looked up in the table. If the upper halves have accumulators of their own, leave their bits in place: the sums are then 16 times
-        too large, and `_total` divides them."""
+        looked up in the table. If `in_place`, leave the bits of upper halves where they are: their sums are then 16 times too large, and
+        `_total` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)

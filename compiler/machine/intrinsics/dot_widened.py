@@ -43,7 +43,7 @@ class DotWidened(Intrinsic):
 
     c[rows * columns]   accumulators, row-major
     a                   rows of i8, `stride` elements apart
-    begins              i32, `groups` per row: for each group, -8 times the sum of the row's elements
+    begins              i32, `groups` per row: for each group, -8 times the sum of the row's elements in it
     panel, multipliers  addresses of the first weight, which begins a group, and of its multiplier; k is a multiple of `group`
     """
 
@@ -84,6 +84,8 @@ class DotWidened(Intrinsic):
 
 
 class _DotWidened:
+    """Emits the code of `DotWidened`."""
+
     def __init__(self, op: DotWidened, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         self.op, self.code = op, code
         self.c, a, begins, self.panel, self.multipliers = pointers
@@ -133,6 +135,7 @@ class _DotWidened:
         return wide, code.op(f"call {_BYTES} {_SPREAD}({_BYTES} {shifted}, {_BYTES} {order})")
 
     def stretch(self, number: str, lowest: Sequence[str], dots: dict[tuple[int, int], str], rests: dict[tuple[int, int, int], str]) -> None:
+        """Add the products of stretch `number`, of STRETCH elements along k, to `dots`, and those of the rests to `rests`."""
         code, columns = self.code, self.op.columns
         found = code.op(f"getelementptr [{STRETCH // 2 * columns} x i8], ptr {self.panel}, i64 {number}")
         lefts = [code.op(f"getelementptr [{STRETCH} x i8], ptr {row}, i64 {number}") for row in self.rows]
@@ -155,6 +158,7 @@ class _DotWidened:
                         self.add(rests[i, j, half % self.halves], looked_up[j], left)
 
     def rests_of(self, words: str, lowest: str) -> str:
+        """Look up the rests of 64 weights. `lowest` has eight times their multipliers."""
         code = self.code
         own = code.op(f"and {_BYTES} {words}, {_all_bytes(LOWEST)}")
         others = code.op(f"and {_BYTES} {lowest}, {_all_bytes(~LOWEST)}")

@@ -1,4 +1,4 @@
-"""Sums of groups of bytes, each times a constant. `dot_widened` begins the sum of a group with it."""
+"""Sums of groups of bytes, each times a negative constant. They are the initial values of the sums of `dot_widened`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interleave rows in pairs, for matrix units that multiply pairs of bf16 by a matrix that is not packed."""
+"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. This packs a right matrix while it is read."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def _masks(code: Code, low: int | str, high: int | str) -> str:
     kind, numbers = vec("i16", 2 * PAIRS), vector_literal("i16", range(2 * PAIRS))
 
     def compared(how: str, limit: int | str) -> str:
+        """Compare the number of each row with a limit, which is first brought into the range from 0 to 16."""
         most = code.op(f"call i64 @llvm.smin.i64(i64 {limit}, i64 {2 * PAIRS})")
         within = code.op(f"call i64 @llvm.smax.i64(i64 {most}, i64 0)")
         every = broadcast(code, code.op(f"trunc i64 {within} to i16"), "i16", 2 * PAIRS)

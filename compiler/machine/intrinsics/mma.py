@@ -1,8 +1,9 @@
-"""Products on the tensor cores of a GPU. A block of four warps computes a tile.
+"""Products on the tensor cores of a GPU by `mma.sync`. A block of four warps computes a tile.
 
 One `mma.sync` multiplies 16 columns of a weight by 8 rows, for 16 numbers along k. Weights are stored in the order of its registers
-(`FRAGMENTS` in compiler/machine/formats.py), so a lane loads its 16 bytes without shuffles. Each warp computes its own columns for all rows
-of the block. An accumulator adds products in the order of k, 16 at a time, for all values of `rows` and `columns`.
+(`FRAGMENTS` and others in compiler/machine/formats.py), so a lane loads its weights without shuffles. Each warp computes its own columns
+for all rows of the block. Steps of 32 numbers along k are added in order. Each step has two instructions, of which each adds 16 of the
+numbers (`Fragments.chunks`). This order is the same for all values of `rows` and `columns`.
 
 Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly. The sum of each group is multiplied by the group's
 scale, and groups are added in order.
@@ -28,11 +29,13 @@ from compiler.machine.target import GPU, Target
 STEP = FRAGMENTS.depth  # number of elements along k in a stage
 MOST_STAGES = 8
 ROW_BYTES = 512  # number of bytes of 8 rows in one step
-HEIGHTS = (8, 16, 32, 64)
+HEIGHTS = (8, 16, 32, 64)  # numbers of rows of a tile, among which schedules choose
 
 
 @tile_op
 class Mma(BlockProduct):
+    """A product as in `BlockProduct`, for every GPU. The module's docstring says how a block computes it."""
+
     name: ClassVar[str] = "mma_product"
     formats: ClassVar[Mapping[tuple[int, str], PanelFormat]] = {
         (16, Kind.INT): FRAGMENTS,
@@ -83,6 +86,8 @@ class Mma(BlockProduct):
 
 
 class _Block(ProductCode):
+    """Emits the code of `Mma`."""
+
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.op: Mma = op
@@ -145,6 +150,7 @@ class _Block(ProductCode):
         return found
 
     def _copy(self, sources: Sequence[str], step: str, slot: str) -> None:
+        """Begin to copy the weights and rows of a step to the stage `slot`."""
         op, per_warp = self.op, self.per_warp
         stage = self.times(slot, op.stage_bytes)
         weights, rows = self.in_stage(stage, self.own_weights), self.in_stage(stage, self.own_rows)
@@ -164,6 +170,7 @@ class _Block(ProductCode):
     # --- products ------------------------------------------------------------------------------------------------------
 
     def _multiply(self, slot: str) -> None:
+        """Multiply the operands in the stage `slot`, and add the products to the sums."""
         op, per_warp = self.op, self.per_warp
         stage = self.times(slot, op.stage_bytes)
         weights, rows = self.in_stage(stage, self.own_weights), self.in_stage(stage, self.own_rows)

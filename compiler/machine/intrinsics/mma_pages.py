@@ -3,9 +3,9 @@ with the values.
 
 A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on
 all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
-needs pairs along the axis that is summed, which is not the innermost. So a lane loads two neighbours from each of two lines, and exchanges
-halves of the words. The order along the summed axis is free within an instruction, as long as both operands have the same order, so a lane
-multiplies four adjacent numbers.
+needs pairs along the axis that is summed, which is not the innermost, except where values are the beginnings of keys. So a lane loads words
+with two neighbours of a line, and exchanges halves between the words of two lines. The order along the summed axis is free within an
+instruction, as long as both operands have the same order, so a lane multiplies four adjacent numbers.
 
 An accumulator adds 16 products at a time, in the order of elements or of pages, so the bits of a result do not depend on `rows`.
 """
@@ -51,7 +51,7 @@ def scratch_pitch(size: int) -> int:
 
 def rows_for(size: int, value_size: int, target: Target) -> int:
     """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
-    of rows fits."""
+    of rows fits, or if a size is not a multiple of PAGE."""
     is_roomy = bool(ROOMY & target.features)
     room = (ROOMY_BYTES if is_roomy else SHARED_BYTES) - SPARE_BYTES
     for rows in HEIGHTS[not is_roomy :] if size % PAGE == value_size % PAGE == 0 else ():
@@ -72,7 +72,7 @@ class PageTile(Intrinsic):
     held: ClassVar[str]  # name of the operand with the pages
     bounds: ClassVar[tuple[str, str]]  # names of the dimensions that say which part of the split is multiplied
     rows: int
-    size: int
+    size: int  # number of elements of a key or a value
     blocks: int = ENOUGH_BLOCKS  # number of blocks that must fit a multiprocessor at once
 
     @property
@@ -235,20 +235,21 @@ class _Values(BlockCode):
                 self._store(number, sums)
 
     def _add_each_page(self, first: str, after: str) -> None:
+        """Add the products of pages one by one, masked if some keys of a page are not multiplied."""
         with self.code.loop(first, after) as n:
             is_whole = self._sees_all(n, self.plus(n, "1"))
             self.code.either(is_whole, lambda: self._add_pages([n]), lambda: self._add_pages([n], masked=True))
 
     def _sees_all(self, first: str, after: str) -> str:
-        """Return whether all keys of some pages are multiplied."""
+        """Return whether all keys of the pages `first` to `after` - 1 are multiplied."""
         code = self.code
         begins = code.op(f"icmp sge i64 {self.times(first, PAGE)}, {self.low}")
         ends = code.op(f"icmp sle i64 {self.times(after, PAGE)}, {self.high}")
         return code.op(f"and i1 {begins}, {ends}")
 
     def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
-        """Add the products of some pages. If they are `masked`, some of their keys are not multiplied, and a loaded value passes through a
-        select: the assembler waits for such a load at once. Without selects, the loads of all these pages are in flight together."""
+        """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and a loaded value passes
+        through a select: the assembler waits for such a load at once. Without selects, the loads of all pages are in flight together."""
         op = self.op
         pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
         weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]
@@ -272,11 +273,12 @@ class _Values(BlockCode):
         return self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {self.num_ranges - number * WARPS}"))
 
     def _is_seen(self, key: str) -> str:
+        """Return whether a key is multiplied."""
         lower, upper = self.code.op(f"icmp sge i64 {key}, {self.low}"), self.code.op(f"icmp slt i64 {key}, {self.high}")
         return self.code.op(f"and i1 {lower}, {upper}")
 
     def _weights(self, base: str, j: int) -> list[str]:
-        """Return the weights of four keys for 8 rows, as two pairs of bf16."""
+        """Return this lane's weights of the `j`-th 8 rows: those of four keys for one row, as two pairs of bf16."""
         held = self.words(SHARED, base, str(j * EIGHT * self.op.pitch * 4), 4)
         return [self.high_halves(held[i], held[i + 1]) for i in (0, 2)]
 
@@ -308,6 +310,7 @@ class _Values(BlockCode):
         return [self.words(GLOBAL, page, str((begin + e) * PAGE * 2), 2) for e in range(self.op.width // EIGHT)]
 
     def _of_keys(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
+        """Return the left operands from the words of `_from_keys`, with zeros for keys that are not multiplied."""
         code, elements = self.code, [list(line) for line in lines]
         if seen is not None:
             halves = [
@@ -318,6 +321,7 @@ class _Values(BlockCode):
         return [[line[pair] for pair in range(2) for line in elements[e : e + 2]] for e in range(0, len(elements), 2)]
 
     def _store(self, number: int, sums: list[list[list[str]]]) -> None:
+        """Store the results of this warp's range `number` in c."""
         for j in range(self.op.rows // EIGHT):
             found = [self.load_floats(of_pair[j]) for of_pair in sums]
             for e in range(2):

@@ -1,8 +1,8 @@
-"""The operands, dimensions and meaning of tiles that multiply matrices.
+"""The operands, dimensions and meaning of tiles that multiply matrices on CPUs. Tiles of GPUs have others (block_product.py).
 
 operands  c[rows * columns]    accumulators, row-major
           a                    rows, `stride` elements apart
-          b                    a panel of columns, in which `packed` neighbours along k of each column share 32 bits
+          b                    a panel of `columns` columns, in a format that the tile names
 dims      k, stride
 
 c[i, j] += sum over k of a[i, k] * b[k, j]
@@ -25,6 +25,9 @@ LINES_AT_ONCE = 2  # cache lines that a step prefetches without a branch between
 
 @dataclass(frozen=True, slots=True)
 class ProductOp(Intrinsic):
+    """A product of `rows` rows by `columns` columns. The class variables are the element types of c, a and b; some subclasses accept other
+    types of b (`operands`)."""
+
     accumulator: ClassVar[DType]
     row_dtype: ClassVar[DType]
     panel_dtype: ClassVar[DType]
@@ -66,15 +69,15 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that configures the matrix unit for this product. If the product is `counted`, it takes the number of rows."""
+        """The tile that configures the matrix unit for this product. If the product is `counted`, the tile takes the number of rows."""
         raise NotImplementedError
 
 
 def matrices(
     op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence[int], rows: int | None = None
 ) -> tuple[Array, Array, Array]:
-    """Return views of the operands: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]. `rows` defaults to
-    those of the operation."""
+    """Return views of the operands c [rows, columns] and b [k / packed, columns, packed], and a copy of a [rows, k / packed, packed].
+    `packed` neighbours along k of a column are adjacent in b. `rows` defaults to those of the operation."""
     (c, a, b), (k, stride), (rows, columns) = arrays, dims, (op.rows if rows is None else rows, op.columns)
     left = np.stack([a[i * stride : i * stride + k] for i in range(rows)])
     panel = b[: k * columns].reshape(k // packed, columns, packed)
@@ -82,5 +85,5 @@ def matrices(
 
 
 def flushed(x: Array) -> Array:
-    """Replace denormals by zeros of the same sign."""
+    """Return numbers with denormals of f32 replaced by zeros of the same sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)

@@ -16,7 +16,7 @@ SIDE = 16
 @tile_op
 class Transpose(Intrinsic):
     """transpose(out, source) dims(stride): out[j, i] = source[i, j]. The rows of `source` follow each other; those of `out` are `stride`
-    elements apart. An element has `width` bytes."""
+    elements apart. An element has `width` bytes: 1, 2 or 4."""
 
     name: ClassVar[str] = "transpose"
     width: int

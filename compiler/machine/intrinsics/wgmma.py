@@ -5,14 +5,15 @@ start it together. A block has two warpgroups, which share a tile in one of five
 operands to shared memory.
 
 Two blocks compute a wide tile as a cluster: they multiply the same columns by different rows, and each block copies half of the weights
-into the shared memory of both. For products of few rows, a block computes a wide tile alone (`lone`). If each group of weights has a
-scale, a wide tile has 64 rows instead of 128, because a thread then needs two accumulators for each element.
+into the shared memory of both. For products of few rows, a block computes a wide tile alone (`lone`). If a column of weights has several
+groups, each with a scale, a wide tile has 64 rows instead of 128, because a thread then needs two accumulators for each element.
 
-A thin tile has 32 columns. If each group of weights has a scale, an instruction multiplies them in two places along k at once
-(`multiplied_rows`). If weights have 16 bits, it also multiplies 32 columns of what follows them in the stage, which nothing uses.
+A thin tile has 32 columns. If a column of weights has several groups, an instruction multiplies the columns in two places along k at once
+(`multiplied_rows`). If weights have 16 bits, an instruction multiplies them and 32 columns of what follows them in the stage; nothing uses
+the latter products.
 
-In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If each group of weights has a scale, each group is
-summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
+In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If a column of weights has several groups, each group
+is summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
 
 In order of reading:
 
@@ -40,11 +41,11 @@ from compiler.machine.target import Target
 WARPGROUPS = 2  # number of warpgroups of a block
 CONSUMERS = WARPGROUPS * WARPS * LANES  # number of threads that multiply; one more warp copies
 PAIR = 2  # number of blocks of a cluster
-THIN = NARROW // 2  # number of columns of a tile for products with few columns
+THIN = NARROW // 2  # number of columns of a thin tile, for products with few columns
 FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
 DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
 MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for the converted weights of two steps
-CROWDED = 2  # number of instructions that start together if a thread has more accumulators and weights are converted
+CROWDED = 2  # number of instructions that start together if a thread has more accumulators than MOST_DEEP_SUMS and weights are converted
 MOST_TURN_ROWS = 32  # maximum number of rows of a tile whose warpgroups take turns: their sums pass through shared memory
 ENOUGH_BYTES = 40 << 10  # number of bytes of weights that a block copies ahead; 64 blocks then have 2.6 MB in flight
 LONE_ROWS = 64  # number of rows of a wide tile that a block computes alone
@@ -68,6 +69,8 @@ class Sharing(Enum):
 
 @tile_op
 class Wgmma(BlockProduct):
+    """A product as in `BlockProduct`, for GPUs of sm_90a. The module's docstring says how a block computes it."""
+
     name: ClassVar[str] = "wgmma_product"
     threads: ClassVar[int] = CONSUMERS + LANES
     writers: ClassVar[int] = CONSUMERS
@@ -85,7 +88,7 @@ class Wgmma(BlockProduct):
     rows_at_once: ClassVar[int] = 8
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     fold: int = 1  # number of steps whose operands a stage holds
-    turns: int = 0  # number of groups of a stage that each taker of turns sums, if there are takers
+    turns: int = 0  # number of groups of a stage that each taker of turns sums; 0: no parts of the block take turns
     at_once: int = 4  # number of instructions along k that start together, if weights are converted
     fills: bool = False  # whether a block may use all shared memory, because registers leave room for one block only
     lone: bool = False  # whether a wide tile is computed by a block alone, for products of few rows
@@ -100,6 +103,7 @@ class Wgmma(BlockProduct):
         most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
 
         def num_sums(height: int) -> int:
+            """Return the number of accumulators of a thread in a tile of this number of rows."""
             shares = in_groups and height > MOST_TURN_ROWS  # each warpgroup has half of the rows
             return kinds * height * NARROW // (CONSUMERS if shares else WARPS * LANES)
 
@@ -111,6 +115,8 @@ class Wgmma(BlockProduct):
         return self.most_rows // (2 if in_groups else 1), WARPGROUPS * 2 * NARROW // self.sums
 
     def deepened(self, length: int, group: int, *, fills: bool = False, lone: bool = False) -> Wgmma:
+        """Return the variant with the most steps per stage with which DEEP_STAGES stages fit, or else with one step. Narrow tiles of few
+        rows take turns if there are several groups, and if each part of the block gets whole groups of a stage."""
         if (self.fills, self.lone) != (fills, lone):
             return replace(self, fills=fills, lone=lone).deepened(length, group, fills=fills, lone=lone)
         num_sums = self.sums * self.per_warp * self.warp_rows // 2 * (2 if group < length else 1)  # of a thread
@@ -136,6 +142,7 @@ class Wgmma(BlockProduct):
 
     @property
     def is_narrow(self) -> bool:
+        """Whether the tile has NARROW columns, or fewer. Other tiles are wide."""
         return self.columns <= NARROW
 
     @property
@@ -209,7 +216,7 @@ class Wgmma(BlockProduct):
 
     @property
     def most_bytes(self) -> int:
-        # With converted weights, deeper stages would need registers that ptxas does not have.
+        # With converted weights, deeper stages would need more registers than a thread has.
         fills = self.turns or (self.fills and not self.has_scales)
         return MOST_BYTES if self.is_narrow and not fills else MOST_WIDE_BYTES
 
@@ -249,7 +256,7 @@ class Wgmma(BlockProduct):
 
     @property
     def line_bytes(self) -> int:
-        """The number of bytes of a f32 of each thread that passes sums."""
+        """The number of bytes of one f32 for each thread that passes sums."""
         return (CONSUMERS - self.adders) * 4
 
     @property

@@ -14,11 +14,12 @@ A row is a pair of a token and a head. A block has two warpgroups. They compute 
 Unless they attend to latents, the warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other
 computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for all this. Sums have the
 same order as those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py)
-and of the joins there, so a row has the same bits.
+and of the joins there, so a row has the same bits, except in the rare cases that `_quotient` (wgmma_attend_rows.py) names.
 
-In shared memory, keys and values lie as `wgmma` reads operands whose rows are not adjacent along the summed axis. A key page holds lines of
-16 keys, one per element, and a value page holds lines of elements, one per key. Lines are cut into parts of `width` bytes; parts of
-consecutive lines are adjacent, and their chunks of 16 bytes are swizzled.
+A key page holds lines of 16 keys, one per element, and a value page holds lines of elements, one per key. `wgmma` can read operands from
+shared memory whose lines are not along the summed axis. There, a line of keys has LINE_BYTES: those of one element in four pages. Lines of
+values are cut into parts of `width` bytes. Lines, or parts, of consecutive elements or keys are adjacent, and their chunks of 16 bytes are
+swizzled.
 
 In order of reading:
 
@@ -51,8 +52,8 @@ LARGEST_WHOLE = 128  # maximum number of elements of keys and values of which tw
 LARGEST_LATENT = 576  # maximum number of elements of a latent: 64 rows of queries fit beside one split
 STAGES = 2
 PART = 64  # number of elements of a part of keys or values that is copied alone, and of values that are multiplied at a time
-LINE_BYTES = 128  # bytes of a part of a line of keys
-KEPT_BYTES = 32
+LINE_BYTES = 128  # bytes of a line of keys in shared memory: 64 keys of one element
+KEPT_BYTES = 32  # bytes of the numbers that threads read again instead of keeping them in registers
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 
@@ -69,11 +70,12 @@ class WgmmaAttend(Intrinsic):
 
     out       the result: [tokens, token_heads, size of a value]
     stages    shared memory for stages and queries
-    top       the largest score of each row before the first key, which is that of a sink, as a logarithm to base 2
-    weights   the sum of weights of each row before the first key
+    top       the largest score of each row before the first key, as a logarithm to base 2: the score of its sink, or -inf without a sink
+    weights   the sum of weights of each row before the first key: 1 for a sink, otherwise 0
     broken    becomes 1 if a mean is not finite in a split of which some row does not see all keys; that mean may be wrong
     queries   [tokens, token_heads, size]
-    values    not read if values are the beginnings of keys
+    keys      page 0 of the cache; page p begins p * `page_stride` elements after it
+    values    likewise; not read if values are the beginnings of keys
     tables    the pages of the sequence
     first     for each token, the first position that it sees; `end`: one past the last one
 
@@ -84,8 +86,8 @@ class WgmmaAttend(Intrinsic):
     needs: ClassVar[Features] = Features(["sm_90a"])
     crowded: ClassVar[bool] = True
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
-    size: int
-    heads: int
+    size: int  # number of elements of a key
+    heads: int  # number of heads of each token that a block attends for
     rounds: bool  # whether `out` is bf16
     unit: float  # positive; a score times `unit` is a logarithm to base 2
     value_size: int = 0  # if not 0, values are the beginnings of keys, of so many elements
@@ -133,6 +135,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def out_size(self) -> int:
+        """The number of elements of a value."""
         return self.value_size or self.size
 
     @property
@@ -159,6 +162,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def halves(self) -> int:
+        """The number of halves of a stage: keys, and values unless these are in the keys."""
         return 1 if self.is_latent else 2
 
     @property

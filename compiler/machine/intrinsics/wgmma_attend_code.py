@@ -30,7 +30,8 @@ SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes th
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """An operand in shared memory, the right one of most products. The distances are in units of 16 bytes, as in its descriptor."""
+    """An operand in shared memory: the right one of a product, or the queries. The distances `leading` and `stride` are in units of 16
+    bytes, as in its descriptor."""
 
     place: str
     leading: int
@@ -38,7 +39,8 @@ class Right:
     swizzle: int
 
     def at(self, low: str, distance: int, register: str) -> str:
-        """Return assembly that makes the descriptor of the part at a distance. Only its lower half depends on the place."""
+        """Return assembly that writes the descriptor of the part at a distance to a register. Only its lower half depends on the place;
+        `low` is the lower half at distance 0."""
         high = self.stride | self.swizzle << 30
         return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
 
@@ -53,6 +55,8 @@ class Step:
 
 
 class AttendCode(Rows):
+    """Emits attention if two stages fit in shared memory. Subclasses change what differs with one stage (wgmma_attend_parts.py)."""
+
     def run(self) -> None:
         code = self.code
         pages = self.find_pages("0")
@@ -74,6 +78,7 @@ class AttendCode(Rows):
         self._store()
 
     def _begin(self) -> None:
+        """Begin the means with 0, and the state of each row with its largest score and sum of weights before the first key."""
         code, (rows, _) = self.code, self._own_rows()
         self.store_floats(["0.0"] * len(self.means), self.means)
         for places, source in zip(self.state, (self.top, self.weights), strict=True):
@@ -155,6 +160,7 @@ class AttendCode(Rows):
         self._turn("arrive", self.code.op(f"xor i64 {self.own_warpgroup()}, 1"))
 
     def _turn(self, action: str, warpgroup: str) -> None:
+        """Arrive at the barrier of a warpgroup's turn; with `sync`, also wait until the other warpgroup has arrived."""
         number = self.code.op(f"add i32 {self.code.op(f'trunc i64 {warpgroup} to i32')}, 1")  # the number of a barrier of the block
         self.assembly(f"bar.{action} $0, {self.op.threads};", [("r", number)])
 
@@ -307,6 +313,7 @@ class AttendCode(Rows):
         return earlier, later
 
     def _sum_of(self, found: str, before: str, factor: str) -> str:
+        """Return `found` times `factor`, plus `before`."""
         return multiply_add(self.code, found, factor, before, "float", 1)
 
     def _check(self, found: Sequence[str]) -> None:

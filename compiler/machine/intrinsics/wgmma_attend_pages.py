@@ -41,7 +41,7 @@ class Number:
     const: int
 
     def within(self, period: int) -> tuple[Number, Number]:
-        """Return the quotient and the remainder of a division."""
+        """Return the quotient and the remainder of a division by `period`."""
         b, (quotient, rest) = self.b, divmod(self.const, period)
         if rest + self.bound <= period:
             return Number(b, "0", 1, quotient), Number(b, self.name, self.bound, rest)
@@ -51,10 +51,13 @@ class Number:
         return Number(b, divided, -(-self.bound // period), quotient), Number(b, left, period, 0)
 
     def text(self) -> str:
+        """Return the number as an operand of LLVM IR."""
         return self.b.plus(self.name, str(self.const))
 
 
 class Pages(BlockCode):
+    """Emits the copies of pages to shared memory, and the waits for them."""
+
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
         self.op = op
@@ -62,7 +65,7 @@ class Pages(BlockCode):
         self.stages, self.top, self.weights, self.broken = (self.in_shared(p) for p in pointers[1:5])
         self.out, self.queries, *self.pools, self.tables = (self.in_global(pointers[i]) for i in (0, 5, 6, 7, 8))
         self.first, self.end = (self.in_shared(p) for p in pointers[9:])
-        # All rows see keys from `low` to `high` - 1 only, and each row sees those from `starts` to `ends` - 1. Positions fit 32 bits.
+        # Rows see keys from `low` to `high` - 1 only, and each row sees all keys from `starts` to `ends` - 1. Positions fit 32 bits.
         (self.low, self.starts), (self.ends, self.high) = self._extremes(self.first), self._extremes(self.end)
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
         self.warpgroup, self.warp = code.op(f"udiv i64 {self.warp}, {WARPS}"), code.op(f"urem i64 {self.warp}, {WARPS}")
@@ -101,7 +104,7 @@ class Pages(BlockCode):
                 code.do(f"store {kind} {value}, {SHARED} {place}, align {int(kind[1:]) // 8}")
 
     def kept(self, name: str) -> str:
-        """Read a number that one thread has stored."""
+        """Read the number `name` of KEPT again, which one thread has stored."""
         kind, place = "i64" if name == "out" else "i32", self.gep(SHARED, self.stages, str(self.op.kept_at + KEPT[name]))
         found = self.code.op(f"load volatile {kind}, {SHARED} {place}, align {int(kind[1:]) // 8}")
         if name not in POINTERS:

@@ -10,8 +10,8 @@ Latents: values are the beginnings of keys, so one copy serves both products. Bo
 rows, and each multiplies half of every value. So neither needs weights of the other, and the means of each fit in registers. The warpgroups
 do not take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys,
 each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk
-that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean, so the
-run is computed again.
+that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean; then
+`broken` is set, and the rows are computed again by other code.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ LINE_PAGES = LINE_BYTES // (2 * PAGE)  # number of pages whose keys share a line
 
 
 class PartCode(AttendCode):
-    """Heads of more than 128 elements."""
+    """Emits attention for heads of more than 128 elements."""
 
     def own_warpgroup(self) -> str:
+        """Compute the number of this thread's warpgroup again, so that no register holds it meanwhile."""
         return self.code.op(f"udiv i64 {self.thread_again()}, {WARPGROUP}")
 
     def find_pages(self, turn: str) -> list[str]:
@@ -65,6 +66,7 @@ class PartCode(AttendCode):
         self._copy_as_second(KEYS, following, last, pages)
 
     def _multiply_keys(self, turn: str) -> list[str]:
+        """Return this thread's products of queries and keys. Await each part of the keys just before it is multiplied."""
         dots: list[str] = []
         for part in range(self.op.parts):
             self.await_half(KEYS, turn, part)
@@ -77,12 +79,14 @@ class PartCode(AttendCode):
             self.await_half(VALUES, turn, part)
 
     def _before(self, means: Sequence[str]) -> list[str]:
+        """Return the earlier means, times their factors. The assembler may compute them later."""
         return list(means)
 
     def _await_next_keys(self, turn: str) -> None:
         """Do nothing: each part of the keys is awaited just before it is multiplied."""
 
     def _multiplied_values(self, following: str, end: int) -> None:
+        """If a part of the values has been multiplied, copy it for the turn `following` in the second warpgroup."""
         if end % PART == 0:
             self._copy_as_second(VALUES, following, end // PART - 1, self.find_pages(following))
 
@@ -122,11 +126,12 @@ class PartCode(AttendCode):
         self._announce(self.barrier_of(KEYS, turn, part), first)
 
     def _keys_left(self, turn: str, half: str) -> str | None:
-        """Return, for latents, the number of keys that follow the first key of a thread's first chunk and that some row may see. Other
-        keys need not be replaced by zeros, because no sum has products with them."""
+        """Return None: keys that no row sees need not be replaced by zeros, because their scores are masked. For latents, return the number
+        of keys from the first key of a thread's first chunk to the last one that some row sees; it may be negative."""
         return None
 
     def _read_bytes(self, left: str | None, page: int) -> str | None:
+        """Return how many bytes of the chunk of a page are read, or None for all. `left` is what `_keys_left` has returned."""
         return None
 
     def _copy_values_part(self, turn: str, part: int, pages: Sequence[str]) -> None:
@@ -162,7 +167,7 @@ class PartCode(AttendCode):
 
 
 class LatentCode(PartCode):
-    """Latents, whose beginnings are values."""
+    """Emits attention for latents: keys whose beginnings are the values."""
 
     def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
         """Copy all keys of the first turn: each warpgroup copies the same parts as for later turns."""

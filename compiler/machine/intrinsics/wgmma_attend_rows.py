@@ -21,6 +21,8 @@ MOST_GROUPS = 16  # maximum number of groups of 8 elements of a row of queries t
 
 
 class Rows(Pages):
+    """Emits what a thread does with its rows: the code that loads queries and stores results, and arithmetic."""
+
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.means = [code.alloca("float") for _ in range(op.columns // 2)]  # weighted sums of values; `_store` divides them
@@ -74,6 +76,7 @@ class Rows(Pages):
                     self._store_pair(pair, own, number // 4 * EIGHT)
 
     def _store_pair(self, pair: Sequence[str], own: str, element: int) -> None:
+        """Store two neighbouring elements of a row, beginning at `element` after `own`."""
         code = self.code
         if self.op.rounds:
             code.do(f"store i32 {self._rounded(pair)}, {GLOBAL} {self.gep(GLOBAL, own, str(2 * element))}, align 4")

@@ -9,7 +9,7 @@ If parts of the block take turns, all but the first pass their sums and scales t
 before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are stored,
 and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
 
-One statement of inline assembly starts the `wgmma` instructions of a step and waits for those of the previous step. So no other
+One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other
 instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
@@ -34,6 +34,8 @@ PASSED, ADDED = MULTIPLIED + 1, MULTIPLIED + 3  # numbers of the block's barrier
 
 
 class WgmmaCode(Stages):
+    """Emits the code of a product by `wgmma`."""
+
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         split = {
@@ -58,6 +60,7 @@ class WgmmaCode(Stages):
             self.ends = range(op.warp_folds // op.turns - 1, op.warp_folds, op.warp_folds // op.turns)  # the last step of each group
 
     def run(self) -> None:
+        """Emit the code: one warp produces, and the others consume."""
         self.open_stages()
         self.fill_early()
         self.code.either(self.produces, self.produce, self._consume)
@@ -90,6 +93,7 @@ class WgmmaCode(Stages):
     # --- products ------------------------------------------------------------------------------------------------------
 
     def _multiply_stages(self) -> None:
+        """Multiply all stages without turns, and release each stage when its products are complete."""
         code, op = self.code, self.op
         if op.has_scales:
             self.read_scales(self.places, "0")
@@ -105,6 +109,7 @@ class WgmmaCode(Stages):
         self.end_sums()
 
     def _multiply(self, slot: str, turn: str) -> None:
+        """Start the products of a stage. The last group of instructions may still run afterwards if weights are read from shared memory."""
         op, (stage, rows) = self.op, self._operands(slot)
         if not op.has_scales:
             self._start(range(self.per_warp), range(op.fold), [("r", self.low_descriptor(stage, COLUMNS))], rows, 1)
@@ -198,6 +203,7 @@ class WgmmaCode(Stages):
         return (matrix * self.op.columns + number * NARROW) // self.op.panel_columns
 
     def _wait_for_products(self) -> None:
+        """Wait until all instructions have added their products to the sums."""
         self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
 
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
@@ -324,7 +330,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later."""
+        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later,
+        unless no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):

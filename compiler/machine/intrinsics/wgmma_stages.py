@@ -25,6 +25,8 @@ MULTIPLIED = 1  # number of the block's barrier at which consumers wait until al
 
 
 class Stages(ProductCode):
+    """Emits the copies of a product, and the waits of the producer and the consumers for each other."""
+
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
@@ -38,8 +40,9 @@ class Stages(ProductCode):
             self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
 
     def _of_first_lane(self, value: str) -> str:
-        """Return an expression whose value is the same in all lanes of a warp. The assembler knows this only of what is read from one lane.
-        It then computes what depends on the value once per warp, in registers that the warp shares."""
+        """Return the value of an instruction, which is the same in all lanes of a warp, after reading it from the first lane. The assembler
+        knows that a value is the same only if it is read from one lane. It then computes what depends on the value once per warp, in
+        registers that the warp shares."""
         code = self.code
         short = code.op(f"trunc i64 {code.op(value)} to i32")
         return code.op(f"zext i32 {code.op(f'call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {short}, i32 0, i32 31)')} to i64")
@@ -76,9 +79,9 @@ class Stages(ProductCode):
     # --- the producer ----------------------------------------------------------------------------------------------------
 
     def fill_early(self) -> None:
-        """Begin to copy the weights of as many turns as there are stages. Then wait until the kernels that were launched earlier have
-        ended, because they may still write rows, or read the memory of the result. Wide tiles only wait: their kernels take long, and have
-        no registers to spare."""
+        """Begin to copy the weights of as many turns as there are stages, or of all turns if these are fewer. Then wait until the kernels
+        that were launched earlier have ended, because they may still write rows, or read the memory of the result. Wide tiles only wait:
+        their kernels take long, and have no registers to spare."""
         code, op = self.code, self.op
         if op.is_narrow:
             with code.when(code.op(f"and i1 {self.leads}, {self.produces}")):
@@ -153,6 +156,7 @@ class Stages(ProductCode):
                 self.assembly(f"{copy} [$0], [$1], {op.panel_bytes * together}, [$2]{mask};", operands)
 
     def _copy_rows(self, rows: Sequence[tuple[str, str]], turn: str, slot: str) -> None:
+        """Begin to copy this lane's chunks of rows for a turn."""
         op, stage, begin = self.op, self.stage(slot), self.times(turn, self.op.fold * ROW_BYTES)
         for row, place in rows:
             first, to = self.gep(GLOBAL, row, begin), self.gep(SHARED, stage, place)
@@ -185,6 +189,7 @@ class Stages(ProductCode):
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
     def stage(self, slot: str) -> str:
+        """Return the address of a stage."""
         return self.gep(SHARED, self.shared, self.times(slot, self.op.stage_bytes))
 
     def panel_at(self, number: int, fold: int) -> int:

@@ -1,4 +1,5 @@
-"""Steps for AVX2: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for weights of 4 bits, and `vpmaddwd` for rows of 16 bits."""
+"""Steps for AVX2: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for weights of 4 bits, and `vpmaddwd` for rows of 16 bits. Instruction sets with like
+instructions use the same functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps for machines without multiply-add instructions for the types of the operands."""
+"""Steps for machines that have no instruction to multiply and add elements of the operands' types."""
 
 from __future__ import annotations
 

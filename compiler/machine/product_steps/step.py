@@ -18,21 +18,22 @@ LARGEST = 15  # largest integer of 4 bits
 @dataclass(frozen=True, slots=True)
 class Step:
     """One multiply-add of a tile, as functions that emit LLVM IR. A group is the elements along k that share 32 bits. `left` broadcasts
-    one 32-bit group of a row to a register. `right` takes a register with one group of each column. The tile prepares each operand once,
-    and `add` then uses the registers in many products."""
+    one 32-bit group of a row to registers. `right` takes a register with one group of each column. The tile prepares each operand once,
+    and `add` then uses the registers in many products. If a group of a row has fewer elements than one of the panel, the tile joins the
+    registers of several calls of `left`."""
 
-    lanes: int
+    lanes: int  # number of columns: 32-bit lanes of a register
     left: Callable[[Code, str], Parts]
     right: Callable[[Code, str], Parts]
-    add: Callable[[Code, str, Parts, Parts], str]
-    bits: int = 8  # maximum number of bits of the right operand's integers with which the sums are exact
+    add: Callable[[Code, str, Parts, Parts], str]  # add products of a left and a right operand to a total
+    bits: int = 8  # maximum number of bits of a weight in a panel of integers for which tiles use the step
     signed: bool = False  # whether the bytes of the right operand are signed; those of the left operand always are
-    halves: Halves | None = None  # functions that replace `add` where a tile adds many products; None: `add` is always used
+    halves: Halves | None = None  # functions that a tile uses instead of `add` if 16 bits can hold the sums of one load; None: never
     unrolled: int = 4  # loads of each column register per iteration, in tiles of several rows; all of them may be in registers at once
     # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
     # the products by accumulator, which needs more registers.
     in_order: bool = False
-    # Replace each byte from 0 to 15 of a register by the number with this index in a table of 16.
+    # Replace each byte from 0 to 15 of a register by the number with this index in a table of 16; None: there is no such instruction.
     look_up: Callable[[Code, Sequence[int], str], str] | None = None
     needs: frozenset[str] = frozenset()  # the CPU features that the step needs
 
@@ -42,12 +43,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Functions that add up products in 16 bits. After `most` steps the caller must widen the sums to 32 bits."""
+    """Functions that add up products in 16 bits. When a sum has `most` results of `product`, the caller must widen it to 32 bits."""
 
-    most: int  # maximum number of steps, with weights up to LARGEST
-    product: Callable[[Code, Parts, Parts], str]
-    join: Callable[[Code, str, str], str]
-    widen: Callable[[Code, str, str], str]  # add 16-bit sums to a 32-bit total
+    most: int  # maximum number of results of `product` in a sum, with weights up to LARGEST
+    product: Callable[[Code, Parts, Parts], str]  # multiply a group, and add pairs of products
+    join: Callable[[Code, str, str], str]  # add two 16-bit sums
+    widen: Callable[[Code, str, str], str]  # add pairs of 16-bit sums to a 32-bit total
 
 
 def shuffle(lanes: int, instruction: str) -> Callable[[Code, Sequence[int], str], str]:
