@@ -1,6 +1,7 @@
 """Schedule every loop nest for the machine: threads, vectors and register tiles on a CPU; blocks and threads on a GPU.
 
-Before: unscheduled nests. After: every `PrimFunc` carries `schedule` among its attributes. Meaning and signature do not change.
+Before: nests without a schedule, beside those whose machine code is kept. After: every `PrimFunc` carries `schedule` among its attributes.
+Meaning and signature do not change.
 """
 
 from __future__ import annotations

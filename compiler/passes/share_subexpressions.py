@@ -1,5 +1,6 @@
-"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. A branch may also reuse
-values computed before it, but code outside a branch never reuses values computed in it."""
+"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. Calls of graph functions and
+of library routines, and Ifs, are never replaced. A branch may also reuse values computed before it, but code outside a branch never reuses
+values computed in it."""
 
 from __future__ import annotations
 
