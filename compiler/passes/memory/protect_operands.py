@@ -132,7 +132,8 @@ def _operands(value: Value) -> tuple[Atom, ...]:
 
 
 def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
-    """Return, by the variable of each call that overwrites memory, the positions of the operands that must be copied before the call."""
+    """Return, by the variable of each call that overwrites memory, the positions of the operands that must be copied before the call. Calls
+    that need no copy are left out."""
 
     def shared(value: Value) -> tuple[Atom, ...]:
         """Return the values with which a value shares memory. Memory that a call overwrote belongs to the call's result alone."""
