@@ -263,8 +263,8 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
-    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range becomes its end, and NaN becomes
-    0."""
+    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range of the integers becomes the
+    nearest end of the range, and NaN becomes 0."""
     if not (dtype.is_int and value.dtype.kind in "fV"):  # V: the float types that NumPy does not know
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)

@@ -5,13 +5,14 @@ correction.
     u = beta * (v - (decay * S)^T k)          with beta: the gated delta rule
     u = v                                     without beta: Mamba-2
 
-The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after each token
-in `saved` to a page; see `compiler/ops/states.py` for the pages. Every token is computed by the same operations wherever a step begins, so
-the results of a sequence do not depend, to the bit, on how its prompt is split into chunks.
+The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after token
+`saved[m]` to page `pages[m]`, unless that page does not exist; see `compiler/ops/states.py` for the pages. Every token is computed by the
+same operations wherever a step begins. So with pages of f32, which round nothing, the results of a sequence do not depend, to the bit, on
+how its prompt is split into chunks.
 
 A page stores the matrices [heads, key_size, size] of all heads in blocks of adjacent columns: [heads, blocks, key_size, width]. One thread
-of a CPU computes one block of one sequence, and the block stays in the first-level cache of its core. A thread of a GPU computes one column
-(decision 0181).
+of a CPU computes one block of one head of one sequence, and the block stays in the first-level cache of its core. A thread of a GPU
+computes one column (decision 0181).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ AHEAD = 2  # tokens by which prefetches run ahead
 
 
 def block_width(size: int) -> int:
+    """Return the number of columns of a block, if a state has `size` columns per head."""
     return gcd(size, MOST_COLUMNS)
 
 
@@ -191,6 +193,7 @@ class _Scan:
 
     @property
     def last(self) -> Dim:
+        """The last token of the step."""
         return self.v.shape[0] - 1
 
     def write(self, number: Scalar, sources: Array, starts: Array, saved: Array, pages: Array) -> None:

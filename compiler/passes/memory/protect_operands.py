@@ -123,7 +123,7 @@ def taken_in(module: IRModule) -> Taken:
 
 
 def destroyed(body: Body, taken: Taken) -> set[Var]:
-    """Return the values whose memory calls overwrite, including all aliases."""
+    """Return the values that calls overwrite, and the values of which these are aliases (`written`)."""
     return written(body, lambda value: [_operands(value)[i] for i in taken(value)])
 
 
