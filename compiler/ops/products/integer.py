@@ -1,5 +1,5 @@
-"""Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum within a group
-is exact; the groups are added in order.
+"""Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum of a plane
+within a group is exact. The sums of two planes are combined in f32 with one rounding. The groups are added in order, in f32.
 
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v is one plane of i8 or i16, or two planes of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
@@ -266,6 +266,8 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
 
 
 def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
+    """Write the product in the order of operations that the head of this file fixes. `chooses` means the same as for `integer_type`."""
+
     kernel, format = Kernel(), _format(operands.attrs)
     out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
     at = _Optional.of(operands.attrs, chooses=chooses)
