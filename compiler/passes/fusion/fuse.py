@@ -221,7 +221,7 @@ class _Fuser:
 
     def _join(self, done: _Done, var: Var, consumer: CallTir, uses: dict[Var, int]) -> CallTir | None:
         """Return the consumer with the producer of `var` joined in. Return None if the consumer is not the only one that reads `var`, if
-        the producer must not move, if one of them works in place on it, or if `join` refuses."""
+        the producer works in place, if the consumer overwrites `var`, or if `join` or a rule at the head of this file forbids it."""
         places = [i for i, a in enumerate(consumer.args) if a is var]
         if not places or uses[var] != len(places):
             return None

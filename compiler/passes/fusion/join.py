@@ -128,9 +128,9 @@ def _folds(form: Staged) -> bool:
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. A product
-    takes only a producer that decodes its right operand, and a product of integers takes none. Outside products, a producer with costly
-    functions never moves into a fold."""
+    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. A product of
+    floats takes a producer only if it decodes and is not read as rows. A product of integers takes none into its sums. Elsewhere, a
+    producer with costly functions never moves into a fold."""
     target = [second.params[i] for i in places]
     product = product_in(second)
     if product is not None:
