@@ -93,7 +93,8 @@ class Entry:
 
     @property
     def breadth(self) -> float:
-        """The sum of the upper bounds of all ranges. `find` prefers the entry with the smallest sum."""
+        """The sum of the upper bounds of all ranges, infinite if a range is unbounded or its bound is an expression. `find` prefers the
+        entry with the smallest sum."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
         return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 

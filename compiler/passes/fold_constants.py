@@ -54,6 +54,7 @@ def _least_bytes(type_: TensorType) -> int:
 
 def _constant(value: Call | CallTir) -> bool:
     """Whether all operands are constants, at least one of them is a tensor, and no attribute contains a dimension."""
+
     def known(atom: object) -> bool:
         match atom:
             case Constant():
