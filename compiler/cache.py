@@ -86,6 +86,7 @@ class Entry:
     used_s: float  # time of the last use, in seconds since 1970: when the file was written or a look-up last found it
 
     def covers(self, key: Key) -> bool:
+        """Return whether the entry has the functions and the variables of the key, and all its ranges cover those of the key."""
         return self.ranges.keys() == key.ranges.keys() and all(
             mine.keys() == key.ranges[name].keys() and all(r.covers(key.ranges[name][v]) for v, r in mine.items())
             for name, mine in self.ranges.items()
@@ -100,6 +101,8 @@ class Entry:
 
 
 class Cache:
+    """The executables in one folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -194,6 +197,7 @@ class Cache:
             ) from error
 
     def _taken(self, archive: Path) -> list[Entry]:
+        """Import the entries of an archive as `load_archive` says. Raise OSError if a file cannot be read or written."""
         require_private(self.folder)
         make_private(self.folder)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:

@@ -193,6 +193,7 @@ def _switched_on() -> tuple[Instrument, ...]:
 
 
 def _show_code(planned: IRModule, code: LinkedCode) -> None:
+    """Show the LLVM IR and the assembly, and write them and the loop nests to files, as far as RELAXSERVE_DEBUG and _DUMP ask for it."""
     switches = flags.current()
     if switches.debug < 4 and switches.dump is None:
         return

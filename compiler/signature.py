@@ -93,6 +93,7 @@ def signature(module: IRModule, name: str) -> str:
 
 
 def _ranges(variables: tuple[DimVar, ...]) -> dict[str, Range]:
+    """Return the ranges by the canonical names of the variables. An upper bound that is an expression becomes text with such names."""
     renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
     uppers = [str(v.upper.substitute(renamed)) if isinstance(v.upper, Dim) else v.upper for v in variables]
     return {f"n{i}": Range(v.lower, u, v.multiple_of) for i, (v, u) in enumerate(zip(variables, uppers, strict=True))}

@@ -35,6 +35,7 @@ class GroupedSum:
 
     @property
     def axis(self) -> DimVar:
+        """The variable that numbers the groups."""
         return self.node.axes[0][0]
 
     @property
@@ -47,6 +48,7 @@ class GroupedSum:
 
     @property
     def group(self) -> int:
+        """The number of elements of a group along k."""
         return self.node.dots[0].extent.const
 
     @property

@@ -74,6 +74,7 @@ def buffer_of(part: Part) -> Buffer:
 
 
 def _parts(stmts: Sequence[Stmt]) -> list[Part] | None:
+    """Match all statements as parts, one after another. Return None if one of them is no part, or a part is too long."""
     found: list[Part] = []
     while stmts:
         part = match_best(stmts) or match_spatial(stmts[0])

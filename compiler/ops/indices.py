@@ -42,6 +42,8 @@ class BadIndex(CompileError, IndexError):
 
 
 class Treatment(StrEnum):
+    """What happens to an element outside the range, as the head of this file lists."""
+
     CHECKED = "checked"
     CLAMPED = "clamped"
     ZEROED = "zeroed"

@@ -87,6 +87,7 @@ def _own(var: Var, type_: Type, path: tuple[int, ...] = ()) -> _Held:
 
 
 def _either(a: _Held, b: _Held) -> _Held:
+    """Return what a value holds that is one of two values: field by field if both are tuples of the same length."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(_either, a, b))
     return _all([a, b])

@@ -168,6 +168,8 @@ def _nest(operands: Operands) -> Nest:
 
 @dataclass
 class _Scan:
+    """Writes the loops of a scan. Its fields are the operands and results, by their names in the formulas above."""
+
     kernel: Kernel
     out: Array
     states: Array
@@ -180,10 +182,12 @@ class _Scan:
 
     @property
     def rows(self) -> int:
+        """The number of rows of a state: the size of a key."""
         return self.k.shape[2].const
 
     @property
     def lanes(self) -> int:
+        """The number of columns that a vector holds."""
         return gcd(self.width, LANES)
 
     @property
@@ -197,6 +201,7 @@ class _Scan:
         return self.v.shape[0] - 1
 
     def write(self, number: Scalar, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
+        """Write the whole nest. `number` is the number of the layer."""
         kernel = self.kernel
         heads, size = (dim.const for dim in self.v.shape[1:])
         axes = [("s", sources.shape[0]), ("h", Dim.of(heads)), ("b", Dim.of(size // self.width))]
@@ -295,6 +300,7 @@ class _Scan:
         self.kernel.tile(Prefetch(far, ahead * size, -(-length * size // LINE_BYTES)), place)
 
     def _head(self, h: Dim) -> Dim:
+        """Return the head of queries and keys that head `h` of the values uses."""
         return h // (self.v.shape[1].const // self.k.shape[1].const)
 
     def _clear(self, sums: Array, first: Dim) -> None:

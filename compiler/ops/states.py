@@ -43,6 +43,7 @@ def _states_operand(args: tuple[Type, ...]) -> TensorType:
 
 
 def _vector(args: tuple[Type, ...], index: int, name: str, layout: str) -> Dim | None:
+    """Return the length of a vector of integers, operand `index`, or None if it is unknown."""
     type_ = wants_int(tensor_operand(args, index, name, ndim=1, layout=layout), name)
     return None if type_.shape is None else type_.shape[0]
 

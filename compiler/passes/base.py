@@ -21,6 +21,8 @@ from compiler.ir.verify.module import VerifyError, verify
 
 
 class Pass(Protocol):
+    """Rewrites a program. A result that is the same object as the argument says that nothing changed."""
+
     def __call__(self, module: IRModule) -> IRModule: ...
 
 
@@ -31,6 +33,8 @@ def name_of(step: Pass) -> str:
 
 
 class Instrument(Protocol):
+    """Watches a pipeline."""
+
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         """Observe a pass that has run: its name, the program before it, the program after it, and the time it took."""
 

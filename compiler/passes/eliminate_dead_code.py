@@ -39,6 +39,8 @@ def _clean(func: Function, module: IRModule) -> Function:
 
 
 def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
+    """Return the body without bindings that nothing uses. `used` has the variables that are read later. Those that the body reads are added
+    to it."""
     if isinstance(body.result, Var):
         used.add(body.result)
     blocks: list[Block] = []

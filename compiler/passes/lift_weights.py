@@ -40,6 +40,7 @@ def lift_weights(module: IRModule) -> IRModule:
 
 
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
+    """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
     early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
     defined = {d for v in func.weights for d in binders_of(v.type)}
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
@@ -144,6 +145,7 @@ def _connected(bindings: Sequence[Binding]) -> list[list[Binding]]:
 
 
 def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: Sequence[Var]) -> Function:
+    """Return the function that computes `results`, as one tuple, from those weights that the bindings need."""
     prepared = Var("prepared", TupleType(tuple(v.type for v in results)))
     block = Block((*bindings, Binding(prepared, MakeTuple(tuple(results)))), BlockKind.DATAFLOW)
     body = Body((block,), prepared)

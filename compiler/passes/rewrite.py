@@ -63,6 +63,8 @@ def rewrite_dataflow(body: Body, block_of: Callable[[Block], Block]) -> Body:
 
 
 class _Walker:
+    """Rebuilds the body of one function. `changed` says whether a value was replaced so far."""
+
     def __init__(self, builder: Builder, replace: Replace, kind: BlockKind | None) -> None:
         self._builder = builder
         self._replace = replace

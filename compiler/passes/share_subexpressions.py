@@ -22,6 +22,9 @@ def share_subexpressions(module: IRModule) -> IRModule:
 
 
 def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
+    """Share the values of a body. `seen` has the variables of earlier values, by the keys of the values. `same` maps each variable that is
+    replaced to the variable that replaces it; this function adds to it."""
+
     def atom(a: Atom) -> Atom:
         return same.get(a, a) if isinstance(a, Var) else a
 
@@ -77,6 +80,7 @@ def _key(value: Value) -> Hashable | None:
 
 
 def _atom_key(atom: Atom) -> Hashable:
+    """Return a key of an operand. Arrays of more than 64 elements count as equal only if they are the same object."""
     match atom:
         case Var():
             return atom

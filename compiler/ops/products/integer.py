@@ -259,6 +259,7 @@ def integer_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation
 
 
 def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
+    """Raise AnnotationError if the operand has another rank, or an extent that is proved to differ."""
     if given.shape is not None and len(given.shape) != len(wanted):
         raise AnnotationError(f"{name} has rank {len(given.shape)}, expected {len(wanted)}")
     for d, (w, g) in enumerate(zip(wanted, wanted if given.shape is None else given.shape, strict=True)):

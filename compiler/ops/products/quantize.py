@@ -61,6 +61,7 @@ def group_of(attrs: Attrs, length: Dim) -> Dim:
 
 
 def num_groups(attrs: Attrs, length: Dim) -> Dim:
+    """Return the number of groups of an axis of this length."""
     return length // group_of(attrs, length) if attrs["group"] else Dim.of(1)
 
 

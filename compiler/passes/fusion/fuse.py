@@ -126,6 +126,8 @@ class _Done:
 
 
 class _Fuser:
+    """Fuses the calls of one function. `of_weights` has the values that depend on weights and constants alone."""
+
     def __init__(self, module: IRModule, outliner: Outliner, owners: Owners, of_weights: frozenset[Var]) -> None:
         self._module = module
         self._owners = owners

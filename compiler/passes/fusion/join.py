@@ -167,6 +167,7 @@ def stacks(prim: PrimFunc) -> bool:
 
 
 def _costly(scalar: Scalar) -> bool:
+    """Whether the scalar applies a function that takes much longer than an addition."""
     costly = (Fn.EXP, Fn.EXP2, Fn.LOG, Fn.TANH, Fn.ERF, Fn.POW, Fn.SIN, Fn.COS, Fn.DIV, Fn.SQRT, Fn.RSQRT)
     return isinstance(scalar, Apply) and scalar.fn in costly
 

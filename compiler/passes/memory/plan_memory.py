@@ -132,6 +132,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
+        """Extend the lifetimes of all memory that the atoms may hold to the present binding, and return these lifetimes."""
         lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
