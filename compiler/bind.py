@@ -183,8 +183,8 @@ def _prepared(
     progress: Progress,
     synced: bool,
 ) -> Mapping[str, Array | Tensor]:
-    """Return the prepared weights of an entry point by name: those in the file, if it can be read. Otherwise compute them, write them
-    to the file, and map it. If `kept_in` is None or the file cannot be written, the weights stay in memory."""
+    """Return the prepared weights of an entry point by name: those in the file, if it can be read. Otherwise compute them, write them to
+    the file, and map it. If `kept_in` is None or the file cannot be written, the weights are only in the device's memory."""
     if kept_in is not None and (stored := read_kept(kept_in, partial(_mapped, kept_in, computed))) is not None:
         return _resident(device, stored)
 

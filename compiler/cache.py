@@ -54,9 +54,9 @@ class Range(msgspec.Struct, frozen=True):
     multiple_of: Annotated[int, Meta(ge=1)]
 
     def covers(self, other: Range) -> bool:
-        """Return whether an executable for this range also serves the other range: its bounds are within these, and its divisor is a
-        multiple of this one. An upper bound that is an expression covers only the same expression, and only that covers it, because an
-        executable checks only the expressions that it was compiled with."""
+        """Return whether an executable for this range also serves the other range: the other bounds are within these, and the other
+        `multiple_of` is a multiple of this one. An upper bound that is an expression covers only the same expression, and only that covers
+        it, because an executable checks only the expressions that it was compiled with."""
         above = self.upper == other.upper or (self.upper is None and isinstance(other.upper, int))
         if isinstance(self.upper, int) and isinstance(other.upper, int):
             above = other.upper <= self.upper

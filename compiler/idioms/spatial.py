@@ -1,5 +1,6 @@
-"""Match spatial nests: loops around one store whose iterations are independent, because no two store to the same element, and none reads an
-element that another one stores. The nest may also read integers between its loops, and skip iterations of its outer loops."""
+"""Match spatial nests: loops around one store whose iterations are independent. No two iterations store to the same element, if slots that
+are read from memory are distinct (`_stores_are_apart`), and none reads an element that another one stores. The nest may also read integers
+between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
 

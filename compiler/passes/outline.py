@@ -1,5 +1,5 @@
-"""Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable that is no whole extent of any operand or
-output becomes a parameter. If the module has an equal function, that one is used."""
+"""Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable from outside that is no whole extent of
+an operand or output becomes a parameter. If the module has an equal function, that one is used."""
 
 from __future__ import annotations
 
