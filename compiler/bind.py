@@ -43,8 +43,8 @@ def bind_weights(
     kept_in: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Array | Tensor]:
-    """Bind all weights of an entry point, and return them by name. `require_weights` of the front end has checked that the source has all
-    of them."""
+    """Bind all weights of an entry point, and return them by name. The caller has checked that the source has all of them
+    (`require_weights` of the front end). `kept_in` is the file for prepared weights; None: they are not kept."""
     return bind_ranks(session, executable, entry, [source], [kept_in], progress)
 
 
@@ -58,8 +58,9 @@ def bind_ranks(
     *,
     synced: bool = True,
 ) -> dict[str, Array | Tensor]:
-    """Bind all weights of an entry point on each rank of the session's device. Each rank has a source and a file of its own. Without
-    `synced`, the caller has marked the files as in use. Return the weights by name."""
+    """Bind all weights of an entry point on each rank of the session's device, and return them by name. Each rank has a source of its own,
+    and a file of its own for prepared weights (None: they are not kept). With `synced=False`, this function does not wait until new files
+    are on the disk, so the caller must have marked the files as in use (deploy/use.py)."""
     device, found = session.device, list[dict[str, Array | Tensor]]()
     for number, (rank, source, path) in enumerate(zip(device.ranks, sources, kept_in, strict=True)):
 
@@ -87,11 +88,13 @@ def _weights_on(
     progress: Progress,
     synced: bool,
 ) -> dict[str, Array | Tensor]:
-    """Return all weights of an entry point by name. Prepared ones are in memory from which kernels read them."""
+    """Return all weights of an entry point by name. Weights without a preparation are arrays of the source. Prepared weights are tensors of
+    the device, or arrays of the mapped file if kernels read host arrays as fast."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
-    if kept_in is None or not kept_in.exists():  # the first start checks the values; a check reads all of them
+    # Without a kept file, check that all matrices are finite. With one, skip the check: it would read every value before the first token.
+    if kept_in is None or not kept_in.exists():
         source = Checked(source)
     bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
     if computed:
@@ -110,10 +113,11 @@ class Rebinding:
     def __init__(self, session: Session, executable: Executable, entry: str) -> None:
         self._session, self._executable, self._entry = session, executable, entry
         self._plain: dict[str, Array] = {}
-        self._prepared: dict[str, Sequence[Array]] = {}  # results by preparation
+        self._prepared: dict[str, Sequence[Array]] = {}  # results of each preparation, by its name
 
     def bind(self, source: WeightSource, changed: Container[str] | None = None) -> None:
-        """Bind the tensors of a source. `changed` names those that differ from the source of the last call; None: all."""
+        """Bind the tensors of a source. `changed` names those that differ from the source of the last call; None: all. The first call must
+        pass None."""
         step, preparations = self._executable.meta.functions[self._entry], self._executable.preparations(self._entry)
         num_plain = len(step.weights) - step.num_prepared
         plain, computed = ([p.name for p in params] for params in (step.weights[:num_plain], step.weights[num_plain:]))
@@ -127,7 +131,8 @@ class Rebinding:
 
 
 def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
-    """Bind values that the caller has in memory, of any type, as weights of an entry point."""
+    """Bind values that the caller has in memory, of any type, as weights of an entry point. `weights` has the values by name, before any
+    preparation; the preparations run here."""
     wanted = [p.name for p in executable.meta.functions[entry].weights]
     with _preparing(session, executable) as host:
         made = [v for f in executable.preparations(entry) for v in host.call(f.name, *(weights[p.name] for p in f.params))]
@@ -137,8 +142,8 @@ def bind_values(session: Session, executable: Executable, entry: str, weights: M
 
 
 def prepared_weights(executable: Executable, entry: str, source: WeightSource) -> Generator[tuple[str, Array]]:
-    """Yield the name and array of each weight of an entry point, in the order of its parameters. This machine prepares the weights, even if
-    the program is for another machine. An array is valid until the next array is requested."""
+    """Yield the name and array of each weight of an entry point, in the order of its parameters. The preparations run on this machine's
+    CPU, even if the program is for another machine. An array is valid until the next array is requested."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     for param in step.weights[: len(step.weights) - step.num_prepared]:
         yield param.name, _row_major(source.read(param.name))
@@ -178,6 +183,8 @@ def _prepared(
     progress: Progress,
     synced: bool,
 ) -> Mapping[str, Array | Tensor]:
+    """Return the prepared weights of an entry point by name: those in the file, if it can be read. Otherwise compute them, write them to
+    the file, and map it. If `kept_in` is None or the file cannot be written, the weights are only in the device's memory."""
     if kept_in is not None and (stored := read_kept(kept_in, partial(_mapped, kept_in, computed))) is not None:
         return _resident(device, stored)
 
@@ -200,7 +207,8 @@ def _prepared(
 
 
 def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Tensor]:
-    """Copy all arrays to one block of memory. The block is large enough for huge pages even if a single array is not."""
+    """Copy all arrays to one block of the device's memory, and return them by name. The block is large enough for huge pages even if a
+    single array is not."""
     block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Tensor]()
     for group in made:
         for name, value in group:
@@ -227,8 +235,8 @@ def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Gener
 
 
 def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
-    """Yield the results of one preparation after another. Memory holds the results of only one preparation at a time, and only those
-    tensors of the source that this preparation reads."""
+    """Yield the results of one preparation after another. They are valid until the next ones are requested. So memory holds the results of
+    only one preparation at a time, and only those tensors of the source that this preparation reads."""
     for prepare in preparations:
         yield host.call(prepare.name, *(_row_major(source.read(p.name)) for p in prepare.params), views=True)
         for param in prepare.params:
@@ -241,6 +249,8 @@ def _row_major(array: Any) -> Array:
 
 
 def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:
+    """Map the file of prepared weights, and return the weights by name. Raise DamagedFile if the seal of the header does not match, or if a
+    weight is missing or has another size."""
     file = SectionFile(path, key_of(path.parent))
     arrays: dict[str, Array] = {}
     for param in computed:

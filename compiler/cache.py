@@ -1,9 +1,9 @@
 """A cache of executables on disk. The key of an executable is a digest of what it was compiled from.
 
 Entries with the same key (signature.py) differ only in the declared ranges of their variables. A look-up hits if the ranges of an entry
-cover the requested ones: an executable that was planned for 4096 tokens serves 2048 as well. It returns the entry with the smallest ranges
-that cover them, and narrows its checks to the requested ranges. This module knows nothing about programs, so a server can manage the folder
-without a compiler.
+cover the requested ones: an executable that was planned for 4096 tokens serves 2048 as well. If several entries cover them, the look-up
+takes the one whose upper bounds have the smallest sum. It narrows the checks of the executable to the requested ranges. This module knows
+nothing about programs, so a server can manage the folder without a compiler.
 
 Executables are machine code, so each is sealed together with its ranges (runtime/sealed.py), and nothing of it is used before the seal is
 verified.
@@ -54,8 +54,9 @@ class Range(msgspec.Struct, frozen=True):
     multiple_of: Annotated[int, Meta(ge=1)]
 
     def covers(self, other: Range) -> bool:
-        """Return whether this range contains the other range. An upper bound that is an expression covers only the same expression, because
-        an executable checks only the expressions that it was compiled with."""
+        """Return whether an executable for this range also serves the other range: the other bounds are within these, and the other
+        `multiple_of` is a multiple of this one. An upper bound that is an expression covers only the same expression, and only that covers
+        it, because an executable checks only the expressions that it was compiled with."""
         above = self.upper == other.upper or (self.upper is None and isinstance(other.upper, int))
         if isinstance(self.upper, int) and isinstance(other.upper, int):
             above = other.upper <= self.upper
@@ -64,9 +65,11 @@ class Range(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """The key of an executable (signature.py), and the ranges that a caller requests of it."""
+
     digest: str
     program: str  # digest of everything in the key but the target, so it is equal on all machines
-    ranges: dict[str, dict[str, Range]]  # entry point -> number of the variable in the signature -> range
+    ranges: dict[str, dict[str, Range]]  # graph function -> canonical name of the variable ("n0", "n1", ...) -> range
 
 
 # --- the folder --------------------------------------------------------------------------------------------------------
@@ -74,13 +77,16 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
+    """An executable in the folder, and what its sidecar states."""
+
     path: Path
     key: str
     ranges: dict[str, dict[str, Range]]
     num_bytes: int
-    used_s: float  # time of the last use
+    used_s: float  # time of the last use, in seconds since 1970: when the file was written or a look-up last found it
 
     def covers(self, key: Key) -> bool:
+        """Return whether the entry has the functions and the variables of the key, and all its ranges cover those of the key."""
         return self.ranges.keys() == key.ranges.keys() and all(
             mine.keys() == key.ranges[name].keys() and all(r.covers(key.ranges[name][v]) for v, r in mine.items())
             for name, mine in self.ranges.items()
@@ -88,19 +94,23 @@ class Entry:
 
     @property
     def breadth(self) -> float:
-        """The sum of the upper bounds of all ranges. `find` prefers the entry with the smallest sum."""
+        """The sum of the upper bounds of all ranges, infinite if a range is unbounded or its bound is an expression. `find` prefers the
+        entry with the smallest sum."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
         return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 
 
 class Cache:
+    """The executables in one folder."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, key: Key) -> Executable | None:
-        """Return an executable that covers the key, or None if there is none or the key of the seals cannot be read. A damaged file, or one
-        with another seal, counts as absent, and is removed so that it is built again. Raise UnsafeCache if another user can write to the
-        folder."""
+        """Return an executable that covers the key, with its checks narrowed to the ranges of the key. Return None if there is none, or if
+        the key of the seals cannot be read. An executable that is damaged, or has another seal or format, counts as absent, and is removed
+        so that it is built again. An entry is only skipped if its executable or its sidecar cannot be read. Raise UnsafeCache if another
+        user can write to the folder, or can read or change the key of the seals."""
         require_private(self.folder)
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
         try:
@@ -127,6 +137,8 @@ class Cache:
         return None
 
     def store(self, key: Key, executable: Executable) -> Path:
+        """Write an executable and its sidecar, and return the path of the executable. An entry with the same key and ranges is replaced.
+        Raise UnsafeCache if another user can write to the folder."""
         require_private(self.folder)
         make_private(self.folder)
         ranges = msgspec.json.encode(key.ranges)
@@ -139,8 +151,8 @@ class Cache:
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:
-        """Yield the entries whose key begins with `digest` and whose sidecar can be read. Half-written files and files of other programs
-        are skipped."""
+        """Yield the entries whose key begins with `digest` and whose sidecar can be read. Half-written files and files of other kinds are
+        skipped."""
         for path in self.paths(digest):
             try:
                 ranges = _sidecar(path)
@@ -155,13 +167,15 @@ class Cache:
         return [path for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")) if path.is_file()]
 
     def verify(self, path: Path) -> None:
-        """Read one executable and its sidecar completely. Raises a RuntimeFault or an OSError if one of them is damaged."""
+        """Read one executable and its sidecar completely. Raise a RuntimeFault or an OSError if one of them is damaged, cannot be read or
+        has another seal."""
         status = path.stat()
         entry = Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime)
         load(entry, key_of(self.folder))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
-        """Write the entries to one file, which another machine of the same kind can import."""
+        """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. Raise
+        CacheError if the file cannot be written."""
         try:
             with tarfile.open(archive, "w") as tar:
                 for entry in entries:
@@ -171,8 +185,10 @@ class Cache:
             raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a writable folder with free space") from None
 
     def load_archive(self, archive: Path) -> list[Entry]:
-        """Import the entries that `export` wrote. All are verified before any is imported. Their seals must be those of this folder's key,
-        because an archive is code too."""
+        """Import the entries that `export` wrote, and return them. All are verified before any is imported. An entry of the folder with
+        the same name is replaced, and an executable without a readable sidecar is skipped. The seals must be those of this folder's key,
+        because an archive is code too. Raise CacheError if an entry is damaged or sealed with another key, or if the archive cannot be
+        read or holds other files."""
         try:
             return self._taken(archive)
         except OSError as error:
@@ -181,6 +197,7 @@ class Cache:
             ) from error
 
     def _taken(self, archive: Path) -> list[Entry]:
+        """Import the entries of an archive as `load_archive` says. Raise OSError if a file cannot be read or written."""
         require_private(self.folder)
         make_private(self.folder)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:
@@ -223,7 +240,9 @@ class Cache:
 
 
 def load(entry: Entry, key: bytes) -> Executable:
-    """Load the executable of an entry. Raises DamagedFile unless it is whole and checks the ranges that the sidecar states."""
+    """Load the executable of an entry. Raise DamagedFile unless it is whole, has the seal of `key`, and checks the ranges that the sidecar
+    states. An upper bound that is an expression is not compared; the seal includes the sidecar's text of it. Raise IncompatibleExecutable
+    if it has another format."""
     executable = Executable.load(entry.path, msgspec.json.encode(entry.ranges).decode(), key)
     for name, ranges in entry.ranges.items():
         function = executable.meta.functions.get(name)
@@ -257,7 +276,7 @@ def _narrowed(function: VMFunction, asked: list[Range]) -> VMFunction:
 
 
 def _bound(function: VMFunction, slot: int) -> Bound:
-    """Return the bound that the executable checks for a variable. A variable without a declared bound may be any natural number."""
+    """Return the bound that the executable checks for a variable. A variable without a declared bound may be 0 or any positive integer."""
     return next((bound for bound in function.bounds if bound.slot == slot), Bound(function.slots[slot], slot))
 
 
@@ -269,7 +288,8 @@ def _states(range_: Range, bound: Bound) -> bool:
 
 
 def _sidecar(path: Path) -> dict[str, dict[str, Range]]:
-    """Read the ranges that the sidecar of an executable states."""
+    """Read the ranges that the sidecar of an executable states. Raise DamagedFile if the sidecar is missing, too large or malformed, and
+    OSError if it cannot be read."""
     file = path.with_suffix(".json")
     if not file.is_file():
         raise DamagedFile(file, "sidecar", "it is missing or not a regular file")

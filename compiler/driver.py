@@ -45,13 +45,16 @@ PLANNED, EMITTED = 0.35, 0.6
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """The target of a compilation, and how to compile."""
+
     target: Target = field(default_factory=host)
     instruments: tuple[Instrument, ...] = ()  # instruments besides those that the switches of runtime.flags ask for
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
-    kept: KeptCode | None = None  # machine code of earlier compilations
+    # The folder of machine code from earlier compilations, to which this compilation adds its own. None: nothing is reused or kept.
+    kept: KeptCode | None = None
     symbols: str = ""  # prefix of the names of all functions of the object
-    num_helpers: int = 0  # processes beside this one that compile kernels
+    num_helpers: int = 0  # processes beside this one that compile kernels for a CPU; other back ends start none
 
 
 @contextmanager
@@ -68,6 +71,8 @@ def _collector_paused() -> Generator[None]:
 
 @_collector_paused()
 def compile_module(module: IRModule, options: Options | None = None) -> Executable:
+    """Compile a module to an executable. If weights need preparations, and the target does not prepare weights itself or cannot run here,
+    the executable contains a second one, `preparing`, which prepares them on this machine."""
     options = options or Options()
     started = time.perf_counter()
     planned = plan(module, options)
@@ -89,12 +94,18 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 @dataclass(frozen=True, slots=True)
 class Planned:
+    """The result of the passes."""
+
     module: IRModule  # after all passes
     num_prepared: Mapping[str, int]  # for each function, the number of weights that preparations compute; these are its last weights
-    preparations: IRModule | None = None  # functions that the host runs, if the target does not prepare weights itself; compiled later
+    # The preparations, if the target does not prepare weights itself or cannot run here. Only the passes up to `lift_weights` have run on
+    # them; `compile_module` compiles them for the host. None: `module` contains the preparations, or there are none.
+    preparations: IRModule | None = None
 
 
 def plan(module: IRModule, options: Options) -> Planned:
+    """Run the passes of the target's back end on a module. With `options.kept`, look up the kept machine code of each nest before it is
+    scheduled, if the back end keeps kernels and nobody reads their texts."""
     timing, backend = Timing(), backend_of(options.target)
     passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(), timing))
     if options.kept is not None and backend.keeps_kernels and not _wants_texts(options):
@@ -112,7 +123,8 @@ def plan(module: IRModule, options: Options) -> Planned:
 
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
-    """Emit code and instructions for a module after all passes."""
+    """Emit the code and the instructions of a module after all passes, and link them. With `options.kept`, keep the machine code of the
+    kernels that were compiled here."""
     target, backend, kept = options.target, backend_of(options.target), options.kept
     started = time.perf_counter()
     kernels: dict[str, KernelCode] = {}
@@ -139,13 +151,14 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
 
 
 def _kernel(name: str, prim: PrimFunc, options: Options) -> KernelCode:
-    """Emit a kernel, unless its code is kept."""
+    """Return the kept code of a kernel, or emit the kernel if there is none."""
     key, symbol = prim.attrs.get(KEPT), options.symbols + name
     found = options.kept.recall(key) if options.kept is not None and key is not None else None
     return backend_of(options.target).emit(symbol, prim, options.target) if found is None else found.named(symbol)
 
 
 def _keep(kept: KeptCode, planned: IRModule, kernels: Mapping[str, KernelCode], objects: Mapping[str, bytes]) -> None:
+    """Keep the machine code of the kernels that were emitted here, and count emitted and reused kernels."""
     for name, prim in planned.prim_functions.items():
         key, code = prim.attrs.get(KEPT), kernels[name]
         if key is not None and not code.object:
@@ -180,6 +193,7 @@ def _switched_on() -> tuple[Instrument, ...]:
 
 
 def _show_code(planned: IRModule, code: LinkedCode) -> None:
+    """Show the LLVM IR and the assembly, and write them and the loop nests to files, as far as RELAXSERVE_DEBUG and _DUMP ask for it."""
     switches = flags.current()
     if switches.debug < 4 and switches.dump is None:
         return

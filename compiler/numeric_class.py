@@ -1,4 +1,5 @@
-"""Name the numeric class of a program on a target. Programs of one class compute the same bits from the same weights, on any machine.
+"""Name the numeric class of a program on a target. On all targets where a program has the same class, it computes the same bits from the
+same weights.
 
 portable      products of integers, and products of f32 in one order of summation, on machines that multiply and add with one rounding
 unfused       the same products where a multiply-add rounds twice: WebAssembly without relaxed SIMD
@@ -25,6 +26,7 @@ PORTABLE, UNFUSED = "portable", "unfused"
 
 
 def numeric_class(module: IRModule, target: Target) -> str:
+    """Return the class of a program on a target, by its name in the table above."""
     if target.system == GPU:
         return target.name
     if not target.has_fma:

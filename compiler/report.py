@@ -1,4 +1,4 @@
-"""Print a compiler message for developers on standard error if RELAXSERVE_DEBUG is at least its level."""
+"""Print messages of the compiler for developers, on standard error."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from runtime import flags
 
 
 def say(level: int, text: str) -> None:
+    """Print the text if RELAXSERVE_DEBUG is at least `level`."""
     if flags.current().debug >= level:
         print(text, file=sys.stderr, flush=True)

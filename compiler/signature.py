@@ -43,13 +43,14 @@ SHARED: Final = ("cache_groups.py", "executable.py", "library.py", "sampling.py"
 
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
-    """Return a digest of the compiler's sources, of the runtime's modules in SHARED and of the release of LLVM's binding. A change in any
-    of them may change the code that the compiler emits."""
+    """Return a digest of the compiler's sources, of the runtime's modules in SHARED and of the version of llvmlite, the binding to LLVM. A
+    change in any of them may change the code that the compiler emits."""
     shared = [hashlib.sha256((Path(runtime.__path__[0]) / name).read_bytes()).hexdigest() for name in SHARED]
     return digest_of_sources(Path(__file__).parent, " ".join((llvmlite.__version__, *shared)))
 
 
 def key_of(module: IRModule, target: str) -> Key:
+    """Return the key of a module's executable for a target. `target` is the target's own key (`Target.key`)."""
     functions = sorted(module.graph_functions.items())
     params = tuple(tuple(p.name for p in func.params) for _, func in functions)
     parts = KeyParts(structural_hash(module, ranges=False), target, compiler_version(), params)
@@ -62,18 +63,19 @@ def _digest(parts: KeyParts) -> str:
 
 
 def signature_vars(func: Function) -> tuple[DimVar, ...]:
-    """Return the variables of a function in the order in which its annotations mention them. The index of a variable in this order is its
-    canonical name."""
+    """Return the variables of a function's signature in the order in which the annotations of the parameters mention them. The canonical
+    name of variable `i` in this order is `n{i}`."""
     return tuple(dict.fromkeys(v for p in func.params for v in vars_of(p.type)))
 
 
 def all_vars(func: Function) -> tuple[DimVar, ...]:
-    """Return the variables of the signature, and those that the body uses or defines in a match_cast. Planning uses the ranges of all of
-    them."""
+    """Return the variables of the signature, and after them those that the body uses or defines in a match_cast. Planning uses the ranges
+    of all of them. Their canonical names continue the count of the signature."""
     return tuple(dict.fromkeys([*signature_vars(func), *free_vars(func.body).dims, *cast_vars(func.body)]))
 
 
 def cast_vars(body: Body) -> Iterator[DimVar]:
+    """Yield the variables that match_casts of the body define."""
     for value in walk_values(body):
         if isinstance(value, MatchCast):
             yield from binders_of(value.type)
@@ -91,6 +93,7 @@ def signature(module: IRModule, name: str) -> str:
 
 
 def _ranges(variables: tuple[DimVar, ...]) -> dict[str, Range]:
+    """Return the ranges by the canonical names of the variables. An upper bound that is an expression becomes text with such names."""
     renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}
     uppers = [str(v.upper.substitute(renamed)) if isinstance(v.upper, Dim) else v.upper for v in variables]
     return {f"n{i}": Range(v.lower, u, v.multiple_of) for i, (v, u) in enumerate(zip(variables, uppers, strict=True))}

@@ -20,6 +20,8 @@ from compiler.ops.routing import MOST_CHOICES, write_best
 
 @dataclass(frozen=True, slots=True)
 class Best:
+    """The stages that choose the best experts of each row by their scores."""
+
     axes: tuple[tuple[DimVar, Dim], ...]  # the rows, and the experts
     score: Scalar  # an f32, for a point of these axes
     out: Buffer  # [rows, chosen]
@@ -65,6 +67,7 @@ def _written(found: Best, nests: Sequence[PerfectNest], chosen: int) -> list[Per
 
 
 def _are_equal(nests: Sequence[PerfectNest], others: Sequence[PerfectNest]) -> bool:
+    """Whether the nests compute the same, up to the names of loop variables."""
     for nest, other in zip(nests, others, strict=True):
         names = dict(zip(other.vars, nest.vars, strict=True)) if len(other.vars) == len(nest.vars) else {}
         store, meant = nest.store, other.store

@@ -15,6 +15,8 @@ _NUM_AXES = [2, 1, 1, 2]  # numbers of axes of the parameters: experts, tokens, 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
+    """The operand and the outputs of `group_rows` (ops/routing.py)."""
+
     experts: Buffer  # [tokens, k]
     tokens: Buffer  # [rows]: the token of each row
     chosen: Buffer  # [rows]: the expert of each row
@@ -23,6 +25,7 @@ class Grouping:
 
 
 def match_grouping(prim: PrimFunc) -> Grouping | None:
+    """Return the buffers of a function that groups rows, or None for any other function."""
     temporaries, _ = without_allocations(prim.body)
     if [len(b.shape) for b in prim.buffers] != _NUM_AXES or prim.num_outputs != len(_NUM_AXES) - 1 or not temporaries:
         return None

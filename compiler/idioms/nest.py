@@ -27,6 +27,7 @@ class PerfectNest:
 
 
 def perfect_nest(stmt: Stmt) -> PerfectNest | None:
+    """Return the nest of serial loops around a single store, or None for any other statement. There may be no loops."""
     axes: list[tuple[DimVar, Dim]] = []
     while isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL:
         axes.append((stmt.var, stmt.extent))
@@ -35,8 +36,8 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
-    """Return a perfect nest, or a product that reads integers between its loops, such as the index of the matrix that a row multiplies.
-    Return None for any other statement."""
+    """Return the nest of serial loops around a single store. A product may also read integers between its loops, such as the index of the
+    matrix that a row multiplies, if they neither depend on the column nor bound a loop. Return None for any other statement."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:

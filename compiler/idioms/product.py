@@ -35,6 +35,7 @@ class GroupedSum:
 
     @property
     def axis(self) -> DimVar:
+        """The variable that numbers the groups."""
         return self.node.axes[0][0]
 
     @property
@@ -47,6 +48,7 @@ class GroupedSum:
 
     @property
     def group(self) -> int:
+        """The number of elements of a group along k."""
         return self.node.dots[0].extent.const
 
     @property
@@ -121,6 +123,8 @@ def _node(s: Contraction | GroupedSum) -> Contraction | GroupedContraction:
 
 
 def product_in(prim: PrimFunc) -> Product[Contraction] | None:
+    """Return the product of floats that a function computes. Return None if it computes none, or if its sums have different extents or
+    cannot all be computed by tiles."""
     found = _sums_in(prim)
     if found is None:
         return None
@@ -133,8 +137,8 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
 
 
 def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
-    """Return the product, with its choice if the nest reads an integer. Return None if the nest reads different integers, or has other axes
-    than the row axis and the columns' axis."""
+    """Return the product, with its choice if the nest reads an integer. Return None if the nest reads different integers or one that does
+    not depend on the row alone, or if it then has other axes than the row axis and the columns' axis."""
     if not nest.lets:
         return Product(nest, sums, row_axis)
     names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
@@ -146,6 +150,8 @@ def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -
 
 
 def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
+    """Return the product of integers that a function computes. Return None if it computes none, or if tiles cannot compute all its sums
+    from the same rows and in the same groups."""
     found = _sums_in(prim)
     if found is None:
         return None
@@ -196,6 +202,8 @@ def _matrix(element: Element) -> tuple[Dim, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Dot:
+    """The sum of one plane of a group."""
+
     axis: DimVar
     extent: Dim
     q: Load
@@ -219,7 +227,8 @@ def _dot(dot: Contraction) -> _Dot | None:
 
 
 def _is_tiled(s: Contraction, column: DimVar) -> bool:
-    """Whether a tile can compute the sum. The elements of rows must be plain loads, because a tile reads each row again for every panel."""
+    """Whether a tile can compute the sum. The elements of rows must be loads, possibly cast, because a tile reads each row again for every
+    panel."""
     if dtype_of(s) is not DType.F32 or outermost_folds(s.columns):
         return False
     return column not in free_dims(s.rows) and column in free_dims(s.columns) and is_loaded(s.rows)
@@ -241,7 +250,8 @@ def outermost_folds(scalar: Scalar) -> list[AnyFold]:
 
 def with_products(stmt: Stmt) -> Stmt:
     """Replace sums of products by contractions where tiles can compute them. Hand-written nests contain plain sums, and fusion can make a
-    sum of products when it moves a product of elements into a sum."""
+    sum of products when it moves a product of elements into a sum. A statement that is no perfect nest of serial loops stays as it is, and
+    so do sums along several axes."""
     nest = perfect_nest(stmt)
     if nest is None or not nest.axes or all(_contraction(s, nest.vars[-1]) is None for s in walk_scalar(nest.store.value)):
         return stmt
@@ -249,6 +259,7 @@ def with_products(stmt: Stmt) -> Stmt:
 
 
 def _contraction(scalar: Scalar, column: DimVar) -> Contraction | None:
+    """Return the contraction that equals this sum of products, or None if the scalar is no such sum, or no tile can compute it."""
     match scalar:
         case Reduce(fn=ReduceFn.SUM, axes=(_,) as axes, value=Apply(fn=Fn.MUL, args=(a, b))):
             both = Contraction(axes, a, b), Contraction(axes, b, a)

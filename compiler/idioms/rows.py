@@ -26,6 +26,8 @@ COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, Re
 
 @dataclass(frozen=True, slots=True)
 class RowStage:
+    """A stage of a kernel: a nest that writes one number per row, or writes elements along the row."""
+
     nest: PerfectNest
     folds: tuple[Reduce, ...]  # folds along the row
     inner: tuple[DimVar, Dim] | None  # axis along which elements are written; None: one number per row
@@ -34,6 +36,8 @@ class RowStage:
 
 @dataclass(frozen=True, slots=True)
 class RowProgram:
+    """A kernel that can be computed row by row: for each row, its stages run in order."""
+
     row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage; the row axes of later stages are renamed to these
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # each holds one number per row
@@ -55,6 +59,7 @@ def match_rows(body: Stmt) -> RowProgram | None:
 
 
 def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
+    """Return the plain folds of an expression that are not inside another fold."""
     return tuple(f for f in outermost_folds(scalar) if isinstance(f, Reduce))
 
 
@@ -178,7 +183,8 @@ def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, B
 
 def with_stored_values(program: RowProgram) -> RowProgram:
     """Let a fold store its costly values in the output, and let the last stage read them there instead of computing them again. For
-    example, softmax computes each exponential once, for the sum and for the division."""
+    example, softmax computes each exponential once, for the sum and for the division. Return the program itself if no fold computes costly
+    values that the last stage needs, or the output cannot hold them."""
     *before, last = program.stages
     out = last.nest.store.buffer
     at = tuple(Dim.of(v) for v in last.nest.vars)

@@ -10,6 +10,7 @@ from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
 
 
 def same_scalar(a: Scalar, b: Scalar) -> bool:
+    """Whether both expressions are equal, up to the names of reduction axes. Buffers and other variables must be the same objects."""
     return a is b or _same(a, b, {}, set())
 
 

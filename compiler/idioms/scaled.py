@@ -17,6 +17,8 @@ _BITS = ScalarParam("bits", DType.I32)  # stands for a half byte in a pattern
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
+    """The columns of a product that are stored numbers times scales."""
+
     bits: int
     kind: Kind
     number: Load | Element  # the stored number: a byte that holds one 8-bit weight or two 4-bit weights, or a packed element
@@ -50,7 +52,7 @@ def scaled_numbers(s: Contraction) -> Scaled | None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored number."""
+    """A number of a quantised weight, as memory holds it."""
 
     bits: int
     kind: Kind

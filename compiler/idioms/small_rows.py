@@ -1,5 +1,5 @@
-"""Recognise functions that compute short rows in several stages, such as the routing of a mixture of experts. A stage reads only its own
-row of the buffers that earlier stages wrote."""
+"""Recognise functions that compute short rows in one or several stages, such as the routing of a mixture of experts. A stage reads only its
+own row of the buffers that the stages write."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ Part = SpatialNest | Best
 
 @dataclass(frozen=True, slots=True)
 class SmallRows:
+    """The parts of a function that computes short rows. A part is one stage, or the stages that choose the best experts (`Best`)."""
+
     num_rows: Dim
     parts: tuple[Part, ...]
     kept: tuple[Buffer, ...]  # the buffers of which later parts read their own row
@@ -32,10 +34,13 @@ class SmallRows:
 
     @property
     def chooses(self) -> bool:
+        """Whether a part chooses the best experts."""
         return any(isinstance(part, Best) for part in self.parts)
 
 
 def match_small_rows(prim: PrimFunc) -> SmallRows | None:
+    """Return the parts of a function that computes short rows. Return None for other functions, and for functions with attributes besides
+    `pattern`, such as those that are scheduled or work in place."""
     if prim.attrs.keys() - {"pattern"}:
         return None
     parts = _parts(stages(without_allocations(prim.body)[1]))
@@ -69,6 +74,7 @@ def buffer_of(part: Part) -> Buffer:
 
 
 def _parts(stmts: Sequence[Stmt]) -> list[Part] | None:
+    """Match all statements as parts, one after another. Return None if one of them is no part, or a part is too long."""
     found: list[Part] = []
     while stmts:
         part = match_best(stmts) or match_spatial(stmts[0])
@@ -80,6 +86,7 @@ def _parts(stmts: Sequence[Stmt]) -> list[Part] | None:
 
 
 def _is_small(nest: SpatialNest) -> bool:
+    """Whether the nest writes each element of its rows once, unconditionally, and its rows and folds are short."""
     (_, *inner), folds = nest.axes, [s for value in _values(nest) for s in walk_scalar(value) if isinstance(s, Fold)]
     if nest.cond is not None or nest.store.indices != tuple(var.dim for var, _ in nest.axes):
         return False

@@ -1,5 +1,6 @@
-"""Match spatial nests: loops around one store whose iterations are independent, because none reads an element that another one stores. The
-nest may also read integers between its loops, and skip iterations of its outer loops."""
+"""Match spatial nests: loops around one store whose iterations are independent. No two iterations store to the same element, if slots that
+are read from memory are distinct (`_stores_are_apart`), and none reads an element that another one stores. The nest may also read integers
+between its loops, and skip iterations of its outer loops."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ _MOST = 1 << 62  # no index of an element is larger
 
 @dataclass(frozen=True, slots=True)
 class SpatialNest:
+    """Loops around one store. `lets` has the integers that the nest reads from memory between its loops."""
+
     axes: Axes
     lets: tuple[tuple[DimVar, Scalar], ...]
     store: Store
@@ -29,6 +32,7 @@ class SpatialNest:
 
 
 def match_spatial(stmt: Stmt) -> SpatialNest | None:
+    """Return the spatial nest that a statement is, or None for any other statement."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     cond: Scalar | None = None
@@ -92,8 +96,9 @@ def _is_slot(var: DimVar, value: Scalar) -> bool:
 
 
 def _digits(var: DimVar, indices: Sequence[Dim]) -> tuple[Dim, list[tuple[DimVar, Dim]]]:
-    """Return an integer as an expression of its digits, and the digits, each with its extent. If an index has the integer's quotient or
-    remainder by a number, such as the page of a slot and the offset in it, these are its digits; else it is one digit itself."""
+    """Return an integer as an expression of its digits, and the digits, each with its extent. If an index contains the integer's quotient
+    or remainder by a number, such as the page of a slot or the offset in it, both are its digits. Otherwise the upper digit is the integer
+    itself, and the lower digit is 0."""
     atoms = [atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod) and atom.numerator == var.dim]
     divisor = next((atom.divisor for atom in atoms), Dim.of(1))
     most = Dim.of(_MOST if var.upper is None else var.upper) // divisor

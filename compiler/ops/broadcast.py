@@ -99,15 +99,16 @@ def output(operands: Operands, name: str = "out") -> Buffer:
 
 
 def sized_buffer(type_: Type, name: str) -> Buffer:
+    """Make a buffer for a result of this type. Raise UnknownShape if its extents or element type are unknown."""
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
         raise UnknownShape(f"the result is {type_}, and a loop nest needs all extents; state those of the operands with match_cast")
     return Buffer(name, type_.shape, type_.dtype)
 
 
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
-    """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`; a float
-    of another type is first rounded to its own type. Without `shape`, each extent of the operand must be proved to be 1, or equal that of
-    the result."""
+    """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`; a
+    literal float of another type is first rounded to its own type. Without `shape`, each extent of the operand must be proved to be 1, or
+    equal that of the result. Raise UnknownShape if `place` is None."""
     if isinstance(place, Const) and dtype.holds(number := place.value if place.dtype is dtype else _rounded(place)):
         return const(number, dtype)
     if isinstance(place, Const | ScalarParam):
@@ -140,6 +141,7 @@ def broadcast_fits(operands: Operands, shape: Shape) -> tuple[Fit, ...]:
 
 
 def fits(operand: int, given: Shape, shape: Shape) -> Iterator[Fit]:
+    """Yield the run-time checks for the extents of one operand."""
     for axis, (g, s) in enumerate(zip(given, shape[len(shape) - len(given) :], strict=True)):
         if not prove_eq(g, 1) and not prove_eq(g, s):
             yield Fit(operand, axis, s, g)

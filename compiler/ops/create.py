@@ -1,4 +1,5 @@
-"""Operators that make tensors from shapes and numbers, convert shapes to values and back, pad tensors, and mask triangles of matrices."""
+"""Operators that make tensors from shapes and numbers, convert shapes to tensors and back, pad tensors, and zero the upper triangles of
+matrices."""
 
 from __future__ import annotations
 

@@ -76,6 +76,8 @@ def _common_dtype(args: Sequence[Type]) -> DType | None:
 
 
 def _takes(dtype: DType, scalar: ScalarType) -> bool:
+    """Whether a scalar may be converted to an element type: a bool only to bool, a float only to floats, and an integer of known value to
+    integers only if the type holds it."""
     if scalar.dtype is DType.BOOL or dtype is DType.BOOL:
         return scalar.dtype is dtype
     if dtype.is_float:
@@ -263,8 +265,8 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
-    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range becomes its end, and NaN becomes
-    0."""
+    """Cast as the compiled code does. A float becomes an integer by truncation: a number beyond the range of the integers becomes the
+    nearest end of the range, and NaN becomes 0."""
     if not (dtype.is_int and value.dtype.kind in "fV"):  # V: the float types that NumPy does not know
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)

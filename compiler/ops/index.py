@@ -1,7 +1,7 @@
 """Operators that read and write elements at indices that are data.
 
-A read clamps its index into the axis, so that a bad index cannot read memory outside the tensor. Reading along an axis without elements is
-an error. A write at a bad index is skipped.
+A read clamps its index into the axis, so that a bad index cannot read memory outside the tensor. If there are indices to read along an axis
+without elements, a check fails at run time. A write at a bad index is skipped.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ SCATTER = define(
     indices={"indices": skipped(ALONG)},
 )
 
-# Like scatter, but overwrites x, so nothing may read x afterwards.
+# Like scatter, but writes to the memory of x. If x is read later, `protect_operands` copies it first.
 SCATTER_INPLACE = define(
     "scatter_inplace",
     "x, indices, updates",

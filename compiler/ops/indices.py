@@ -1,17 +1,19 @@
 """Operands whose elements are indices: what happens to an element outside its range.
 
     checked   an error names the operand, the value and the bound; for scalars, whose values the host knows
-    clamped   the nearest index of the range replaces it
+    clamped   the nearest index of the range replaces it; if the range is empty and there are indices, an error says so
     zeroed    zeros are read: index 0 replaces it, and page 0 of states stands for zeros
     skipped   nothing is written at it
-    starts    for a list of first indices: its first entry becomes 0, its last the bound, and an entry below an earlier one is raised to it
+    starts    for a list of first indices: its first entry becomes 0, its last the bound; the others are clamped to 0 .. bound, and an entry
+              below an earlier one is raised to it
     capped    for some columns of a table of settings: the last index replaces a larger one, and a negative one means "none"
-    owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read
+    owners    for the index of the part to which each element belongs: it is computed from the list of starts, so the operand is not read;
+              if there are elements and no parts, an error says so
 
 No index is trusted. `define` takes the treatment of each index operand, the interpreter applies it to the operands, and a program applies
-it in one of two places. The legalization makes a safe copy of the operands that are treated `ahead`; equal copies are shared, so a step
-makes one copy for all its layers, and the schedules of the operator need no checks. The other operators bind a safe index in their own
-loops, through `clamped_index` and `inside` of index.py.
+it in one of two places. The legalization checks scalars, and makes a safe copy of the operands that are treated `ahead`; equal copies are
+shared, so a step makes one copy for all its layers, and the schedules of the operator need no checks. For other operands, the operator's
+own loops bind a safe index, through `clamped_index` and `inside` of index.py.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class BadIndex(CompileError, IndexError):
 
 
 class Treatment(StrEnum):
+    """What happens to an element outside the range, as the head of this file lists."""
+
     CHECKED = "checked"
     CLAMPED = "clamped"
     ZEROED = "zeroed"

@@ -1,4 +1,4 @@
-"""Aliasing: which values may share memory with which other values. No other module knows which operators return views."""
+"""Aliasing: which values may share memory with which other values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from compiler.ops.tables import VIEWS
 
 def shared_with(value: Value) -> tuple[Atom, ...]:
     """Return the operands, or the results of an If's branches, whose memory `value` may share. Return no atoms if `value` has its own
-    memory. The result of an in-place call counts as new memory, since nothing may read the old value afterwards."""
+    memory. The result of an in-place call of a loop nest counts as new memory, since nothing may read the old value afterwards
+    (`protect_operands`)."""
     match value:
         case If(then=then, orelse=orelse):
             return then.result, orelse.result
@@ -40,7 +41,8 @@ _Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"
 
 
 class Owners:
-    """Maps each variable to the places whose memory it may share. The fields of a tuple have separate places."""
+    """Maps each variable to the places whose memory it may share: those of the values from which it was made, or else its own. The fields
+    of a tuple have separate places. Constants and numbers have none."""
 
     def __init__(self, body: Body, shared: Callable[[Value], tuple[Atom, ...]] = shared_with) -> None:
         self._shared = shared
@@ -48,6 +50,7 @@ class Owners:
         self._walk(body)
 
     def of(self, *atoms: Atom) -> frozenset[Place]:
+        """Return all places whose memory the atoms may share."""
         return _all([self._of(a) for a in atoms])
 
     def _of(self, atom: Atom) -> _Held:
@@ -84,6 +87,7 @@ def _own(var: Var, type_: Type, path: tuple[int, ...] = ()) -> _Held:
 
 
 def _either(a: _Held, b: _Held) -> _Held:
+    """Return what a value holds that is one of two values: field by field if both are tuples of the same length."""
     if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
         return tuple(map(_either, a, b))
     return _all([a, b])
@@ -94,7 +98,8 @@ def _all(held: Iterable[_Held]) -> frozenset[Place]:
 
 
 def written(body: Body, writes: Callable[[Value], Iterable[Atom]]) -> set[Var]:
-    """Return the variables whose memory is written, including all aliases. `writes` returns the atoms that one value writes."""
+    """Return the variables that are written, and all variables of which they are aliases, directly or through others. Further aliases of
+    these are not included. `writes` returns the atoms that one value writes."""
     found: set[Var] = set()
 
     def walk(body: Body) -> None:

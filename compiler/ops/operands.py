@@ -67,6 +67,7 @@ def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[t
 
 
 def same_dtype(types: Sequence[TensorType]) -> DType | None:
+    """Return the element type that the tensors share, or None if none of them has a known one."""
     dtypes = dict.fromkeys(t.dtype for t in types if t.dtype is not None)
     if len(dtypes) > 1:
         raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one type")
@@ -81,6 +82,7 @@ def num_elements(shape: Sequence[Dim]) -> Dim:
 
 
 def int_attr(attrs: Mapping[str, Any], name: str, least: int | None = None) -> int:
+    """Return an attribute that is an integer of 64 bits, and at least `least` if that is given."""
     value = attrs[name]
     if isinstance(value, Dim) and value.is_const:
         value = value.const

@@ -1,7 +1,8 @@
 """Uniform random numbers without a state: Philox 4x32-10 (Salmon et al., 2011) of a key and a counter.
 
-Element `i` of a tensor (in row-major order) is word 0 of the block with counter (i, 0, 0, 0). The two halves of the seed are the key. So an
-element depends only on the seed and its index, and is the same on every machine and with any number of threads.
+Element `i` of a tensor (in row-major order) is made from the upper 24 bits of word 0 of the block with counter (low half of i, high half of
+i, 0, 0). The two halves of the seed are the key. So an element depends only on the seed and its index, and is the same on every machine and
+with any number of threads.
 """
 
 from __future__ import annotations

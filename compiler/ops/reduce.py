@@ -38,6 +38,7 @@ def _axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
 
 
 def _folded(x: TensorType, axes: tuple[int, ...], keepdims: bool, dtype: DType | None) -> TensorType:
+    """Return the annotation of a reduction of x along these axes. With `keepdims`, they stay as axes of extent 1."""
     assert x.ndim is not None
     if x.shape is None:
         return TensorType(None, dtype, x.ndim if keepdims else x.ndim - len(axes))

@@ -5,13 +5,14 @@ correction.
     u = beta * (v - (decay * S)^T k)          with beta: the gated delta rule
     u = v                                     without beta: Mamba-2
 
-The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after each token
-in `saved` to a page; see `compiler/ops/states.py` for the pages. Every token is computed by the same operations wherever a step begins, so
-the results of a sequence do not depend, to the bit, on how its prompt is split into chunks.
+The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after token
+`saved[m]` to page `pages[m]`, unless that page does not exist; see `compiler/ops/states.py` for the pages. Every token is computed by the
+same operations wherever a step begins. So with pages of f32, which round nothing, the results of a sequence do not depend, to the bit, on
+how its prompt is split into chunks.
 
 A page stores the matrices [heads, key_size, size] of all heads in blocks of adjacent columns: [heads, blocks, key_size, width]. One thread
-of a CPU computes one block of one sequence, and the block stays in the first-level cache of its core. A thread of a GPU computes one column
-(decision 0181).
+of a CPU computes one block of one head of one sequence, and the block stays in the first-level cache of its core. A thread of a GPU
+computes one column (decision 0181).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ AHEAD = 2  # tokens by which prefetches run ahead
 
 
 def block_width(size: int) -> int:
+    """Return the number of columns of a block, if a state has `size` columns per head."""
     return gcd(size, MOST_COLUMNS)
 
 
@@ -166,6 +168,8 @@ def _nest(operands: Operands) -> Nest:
 
 @dataclass
 class _Scan:
+    """Writes the loops of a scan. Its fields are the operands and results, by their names in the formulas above."""
+
     kernel: Kernel
     out: Array
     states: Array
@@ -178,10 +182,12 @@ class _Scan:
 
     @property
     def rows(self) -> int:
+        """The number of rows of a state: the size of a key."""
         return self.k.shape[2].const
 
     @property
     def lanes(self) -> int:
+        """The number of columns that a vector holds."""
         return gcd(self.width, LANES)
 
     @property
@@ -191,9 +197,11 @@ class _Scan:
 
     @property
     def last(self) -> Dim:
+        """The last token of the step."""
         return self.v.shape[0] - 1
 
     def write(self, number: Scalar, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
+        """Write the whole nest. `number` is the number of the layer."""
         kernel = self.kernel
         heads, size = (dim.const for dim in self.v.shape[1:])
         axes = [("s", sources.shape[0]), ("h", Dim.of(heads)), ("b", Dim.of(size // self.width))]
@@ -292,6 +300,7 @@ class _Scan:
         self.kernel.tile(Prefetch(far, ahead * size, -(-length * size // LINE_BYTES)), place)
 
     def _head(self, h: Dim) -> Dim:
+        """Return the head of queries and keys that head `h` of the values uses."""
         return h // (self.v.shape[1].const // self.k.shape[1].const)
 
     def _clear(self, sums: Array, first: Dim) -> None:

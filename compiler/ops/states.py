@@ -43,6 +43,7 @@ def _states_operand(args: tuple[Type, ...]) -> TensorType:
 
 
 def _vector(args: tuple[Type, ...], index: int, name: str, layout: str) -> Dim | None:
+    """Return the length of a vector of integers, operand `index`, or None if it is unknown."""
     type_ = wants_int(tensor_operand(args, index, name, ndim=1, layout=layout), name)
     return None if type_.shape is None else type_.shape[0]
 
@@ -75,6 +76,7 @@ def _read_numpy(states: Any, sources: Any, layer: Any) -> Any:
 
 
 LAYER, PAGES = checked(Extent("states")), Extent("states", 1)
+# Returns the states of sequences, [s, size]: out[s] = states[layer, sources[s]], and zeros for page 0 and pages that do not exist.
 STATE_READ = define(
     "state_read",
     "states, sources, layer",
@@ -119,6 +121,7 @@ def _write_numpy(states: Any, values: Any, pages: Any, layer: Any) -> Any:
     return states
 
 
+# Changes states in place: states[layer, pages[m]] = values[m]. A page that does not exist is skipped.
 STATE_WRITE = define(
     "state_write",
     "states, values, pages, layer",
@@ -155,7 +158,8 @@ def _taps_numpy(weight: Any) -> Any:
 
 
 CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest, relations=_taps_relations)
-"""Transpose the weights of a convolution from [size, 1, taps], as checkpoints store them, to [taps, size], as `causal_conv` reads them."""
+"""Transpose the weights of a convolution from [size, 1, taps], as checkpoints store them, to [taps, size] in f32, as `causal_conv` reads
+them."""
 
 
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
@@ -168,13 +172,15 @@ def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorT
 
 
 def _input(x: Array, before: Array, token: Dim, sequence: Dim, start: Dim, j: Dim) -> Scalar:
-    """Return element `j` of the input at `token`. A token before the `start` of its sequence is read from `before`."""
+    """Return element `j` of the input at `token`. A token before the `start` of its sequence is read from `before`, and is 0 if `before`
+    does not reach back to it."""
     rows = before.shape[1]
     row = rows + token - start
     return guard(start, token, x.shape[0], cast(x[token, j], F32), guard(0, row, rows, cast(before[sequence, row, j], F32), 0.0))
 
 
 def _sequence_of(k: Kernel, seq_ids: Array, starts: Array, token: Dim) -> tuple[Dim, Dim]:
+    """Return the sequence of a token, and the first token of this sequence."""
     sequence = k.let("s", cast(seq_ids[token], I64))
     return sequence, k.let("start", cast(starts[sequence], I64))
 
@@ -227,6 +233,8 @@ def _last_inputs(count: int, x: Any, before: Any, token: int, sequence: int, sta
 
 
 BY_SEQUENCE = {"starts": starts_of(Extent("x")), "seq_ids": owners("starts")}
+# out[t] = the sum over r of weight[r] times the input taps - 1 - r tokens before t. Inputs before a sequence's first token in this step are
+# in `before` [s, taps - 1, size].
 CAUSAL_CONV = define("causal_conv", "x, weight, before, seq_ids, starts", _conv_type, _conv_numpy, _conv_nest, indices=BY_SEQUENCE)
 
 
@@ -261,6 +269,7 @@ def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> 
     return np.array(tails, np.float32).astype(x.dtype).reshape(len(saved), *before.shape[1:])
 
 
+# Returns the last inputs up to each saved token, [m, rows, size]: what `before` must hold when the sequence continues after that token.
 INPUT_TAILS = define(
     "input_tails",
     "x, before, seq_ids, starts, saved",

@@ -5,7 +5,7 @@
     LEGALIZE    the loop nest that computes it
     INDICES     the operands whose elements are indices, and what happens to an index outside its range
     OPERANDS    the names of the operands
-    VIEWS       the operators that only give memory another shape
+    VIEWS       the operators whose result is the memory of their first operand under another shape
 
 A module of operators fills the tables through `define`; `tests/compiler/ops` reports missing entries.
 """
@@ -44,11 +44,12 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None for a shape, whose annotation says everything, and for a tensor of unknown extents
+    places: tuple[Place | None, ...]  # None for a shape, whose annotation says everything, and for a tensor of unknown extents or type
     attrs: Mapping[str, Any]
     out: Type
 
     def buffer(self, index: int) -> Buffer:
+        """Return the buffer of an operand. Raise UnknownShape if the operand has none, because its extents or element type are unknown."""
         place = self.places[index]
         if not isinstance(place, Buffer):
             raise UnknownShape(f"operand {index} is {self.types[index]}, and a loop nest needs all extents; state them with match_cast")
@@ -125,7 +126,7 @@ def define(
     relations: Relations = no_relations,
     indices: Indices | None = None,
 ) -> OpDef:
-    """Add one operator to every table. `operands` names its operands: "x, weight, bias?" or "*xs". Without `legalize`, the virtual machine
+    """Add one operator to the tables. `operands` names its operands: "x, weight, bias?" or "*xs". Without `legalize`, the virtual machine
     itself must execute the operator. `relations` is called with operands and attributes that `deduce` accepts. `indices` has an entry for
     each operand whose elements are used as indices."""
     op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure, relations))

@@ -1,7 +1,8 @@
 """The interface of passes, and the pipeline that runs a list of them.
 
-A pass is a pure function `IRModule -> IRModule` that returns the same object when it changes nothing. Its parameters are fields of a frozen
-dataclass, and its file has its name. A pass never prints, times, verifies or dumps; instruments around the pipeline do that.
+A pass is a function `IRModule -> IRModule` without side effects (`RecallKernels` also reads files of kept code). It returns the same object
+when it changes nothing. Its parameters are fields of a frozen dataclass, and its file has its name. A pass never prints, times, verifies or
+dumps; instruments around the pipeline do that.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from compiler.ir.verify.module import VerifyError, verify
 
 
 class Pass(Protocol):
+    """Rewrites a program. A result that is the same object as the argument says that nothing changed."""
+
     def __call__(self, module: IRModule) -> IRModule: ...
 
 
@@ -30,12 +33,17 @@ def name_of(step: Pass) -> str:
 
 
 class Instrument(Protocol):
+    """Watches a pipeline."""
+
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         """Observe a pass that has run: its name, the program before it, the program after it, and the time it took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
+    """Passes that run in order. The methods that take the name of a pass raise CompileError if no pass has this name. If several have it,
+    `until`, `after` and `inserted` mean the first one."""
+
     passes: Sequence[Pass]
     instruments: Sequence[Instrument] = ()
 
@@ -79,7 +87,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Verify:
-    """Verify the module after each pass, and name the pass that broke a rule of the IR."""
+    """Verify the module after each pass that changed it. The VerifyError for a broken rule of the IR names the pass."""
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         if module is before:
@@ -92,6 +100,8 @@ class Verify:
 
 @dataclass(slots=True)
 class Timing:
+    """Add up the seconds of each pass, by its name."""
+
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
@@ -143,7 +153,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class ShowChanges:
-    """Show what each pass changed, by calling `write` with a diff."""
+    """Show what each pass changed, by calling `write` with a diff, or with a line that says that it changed nothing."""
 
     write: Callable[[str], None]
 

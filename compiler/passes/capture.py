@@ -1,9 +1,9 @@
 """Find captured regions: sequences of bindings that need nothing from the host. Each becomes a captured block, which one native call
 replays.
 
-Before: launches of loop nests, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings
-with at least one launch is a captured block. The order of bindings is kept, except that a check of dimensions within a sequence moves
-before it.
+Before: launches of loop nests, allocations in the arena, aliases, views and tuples, among other bindings. After: every maximal sequence of
+such bindings with at least one launch is a captured block, also in the branches of an If. The order of bindings is kept, except that a
+check of dimensions within a sequence moves before it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
 
 
 def _static(value: Value) -> bool:
-    """Whether the value needs no instruction between launches: it launches a loop nest, allocates planned memory, or is an alias or a
-    view."""
+    """Whether the value needs no instruction between launches: it launches a loop nest, allocates memory of the arena, or is an alias, a
+    view or a tuple."""
     match value:
         case Launch(library=library):
             return not library
@@ -84,10 +84,12 @@ def _static(value: Value) -> bool:
 
 
 def _checks_dims(value: Value) -> bool:
+    """Whether the value checks an expression of dimensions, and defines no variable."""
     return isinstance(value, MatchCast) and isinstance(value.value, ScalarValue) and not binders_of(value.type)
 
 
 def _same(a: tuple[Block, ...], b: tuple[Block, ...]) -> bool:
+    """Whether both have the same bindings in blocks of the same kinds."""
     return len(a) == len(b) and all(
         x.kind is y.kind and len(x.bindings) == len(y.bindings) and all(p is q for p, q in zip(x.bindings, y.bindings, strict=True))
         for x, y in zip(a, b, strict=True)

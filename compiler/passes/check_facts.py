@@ -10,6 +10,7 @@
                  of the callee checks the arguments)
     call_tir     operands and outputs have the extents and types that the loop     match_casts
                  nest declares, its variables lie within their ranges
+    call_library operands are tensors                                              match_casts
     annotation   a value has the annotation that its binding states                a match_cast; branches that do not match are refused
     operator     the relations that the operator declares hold                     match_casts
                  operands agree                                                    match_casts, from the operator's legalization
@@ -47,16 +48,19 @@ Emit = Callable[[MatchCast], Var]  # adds a check to the program, and returns th
 
 
 def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
-    """Return the atom if its annotation implies `wanted`, else a match_cast of the atom to `wanted`, whose messages name `boundary`."""
+    """Return the atom if its annotation implies `wanted`. Otherwise emit a match_cast of the atom to `wanted`, whose messages name
+    `boundary`, and return its result."""
     proved = subsumes(wanted, type_of(atom)).level is Level.PASS
     return atom if proved else emit(MatchCast(atom, wanted, boundary))
 
 
 def require_tensors(emit: Emit, atoms: Sequence[Atom], boundary: str) -> tuple[Atom, ...]:
+    """Require that each atom is a tensor, of any shape and element type. Return the atoms, or the results of their checks."""
     return tuple(require_type(emit, atom, TensorType(None, None), f"{boundary}, operand {i}") for i, atom in enumerate(atoms))
 
 
 def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
+    """Require that `given` equals `wanted`. Emit a check unless that is proved."""
     if not prove_eq(wanted, given):
         emit(MatchCast(ScalarValue(given), ScalarType(DType.I64, wanted), boundary))
 
@@ -68,7 +72,8 @@ def require_broadcast(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> Non
 
 
 def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str) -> None:
-    """Require that no extent of the tensors is negative. `known` are extents of existing tensors, which are never negative."""
+    """Require that no extent of a tensor, or of the tensors in a tuple, is negative. `known` are extents of existing tensors, which are
+    never negative."""
     for dim in dict.fromkeys(_extents(type_)):
         if dim not in known and not prove_le(0, dim):
             require_equal(emit, dim_max(dim, 0), dim, boundary)
@@ -109,12 +114,13 @@ def _checked(module: IRModule, func: Function) -> Function:
 
 @dataclass(slots=True)
 class _Checks:
-    """Collects the checks of one binding."""
+    """Collects the checks that must precede one binding."""
 
     module: IRModule
     before: list[Binding] = field(default_factory=list[Binding])
 
     def of(self, binding: Binding) -> list[Binding]:
+        """Return the binding after the checks of its operands and extents, and before the check of its annotation."""
         var, value = binding.var, binding.value
         match value:
             case CallTir(func=name, out=out):
@@ -147,7 +153,8 @@ class _Checks:
         return var
 
     def _annotated(self, binding: Binding) -> list[Binding]:
-        """Return the binding, followed by a check of its annotation if the annotation is not proved."""
+        """Return the binding, followed by a check of its annotation if the annotation is not proved. Raise AnnotationError if a branch of
+        an If does not match the annotation."""
         var, value = binding.var, binding.value
         if isinstance(value, If) and (problem := unjoined(self.module, var, value)):
             raise AnnotationError(f"binding {var.name!r}: {problem}")
@@ -157,7 +164,7 @@ class _Checks:
         if isinstance(value, CallTir):
             boundary = f"call_tir @{value.func}, result {var.name!r}"
         if isinstance(value, CallFunc) and isinstance(value.callee, Var):
-            # The annotation of a function that is passed as a value is not checked.
+            # Nothing checks that a function that is passed as a value returns what its annotation says, so the result counts as unknown.
             deduced, boundary = ObjectType(), f"result {var.name!r} of calling {value.callee.name!r}"
         if subsumes(var.type, deduced).level is Level.PASS:
             return [binding]
@@ -167,6 +174,8 @@ class _Checks:
     # --- calls of loop nests -------------------------------------------------------------------------------------------
 
     def _call(self, call: CallTir | Launch, prim: PrimFunc, out: tuple[Type, ...]) -> CallTir | Launch:
+        """Return a call of a loop nest whose operands and outputs are proved or checked to be as the nest declares. `out` is empty for a
+        launch, whose operands include the outputs."""
         params = [*(p for p in prim.params if p not in prim.outputs), *prim.outputs] if out else list(prim.params)
         args = list(call.args)
         places = [f"{'call_tir' if isinstance(call, CallTir) else 'launch'} @{call.func}, {p.name}" for p in params]
@@ -193,8 +202,8 @@ class _Checks:
         return call if same else replace(call, args=tuple(args))
 
     def _output(self, param: Buffer | ScalarParam | DimVar, stated: Type, found: dict[DimVar, Dim]) -> Type:
-        """Return the stated annotation of an output if it is proved, else the type that the loop nest produces; the annotation is then
-        checked."""
+        """Return the stated annotation of an output if it provably matches the type that the loop nest produces. Otherwise return this
+        type; the annotation is then checked."""
         assert isinstance(param, Buffer)
         wanted = _wanted(param, found)
         return stated if subsumes(wanted, stated).level is Level.PASS else wanted

@@ -1,8 +1,9 @@
 """Remove bindings of pure values that nothing uses, and loop nests that no function calls.
 
-Calls that may have an effect (impure operators and functions, launches, in-place calls) stay, and so do `match_cast`s, which are checks and
-define variables. Run this pass after `legalize`: operators that update states become in-place calls only there, and before that they look
-like pure values that nothing uses.
+Calls that may have an effect stay: impure operators and functions, functions that are passed as values, launches, in-place calls, and
+library routines that state an effect. `match_cast`s stay, because they are checks and define variables. An If stays if one of its branches
+contains such a value. Run this pass after `legalize`: operators that update states become in-place calls only there, and before that they
+look like pure values that nothing uses.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def _clean(func: Function, module: IRModule) -> Function:
 
 
 def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
+    """Return the body without bindings that nothing uses. `used` has the variables that are read later. Those that the body reads are added
+    to it."""
     if isinstance(body.result, Var):
         used.add(body.result)
     blocks: list[Block] = []
@@ -65,6 +68,7 @@ def _clean_body(body: Body, used: set[Var], module: IRModule) -> Body:
 
 
 def has_effect(value: Value, module: IRModule) -> bool:
+    """Whether the value must stay even if nothing uses it, as the head of this file lists."""
     match value:
         case Call(op=op):
             return not op.pure

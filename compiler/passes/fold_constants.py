@@ -1,7 +1,9 @@
 """Evaluate values that depend only on constants, with the interpreter.
 
-Before: all operands of some pure operators and loop nests are constants. After: their results are constants, too. A result stays a call if
-it is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program.
+Before: all operands of some pure operators and loop nests are constants, at least one of them a tensor. After: their results are constants,
+too. A call stays if its attributes or its annotation contain variables, or if its result is no tensor but a tuple of tensors. It also stays
+if its result is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program. Numbers alone,
+as in a tensor that is filled with a number, are not folded.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from compiler.passes.rewrite import rewrite_module
 
 @dataclass(frozen=True, slots=True)
 class FoldConstants:
-    most_bytes: int = 1 << 20
+    most_bytes: int = 1 << 20  # a result of at most this size is always folded
 
     def __call__(self, module: IRModule) -> IRModule:
         def replace(_: Builder, binding: Binding, value: Value) -> Value | None:
@@ -44,13 +46,15 @@ class FoldConstants:
 
 
 def _least_bytes(type_: TensorType) -> int:
-    """Return the number of bytes of a tensor, or 0 if its annotation does not tell."""
+    """Return the number of bytes of a tensor, or 0 if its annotation has no shape or no element type."""
     if type_.shape is None or type_.dtype is None:
         return 0
     return prod(d.const for d in type_.shape) * type_.dtype.num_bytes
 
 
 def _constant(value: Call | CallTir) -> bool:
+    """Whether all operands are constants, at least one of them is a tensor, and no attribute contains a dimension."""
+
     def known(atom: object) -> bool:
         match atom:
             case Constant():

@@ -1,8 +1,9 @@
 """Replace operators by the loop nests (or host routines) that compute them.
 
-Before: operators with known shapes. After: an operator with a nest is a `CallTir` of an outlined function, and one with a host routine is a
-`CallLibrary`. Views stay operators, since they compute nothing. If deduction could not prove that operands agree, a match_cast checks them.
-An operand of unknown shape raises an error that names the remedy.
+Before: operators with known shapes. After: an operator with a nest is a `CallTir` of an outlined function with safe indices
+(safe_indices.py), and one with a host routine is a `CallLibrary`. Views stay operators, since they compute nothing, and so do operators
+that the virtual machine itself executes. If deduction could not prove that operands agree, a match_cast checks them. If a nest needs the
+shape of an operand and the annotation does not have it, UnknownShape is raised, which names the remedy.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ def legalize(module: IRModule) -> IRModule:
 def _repeated(
     builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]
 ) -> Value | None:
-    """Return a call of the function that was made for an earlier call with the same operator, types and attributes, since the layers of a
-    model repeat calls. If there is none, legalize the call, and remember its function if it reads only operands of the call."""
+    """Return a call of the function that was made for an earlier call with the same operator, types, attributes and literal numbers, since
+    the layers of a model repeat calls. If there is none, legalize the call, and remember its function if it reads only operands of the
+    call. Return None as `_legalize` does."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
     literals = tuple(freeze(a.value) if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
     same = tuple(call.args.index(a) for a in call.args)
@@ -64,6 +66,7 @@ def _repeated(
 
 
 def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Value | None:
+    """Return what replaces the call of an operator, and emit its checks. Return None for a view that needs no check."""
     name, args = call.op.name, call.args
     types = tuple(type_of(a, builder.signature) for a in args)
     places = tuple(_place(_letter(i), a, t) for i, (a, t) in enumerate(zip(args, types, strict=True)))
@@ -110,6 +113,8 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str
 
 
 def _place(name: str, atom: Atom, type_: Type) -> Place | None:
+    """Return the place of an operand under this name, for the nest: a buffer, a scalar parameter or a literal number. Return None for a
+    shape, a tensor of unknown extents or element type, and a value of any other type."""
     match atom, type_:
         case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
             # an i64 becomes a parameter even if it is a literal: calls that differ only in it (a layer's index) share the function

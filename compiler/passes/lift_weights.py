@@ -3,8 +3,9 @@
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
 step still reads, or whose shapes define its variables. The functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each
 return a tuple of `prepared` values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so
-packing loops are fast. The results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated.
-So memory need not hold the whole checkpoint and all prepared weights at once. A function that others call stays as it is.
+packing loops are fast. The results of one function take up to PART_BYTES. They take more if a single result does, or if they share a
+computed value and cannot be separated. So memory need not hold the whole checkpoint and all prepared weights at once. A function that
+others call stays as it is.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def lift_weights(module: IRModule) -> IRModule:
 
 
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
+    """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
     early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
     defined = {d for v in func.weights for d in binders_of(v.type)}
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
@@ -98,8 +100,8 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """Group the bindings that prepare values in `used` into parts with results of at most PART_BYTES, or one connected group of bindings if
-    it has more. So there are few functions, and each is small."""
+    """Group the bindings that prepare values in `used` into parts. The results of a part have at most PART_BYTES, unless a connected group
+    of bindings has more: it is a part of its own. So there are few functions, and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -143,6 +145,7 @@ def _connected(bindings: Sequence[Binding]) -> list[list[Binding]]:
 
 
 def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: Sequence[Var]) -> Function:
+    """Return the function that computes `results`, as one tuple, from those weights that the bindings need."""
     prepared = Var("prepared", TupleType(tuple(v.type for v in results)))
     block = Block((*bindings, Binding(prepared, MakeTuple(tuple(results)))), BlockKind.DATAFLOW)
     body = Body((block,), prepared)
@@ -152,8 +155,8 @@ def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: S
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
-    """Return the chosen weights, and the weights needed to define all variables in shapes. `others` are further parameters, whose shapes
-    also define variables; `needs` has the variables that the function uses."""
+    """Return the chosen weights, and the weights needed to define all variables in shapes, in the order of `weights`. `others` are further
+    parameters, whose shapes also define variables; `needs` has the variables that the function uses."""
     given = {*chosen, *others}
     mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
     for dim in mentioned:
@@ -163,7 +166,8 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
 
 
 def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
-    """Whether only weights determine the value and a file of tensors can store it. Shapes and numbers are computed again at every call."""
+    """Whether only weights determine the value and a file of tensors can store it. Shapes and numbers are computed again at every call, and
+    so is a value with a number (`ScalarValue`) among its operands."""
     value = binding.value
     if isinstance(value, CallTir) and RANKS in module.prim(value.func).attrs:  # preparations run on one rank
         return False

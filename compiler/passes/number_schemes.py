@@ -1,16 +1,16 @@
 """Number schemes: to how many bits products with quantised weights round their rows, and which sums are exact.
 
 On CPUs and in browsers, the program alone decides, not the target: targets only choose the instructions that compute the same integers.
-A target may use a scheme of its own only if the program tolerates rows of bf16. GPUs use no scheme: they round the rows to bf16
-(round_operands.py).
+A target may use a scheme of its own only if the program tolerates rows of bf16. GPUs use no scheme: round_operands.py says which rows they
+round to bf16.
 
     weights of 8 or 6 bits     rows of 16 bits. Up to 512 products are added exactly: such a sum fits in 32 bits. If a row is stored
                                in two planes, each plane's sum is exact, and the two are combined in f32 with one rounding
     weights of 4 bits          rows of 8 bits, and of 16 bits for outliers (compiler/ops/products/integer_rows.py)
     weights of 4 bits, if the product tolerates rows of i8 (auto-fast)
                                rows of 8 bits
-    weights of 8 bits with one scale per channel, if the product tolerates rows of i8 (int8-fast)
-                               rows of 8 bits, with a scale per 64 elements
+    weights of 8 bits with one scale per channel and without offsets, if the product tolerates rows of i8 (int8-fast)
+                               rows of 8 bits, with a scale per 64 elements, if a channel is a multiple of these
 
 A row has one scale per group of the weight. If the weight has one scale per channel, a channel that is too long for an exact sum is cut
 into parts, and a row has one scale per part.
@@ -39,7 +39,8 @@ from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 
 LONGEST: Final = {8: 1 << 16, 16: 1 << 9}  # maximum number of products that are added exactly, by bits of the rows
-LONGEST_ON_UNIT: Final = 1 << 16  # the maximum for weights of 8 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes
+# The maximum for weights of 8 or 6 bits and rows of 16 bits on a matrix unit, which multiplies planes of bytes.
+LONGEST_ON_UNIT: Final = 1 << 16
 COARSE: Final = (8, 64)  # bits, and elements per scale, of rows that int8-fast rounds to i8
 CAP: Final = 4.25  # beside weights of 4 bits, numbers beyond this many mean magnitudes of their row are outliers
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
@@ -47,6 +48,8 @@ SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
+    """How a product rounds its rows, and how many products it adds exactly."""
+
     bits: int  # bits per element of the rows
     group: int  # number of elements of a row that share a scale; their products are added exactly, and the groups are added in order
     cap: float = 0.0  # if it is not 0, only outliers take more than 8 bits: numbers that exceed `cap` mean magnitudes of their row
@@ -54,6 +57,8 @@ class Scheme:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
+    """The quantised weight of a product: the operands and attributes of its dequantisation, and what the product says about its rows."""
+
     q: Atom  # the stored numbers
     scale: Atom
     bits: int
@@ -86,17 +91,20 @@ class QuantisedWeight:
 
     @property
     def has_coarse_rows(self) -> bool:
+        """Whether the rows have the bits and the group of COARSE, as the head of this file says for int8-fast."""
         if self.tolerates is not DType.I8 or self.bits != 8 or self.group != self.length:
             return False
         return self.length % COARSE[1] == 0 and self.offset is None
 
     @property
     def row_bits(self) -> int:
+        """The number of bits per element of the rows, unless they are coarse."""
         return 8 if self.bits == 4 and self.tolerates is DType.I8 else 16
 
 
 def scheme_of(weight: QuantisedWeight) -> Scheme | None:
-    """Return the scheme of a product. Return None if the product is computed in f32, because no part of the channel is long enough."""
+    """Return the scheme of a product. Return None if the product is computed in f32, because its groups are too long for exact sums, or no
+    part of the channel is long enough."""
     if weight.has_coarse_rows:
         return Scheme(*COARSE)
     group = _part(weight, LONGEST[weight.row_bits])
@@ -104,7 +112,7 @@ def scheme_of(weight: QuantisedWeight) -> Scheme | None:
 
 
 def scheme_on_unit(weight: QuantisedWeight) -> Scheme | None:
-    """Return the scheme for a matrix unit, which is fast for long groups only, or None as `scheme_of` does."""
+    """Return the scheme for a matrix unit, which is fast for long groups only, or None as `scheme_of` does. Its rows are never coarse."""
     group = _part(weight, LONGEST[weight.row_bits] if weight.bits == 4 else LONGEST_ON_UNIT)
     return None if group is None else _scheme(weight, group)
 
@@ -114,8 +122,9 @@ def _scheme(weight: QuantisedWeight, group: int) -> Scheme:
 
 
 def _part(weight: QuantisedWeight, longest: int) -> int | None:
-    """Return how many products are added exactly: those of a group or, if one group is the whole channel, of the longest part that fits.
-    Return None if no part is long enough."""
+    """Return how many products are added exactly: those of a group, if there are at most `longest`. If a longer group is the whole channel,
+    return the length of its longest part that fits. Return None if no part has at least SHORTEST_PART elements, and for longer groups that
+    are not the whole channel."""
     if weight.group <= longest:
         return weight.group
     step = FOUR * num_per_byte(weight.bits)

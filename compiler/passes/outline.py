@@ -1,5 +1,5 @@
-"""Turn a loop nest into a function (outlining). The variables of the nest are renamed, and variables that no shape defines become
-parameters. If the module has an equal function, that one is used."""
+"""Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable from outside that is no whole extent of
+an operand or output becomes a parameter. If the module has an equal function, that one is used."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Outliner:
         attrs: dict[str, Any] | None = None,
     ) -> CallTir:
         """Outline a nest and return the call. `operands` pairs each buffer or scalar that the nest reads with the value that the call
-        passes for it. `inplace[i]` is the index of the operand whose memory output `i` reuses."""
+        passes for it. `inplace[i]` is the index of the operand whose memory output `i` reuses, or None; () if no output reuses memory."""
         buffers = [place for place, _ in operands] + list(outputs)
         shaped = {v for b in buffers if isinstance(b, Buffer) for d in b.shape if (v := d.var) is not None}
         mentioned = dict.fromkeys(v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars())
@@ -59,6 +59,7 @@ class Outliner:
         return CallTir(self.add(name, prim), args, out, inplace)
 
     def add(self, name: str, prim: PrimFunc) -> str:
+        """Add the function under this name or a similar free one, unless an equal one is there already. Return the name of the function."""
         digest = _digest(prim)
         if digest not in self.names:
             self.names[digest] = self.builder.add(self.builder.fresh_name(name), prim)
@@ -66,8 +67,8 @@ class Outliner:
 
 
 def shared_buffers(params: Sequence[Buffer | ScalarParam | DimVar], inplace: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return pairs of numbers of buffers that share memory in a call: an operand, and an output. `params` are those of the operands, and
-    `inplace[i]` is the index of the operand whose memory output `i` reuses."""
+    """Return pairs of numbers of buffers that share memory in a call: an operand, and an output. Buffers are numbered without the other
+    parameters. `params` are those of the operands, and `inplace[i]` is the index of the operand whose memory output `i` reuses, or None."""
     numbers = [n for n, place in enumerate(params) if isinstance(place, Buffer)]
     return [(numbers.index(i), len(numbers) + o) for o, i in enumerate(inplace) if i is not None]
 

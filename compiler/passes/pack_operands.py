@@ -1,10 +1,11 @@
-"""Pack the right operand of every product in the order in which its tiles read it.
+"""Pack the right operands of products in the order in which their tiles read them.
 
 Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns in which the C numbers of one `r`
 are adjacent, and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]`
 instead, or the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of
-weights moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its
-order of summation stay the same.
+weights moves to load time; packing of activations is a parallel stage before the product. The product multiplies the same numbers, in the
+same order of summation. A product stays as it is if it already has a schedule, if no option below has a tile or panel for it, or if a right
+operand is no variable of known shape.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class PackOperands:
         plan: list[_Packed],
         known: dict[Hashable, tuple[str, list[CallTir]]],
     ) -> CallTir | None:
+        """Return the call of the packed product, and emit the packing calls. Return None if an operand to pack is no variable of known
+        shape."""
         numbers = [prim.params.index(packed.buffer) for packed in plan]
         sources = [call.args[n] for n in numbers]
         types = [type_of(s) for s in sources]
@@ -85,6 +88,7 @@ class PackOperands:
         return CallTir(name, tuple(args), call.out, call.inplace)
 
     def _packed(self, prim: PrimFunc, plan: list[_Packed]) -> PrimFunc:
+        """Return the product that reads the operands of the plan from panels."""
         params, body = list(prim.params), prim.body
         for packed in plan:
             panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
@@ -97,6 +101,7 @@ class PackOperands:
         return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
 
     def _element(self, packed: _Packed, panel: Buffer, indices: tuple[Dim, ...]) -> Scalar:
+        """Return the element of the panels that stands for the operand's element at `indices`."""
         n, r = indices[packed.column], indices[packed.depth]
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
         if isinstance(packed.format, Elements):
@@ -104,6 +109,7 @@ class PackOperands:
         return Load(panel, (*batch, n // packed.columns, r, n % packed.columns))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """Return the shape of the panels of an operand of this shape."""
         n, r = shape[packed.column], shape[packed.depth]
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
         if isinstance(packed.format, IntegerFragments):
@@ -111,6 +117,7 @@ class PackOperands:
         return (*batch, ceil_div(n, packed.columns), r // packed.group, Dim.of(packed.columns * packed.group))
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
+        """Return the call that packs `source`. Columns beyond the last one are filled with zeros."""
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
         plain = Buffer("w", given.shape, given.dtype)
         if isinstance(packed.format, IntegerFragments):
@@ -130,6 +137,8 @@ class PackOperands:
         return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
 
     def _packing_integers(self, outliner: Outliner, packed: _Packed, format: IntegerFragments, plain: Buffer, source: Atom) -> CallTir:
+        """Return the call that packs stored integers into the bytes of the format. Columns beyond the last one are filled with the offset,
+        which stands for 0."""
         panels = Buffer("p", self.shape(packed, plain.shape), DType.U8)
         kernel, num_columns = Kernel(), plain.shape[packed.column]
         with kernel.nest(panels.shape) as (*matrix, panel, deep, line):
@@ -172,6 +181,7 @@ class _Packed:
 
 
 def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
+    """Return the operands to pack: none if the function has a schedule, is no product, or has no tile or panel among the options."""
     if prim.attrs.get("schedule"):
         return []
     product = product_in(prim)
@@ -196,7 +206,8 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
 
 
 def _scaled_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
-    """Return the plan to pack the numbers and their scales. It is empty unless the tile supports them in every sum of the product."""
+    """Return the plan to pack the numbers and their scales. It is empty unless the tile supports every sum of the product, with its scales
+    in f32 or bf16, and numbers and scales are read at the column, the contracted axis and nothing else but a matrix."""
     found: dict[Buffer, _Packed] = {}
     for s in product.sums:
         scaled = scaled_numbers(s)
@@ -219,7 +230,8 @@ def _scaled_plan(product: Product[Contraction], tile: ProductTile) -> list[_Pack
 
 
 def _read_as(product: Product, load: Load, format: Elements | None, columns: int) -> _Packed | None:
-    """Return how to pack the buffer of a load, or None if the buffer is not the whole right operand of a sum."""
+    """Return how to pack the buffer of a load, or None if the load is not part of the right operand of a sum. One of its indices must be
+    the column, one must depend on the contracted axis alone, and no other may depend on either."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:
         axis = s.axes[0][0]

@@ -1,7 +1,7 @@
 """Find the kernels whose machine code is kept from an earlier compilation, so that they need not be scheduled, emitted and compiled.
 
-Before: unscheduled nests. After: every nest carries the key of its code as the attribute `kept`. A nest whose code was found carries
-`schedule` too, so that it is not scheduled, and it allocates the workspace that its code uses.
+Before: nests that `schedule_kernels` has not scheduled yet. After: every nest carries the key of its code as the attribute `kept`. A nest
+whose code was found carries `schedule` too, so that it is not scheduled, and it allocates the workspace that its code uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The walk that most graph passes share. It rebuilds functions binding by binding, and deduces the annotations of changed bindings again.
 
-A pass provides a function that maps a binding to the value that replaces it. The function may emit bindings before it through the builder.
-If it returns an atom, the atom replaces the variable everywhere.
+A pass provides a function that maps a binding to the value that replaces it. It gets the binding as it was, and its value with operands
+that are replaced already. It may emit bindings before it through the builder. If it returns an atom or a `Copy` of one, the atom replaces
+the variable everywhere. In a function that changes, the other copies vanish likewise.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None
 def rewrite_function(
     builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
 ) -> bool:
-    """Rebuild one function with the builder. `arena`, if given, becomes the size of its arena. Return whether anything was replaced."""
+    """Rebuild one function with the builder. `arena`, if given, becomes the size of its arena. Return whether anything was replaced. If
+    nothing was, the builder keeps the function as it is."""
     walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)
@@ -61,6 +63,8 @@ def rewrite_dataflow(body: Body, block_of: Callable[[Block], Block]) -> Body:
 
 
 class _Walker:
+    """Rebuilds the body of one function. `changed` says whether a value was replaced so far."""
+
     def __init__(self, builder: Builder, replace: Replace, kind: BlockKind | None) -> None:
         self._builder = builder
         self._replace = replace
@@ -104,7 +108,8 @@ class _Walker:
 
 
 def count_uses(body: Body, counts: dict[Var, int] | None = None) -> Mapping[Var, int]:
-    """Count how often each variable is an operand or a result in the body, including branches."""
+    """Count how often each variable is an operand or a result in the body, including branches. The counts are added to `counts`, if it is
+    given."""
     counts = {} if counts is None else counts
     for binding in body.bindings:
         for atom in operands(binding.value):

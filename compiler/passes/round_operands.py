@@ -1,8 +1,9 @@
-"""Round rows to bf16 before products that tolerate it, and on some machines before all products with quantised integers.
+"""Round rows of f32 to bf16 before products that tolerate it, and on some machines before all products with quantised integers that have
+no zero points or shifts.
 
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
-If a machine multiplies integers of 8 and 4 bits, or floats of 8 or 4 bits, as bf16 (`beside`), rows that are multiplied by such weights are
+If a machine multiplies quantised integers, or floats of 8 or 4 bits, as bf16 (`beside`), rows that are multiplied by such weights are
 rounded, too: beside floats if the product tolerates it, beside integers always. On a CPU, the only products with experts that have tiles
 for bf16 are those with floats of 8 bits. On a GPU, a product with experts has a tile if its depth, and each group of weights that shares a
 scale, are whole steps of the tile. The rows of products with experts that have no tile stay f32.

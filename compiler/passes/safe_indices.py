@@ -2,7 +2,7 @@
 
 A scalar is checked where it is not proved to be in range. A tensor whose declaration says `ahead` is replaced by a safe copy; for others,
 the operator's own loops make indices safe. Copies of the same operand with the same bound are equal calls, of which `share_subexpressions`
-keeps one.
+keeps one. If there are clamped indices or owners, and nothing that they can number, a check fails.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ NAMES = {
 
 
 def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Call:
+    """Return the call with safe copies of its index operands, or the call itself if it needs none. Emit the checks."""
     names = OPERANDS[call.op.name]
     args = dict(zip(names, call.args, strict=False))
     shapes = {name: _shape(builder, atom) for name, atom in args.items()}
@@ -65,6 +66,7 @@ def _known(builder: Builder, atom: Atom) -> TensorType | None:
 
 
 def _check(builder: Builder, atom: Atom, bound: Dim, place: str) -> None:
+    """Require that a scalar is in 0 .. `bound` - 1. A scalar of unknown value gets a variable for its value first."""
     type_ = type_of(atom, builder.signature)
     value = type_.value if isinstance(type_, ScalarType) else None
     if isinstance(atom, ScalarValue) and isinstance(atom.value, Dim):
@@ -78,7 +80,8 @@ def _check(builder: Builder, atom: Atom, bound: Dim, place: str) -> None:
 
 
 def _something_to_read(builder: Builder, count: Dim, type_: TensorType, place: str) -> None:
-    """Require that `count` is not 0 if there are indices to clamp. `type_` is their annotation."""
+    """Require that `count` is not 0 if there are indices. `count` is the number of things that they number, and `type_` is their
+    annotation."""
     assert type_.shape is not None
     wanted = dim_max(count, dim_min(num_elements(type_.shape), 1))
     require_equal(builder.emit, wanted, count, f"{place} (what the indices number)")
@@ -87,6 +90,8 @@ def _something_to_read(builder: Builder, count: Dim, type_: TensorType, place: s
 def _safe_copy(
     builder: Builder, outliner: Outliner, args: dict[str, Atom], name: str, declared: Index, type_: TensorType, bound: Dim
 ) -> Atom:
+    """Return a safe copy of the operand `name`. Return the operand itself if its safe copy is computed from a list of starts whose extent
+    is unknown."""
     assert type_.shape is not None
     assert type_.dtype is not None
     given, ordered = Buffer("indices", type_.shape, type_.dtype), None

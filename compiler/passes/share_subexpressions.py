@@ -1,5 +1,6 @@
-"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. A branch may also reuse
-values computed before it, but code outside a branch never reuses values computed in it."""
+"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. Calls of graph functions and
+of library routines, and Ifs, are never replaced. A branch may also reuse values computed before it, but code outside a branch never reuses
+values computed in it."""
 
 from __future__ import annotations
 
@@ -21,6 +22,9 @@ def share_subexpressions(module: IRModule) -> IRModule:
 
 
 def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
+    """Share the values of a body. `seen` has the variables of earlier values, by the keys of the values. `same` maps each variable that is
+    replaced to the variable that replaces it; this function adds to it."""
+
     def atom(a: Atom) -> Atom:
         return same.get(a, a) if isinstance(a, Var) else a
 
@@ -76,6 +80,7 @@ def _key(value: Value) -> Hashable | None:
 
 
 def _atom_key(atom: Atom) -> Hashable:
+    """Return a key of an operand. Arrays of more than 64 elements count as equal only if they are the same object."""
     match atom:
         case Var():
             return atom

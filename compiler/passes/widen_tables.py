@@ -1,8 +1,9 @@
-"""Replace weights of 4-bit codes, which are indices of a table, by the 8-bit integers of that table, if the target has no product that
-looks up codes.
+"""Replace weights of 4-bit codes, which are indices of a table, by the 8-bit integers of that table. This pass is for targets that have no
+product that looks up codes.
 
 Before: a weight is `dequantize(q, scale, bits=4, kind="iq4")`. After: the weight is `dequantize(wide, scale, bits=8)`, with `wide =
-cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes.
+cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes. Floats of 4 bits (e2m1) stay,
+and so do weights whose scales have an unknown shape.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ After the temperature step, a row holds *distances*: by how many nats each token
 distances, the token with the lower id ranks as nearer. A token that was removed is infinitely far. Each truncation works on the tokens that
 the previous truncation kept.
 
-Probabilities are *weights*, integers of 40 bits. Their sums are exact, so the token that a random number selects depends neither on the
-division into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products and sums without fusing, which every machine
-rounds alike.
+Probabilities are *weights*, integers: the best token has the weight 2^40. Their sums are exact, so the token that a random number selects
+depends neither on the division into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products and sums without fusing,
+which every machine rounds alike.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ TWO = 2.0  # adding it to 0.7 < x < 1.5 gives a sum whose low bits are x in unit
 
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
-    """Draw a token per row. Return the tokens, then the fields of `Logprobs`."""
+    """Draw a token per row. Return the tokens, then the fields of `Logprobs`. In place of a token, NOT_A_NUMBER says that the row has a NaN
+    or positive infinity, and NOTHING_LEFT that no token may be drawn. `rows` are the indices of the rows in the logits; the other
+    parameters are those of `SampleBatch`."""
     *lists, masks = lists_and_masks
     tokens = np.zeros(len(rows), np.int32)
     logprobs = _nothing(len(rows))
@@ -61,7 +63,8 @@ def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_a
 
 
 def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
-    """Return the fields of `Logprobs` for given tokens under the unmodified logits, with `tops[i]` alternatives for row `i`."""
+    """Return the fields of `Logprobs` for given tokens under the unmodified logits. `rows[i]` is the row of the logits that is read for
+    token `tokens[i]`, and `tops[i]` is the number of alternatives that are returned for it."""
     logprobs = _nothing(len(rows))
     for i, row in enumerate(rows):
         _rank(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), logprobs, i)
@@ -72,6 +75,7 @@ def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tu
 
 
 def _adjusted(logits: Row, number: Row, bias: tuple[Array, ...], seen: tuple[Array, ...]) -> Row:
+    """Return the logits after bias and penalties. `bias` has ids and values; `seen` has ids and how often each token was drawn."""
     adjusted = logits.copy()
     for token_id, value in zip(*bias, strict=True):
         adjusted[token_id] += value
@@ -97,7 +101,8 @@ def _distances(logits: Row, sharpness: np.float32) -> Row:
 
 
 def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
-    """Return the drawn token, and the distances from which it was drawn."""
+    """Return the drawn token, and the distances from which it was drawn. If no token could be drawn, or the best one was taken and nobody
+    asks for distances, the logits take the place of the distances."""
     first = int(logits.argmax())
     best, sharpness = logits[first], number[Number.SHARPNESS]
     if not best < np.inf:  # argmax returns the index of a NaN if there is one
@@ -120,7 +125,7 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
     sums = np.cumsum(weigh(distances))
     random = random_bits(setting[Setting.SEED], setting[Setting.POSITION], setting[Setting.CHOICE])
     drawn = int(np.searchsorted(sums, random * int(sums[-1]) >> RANDOM_BITS, side="right"))
-    return min(drawn, len(logits) - 1), distances  # no token is drawn if all weights are 0
+    return min(drawn, len(logits) - 1), distances  # if all weights are 0, `drawn` is beyond the last token
 
 
 def weigh(distances: Array) -> Array:
@@ -143,7 +148,8 @@ def _bits_beyond(numbers: Array, base: float) -> Array:
 
 
 def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
-    """Keep the tokens with the smallest keys, in ascending order, until their weights sum to `wanted`. Set all other tokens to infinity."""
+    """Return the distances of the tokens that are kept, and infinity for all others. Tokens are kept by ascending keys, until their weights
+    sum to at least `wanted`."""
     order = np.argsort(key, kind="stable")
     num_kept = int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1
     nearest = distances.copy()
@@ -152,6 +158,7 @@ def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
 
 
 def _share(weights: Array, share: int) -> int:
+    """Return the fraction `share` of all weights, but at least 1. `share` is in units of 2^-SHARE_BITS."""
     return max(1, int(weights.sum()) * share >> SHARE_BITS)
 
 
@@ -166,6 +173,8 @@ def _mean(distances: Row, weights: Array) -> np.float32:
 
 
 def _rank(distances: Row, token_id: int, num_top: int, logprobs: tuple[Array, ...], i: int) -> None:
+    """Write entry `i` of the fields of `Logprobs`: the distance and the rank of a token, the total weight, and the nearest tokens, of which
+    there are at most `num_top`. Tokens that were removed are not among them."""
     own_distances, totals, ranks, top_ids, top_distances = logprobs
     own = distances[token_id]
     own_distances[i], totals[i] = own, weigh(distances).sum()
@@ -176,5 +185,6 @@ def _rank(distances: Row, token_id: int, num_top: int, logprobs: tuple[Array, ..
 
 
 def _nothing(num_rows: int) -> tuple[Array, ...]:
+    """Return the fields of `Logprobs` for rows that requested nothing."""
     shapes = (num_rows, np.float32), (num_rows, np.int64), (num_rows, np.int32)
     return (*(np.zeros(n, t) for n, t in shapes), np.full((num_rows, NUM_TOP), -1, np.int32), np.zeros((num_rows, NUM_TOP), np.float32))

@@ -18,6 +18,7 @@ Words = tuple[Any, Any, Any, Any]  # integers below 2^32, or arrays of them as u
 
 
 def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
+    """Return the block of four random words for a counter and a key."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(NUM_ROUNDS):

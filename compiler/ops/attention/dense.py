@@ -35,6 +35,7 @@ LOWEST = float(np.finfo(np.float32).min)
 
 
 def check_attributes(attrs: Attrs) -> None:
+    """Raise AnnotationError unless `scale` is a number, and `window` and `softcap` are at least 0."""
     float_attr(attrs, "scale")
     int_attr(attrs, "window", 0)
     if float_attr(attrs, "softcap") < 0:

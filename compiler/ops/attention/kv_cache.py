@@ -11,7 +11,7 @@ Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offs
 the layer as an operand, so that all layers share one kernel.
 
 An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. It stores `round(x / scale)`. The scale maps the
-largest magnitude of the elements that share it to 127.
+largest magnitude of the elements that share it to 127. An operator that appends skips tokens whose slot does not exist.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
 
 
 def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
+    """Return the index, within a page, of element `j` of the value at `offset`."""
     return offset * size + j
 
 
@@ -70,8 +71,8 @@ TOKENS = "[tokens, heads, size]"
 
 def cache_operand(args: tuple[Type, ...], index: int, halves: int, heads: Dim | None, size: Dim | None) -> TensorType:
     """Return the annotation of the cache, operand `index`. Raise AnnotationError if it is no tensor of rank 5, or is proved not to have
-    `halves` halves on its second axis and pages for `heads` heads of `size` elements. `halves` is 2 for keys and values, and 1 for keys
-    alone. None: unknown."""
+    `halves` entries on its second axis and pages for `heads` heads of `size` elements. `halves` is 2 for keys and values, and 1 for keys
+    alone. If `heads` or `size` is None, that number is not checked."""
     cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
     if cache.shape is not None:
         agree(Dim.of(halves), cache.shape[1], "dimension 1 of cache")
@@ -157,8 +158,8 @@ def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim
 
 
 def _lane_tops(kernel: Kernel, names: str, sources: Sequence[Buffer]) -> list[Array]:
-    """Return an array [tokens, heads, lanes] per source. Each entry is the largest magnitude of the elements that this lane reads if
-    vectors read the row one after another. `names` names the arrays."""
+    """Return an array [tokens, heads, lanes] per source. Entry `lane` is the largest magnitude of the elements that this lane holds if a
+    row is read vector by vector. `names` names the arrays."""
     tokens, heads, size = sources[0].shape
     lanes = next(lanes for lanes in (LANES, 8, 4, 2, 1) if prove_divisible(size, lanes))
     found = [kernel.workspace(f"{name}_tops", tokens, heads, lanes) for name in names]

@@ -100,6 +100,8 @@ def text_bounds(k: Kernel, starts: Array, sequence: Dim, num_tokens: Dim) -> tup
 
 @dataclass(frozen=True, slots=True)
 class CachedKey:
+    """The key at one position of a sequence, and its value, in the paged cache."""
+
     k: Kernel
     source: Paged
     heads: Dim
@@ -113,6 +115,7 @@ class CachedKey:
         return self._decoded(KEYS, h, key_index(self.size, self.offset, r))
 
     def value(self, h: Dim, j: Dim) -> Scalar:
+        """Return element `j` of the value that query head `h` reads. In a cache without values, it is element `j` of the key."""
         if not self.source.has_values:
             return self.element(h, j)
         return self._decoded(VALUES, h, value_index(self.size, self.offset, j))
@@ -128,6 +131,8 @@ class CachedKey:
 
 @dataclass(frozen=True, slots=True)
 class RaggedKey:
+    """The key of one token, and its value, in tensors [tokens, kv_heads, size]."""
+
     k: Kernel
     source: Ragged
     heads: Dim

@@ -3,8 +3,9 @@
     starts [texts + 1]    the first token of each text; the last entry is the number of tokens
     text_ids [tokens]     the text of each token
 
-Every token attends to all tokens of its text. If the operand `bias` is given, `bias[h, m + d]` is added to the score of a key at distance
-`d` (the key's position minus the query's position); `d` is clamped to -m .. m.
+Every token attends to all tokens of its text. If the operand `bias`, [heads, 2 * m + 1], is given, `bias[h, m + d]` is added to the score
+of a key at distance `d` (the key's position minus the query's position); `d` is clamped to -m .. m. The mean of a text without tokens is
+NaN, and its maximum is minus infinity.
 """
 
 from __future__ import annotations

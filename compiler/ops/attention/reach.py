@@ -29,4 +29,5 @@ def first_position(k: Kernel, node: Attention, positions: Array, token: Dim, las
 
 
 def first_of_window(node: Attention, last: Dim) -> Dim:
+    """Return the first position of the window that ends at `last`, or 0 if there is no window."""
     return dim_max(0, last - (node.window - 1)) if node.window else Dim.of(0)

@@ -93,7 +93,7 @@ def _stored_numbers(format: Blocks, byte: Byte, at: Dim) -> Scalar:
 
 
 def _integer(of: Integers, byte: Byte, at: Dim, middle: int = 0) -> Scalar:
-    """Return the integer at position `at` of its block, plus `middle`."""
+    """Return the integer at position `at` of its block, with the constant that the format adds, plus `middle`."""
     found: list[Scalar] = []
     for part in of.parts:
         whole, shift = byte(Dim.of(part.byte(at))), Dim.of(part.shift(at))
@@ -108,7 +108,8 @@ def _integer(of: Integers, byte: Byte, at: Dim, middle: int = 0) -> Scalar:
 
 
 def _half(of: Half, byte: Byte) -> Scalar:
-    """Return an f16 as an f32: move its bits to those of an f32, and multiply by the power of two that is missing in the exponent."""
+    """Return an f16 as an f32, negated if the format says so: move its bits to those of an f32, and multiply by the power of two that is
+    missing in the exponent."""
     bits = byte(Dim.of(of.byte)) | byte(Dim.of(of.byte + 1)) << BYTE_BITS
     bits = bits ^ SIGN if of.is_negated else bits
     magnitude = (bits & SIGN - 1) << 13
@@ -140,7 +141,7 @@ def _panels_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _panels_nest(operands: Operands) -> Nest:
-    """Pack numbers into panels. The last panel is padded with columns of weights 0."""
+    """Pack the numbers of the blocks into panels. The last panel is padded with columns of weights 0."""
     kernel, format, panel = Kernel(), BLOCKS[operands.attrs["of"]], PANELS[operands.attrs["format"]]
     out, blocks = kernel.arrays(output(operands), operands.buffer(0))
     columns, num_columns = operands.attrs["columns"], blocks.shape[-2]

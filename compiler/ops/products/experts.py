@@ -72,7 +72,7 @@ def _linear_numpy(x: Any, w: Any, experts: Any, bias: Any = None, *, out_dtype: 
     return out.astype(x.dtype if out_dtype is None else DType(out_dtype).numpy)
 
 
-# out[j] = x[j] @ weight[experts[j]].T + bias[experts[j]]. `tolerates` means the same as for `linear`.
+# out[j] = x[j] @ weight[experts[j]].T + bias[experts[j]]. Attributes mean the same as for `linear`.
 EXPERT_LINEAR = define(
     "expert_linear",
     "x, weight, experts, bias?",

@@ -1,5 +1,5 @@
-"""Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum within a group
-is exact; the groups are added in order.
+"""Integer products of activations of 8 or 16 bits with weights in panels, which store 8, 6, 4 or 2 bits per weight. The sum of a plane
+within a group is exact. The sums of two planes are combined in f32 with one rounding. The groups are added in order, in f32.
 
     x[i, k] = scale[i, g] * v[i, k]     g = k // group; v is one plane of i8 or i16, or two planes of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
@@ -259,6 +259,7 @@ def integer_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation
 
 
 def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
+    """Raise AnnotationError if the operand has another rank, or an extent that is proved to differ."""
     if given.shape is not None and len(given.shape) != len(wanted):
         raise AnnotationError(f"{name} has rank {len(given.shape)}, expected {len(wanted)}")
     for d, (w, g) in enumerate(zip(wanted, wanted if given.shape is None else given.shape, strict=True)):
@@ -266,6 +267,8 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
 
 
 def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
+    """Write the product in the order of operations that the head of this file fixes. `chooses` means the same as for `integer_type`."""
+
     kernel, format = Kernel(), _format(operands.attrs)
     out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
     at = _Optional.of(operands.attrs, chooses=chooses)

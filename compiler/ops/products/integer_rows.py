@@ -47,9 +47,9 @@ NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is 
 
 
 def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim, most: Scalar | None = None) -> Scalar:
-    """Return the largest |x| of `count` elements of a row, which begin at `first`, or the largest that does not exceed `most`. The bits of
-    the magnitudes are compared as integers, which have the same order as the floats. This is faster than comparing floats with a test for
-    NaN, and NaN counts as the largest."""
+    """Return the largest |x| of `count` elements of a row, which begin at `first`. With `most`, return the largest that does not exceed
+    `most`, or 0 if all do. The bits of the magnitudes are compared as integers, which have the same order as the floats. This is faster
+    than comparing floats with a test for NaN, and NaN counts as the largest."""
 
     def bits(r: Dim) -> Scalar:
         found = bits_of(abs(cast(x[*row, first + r], F32)))
@@ -65,7 +65,7 @@ def _inverse(top: Scalar, most: int) -> Scalar:
 
 
 def _rounded(steps: Scalar) -> Scalar:
-    """Round to the nearest integer, an i32."""
+    """Round to the nearest integer, an i32; ties go to the even integer."""
     return bits_of(steps + ROUNDING) - ROUNDING_BITS
 
 
@@ -96,6 +96,7 @@ def _steps(x: Any, most: int, top: Any = None) -> tuple[Any, Any]:
 
 
 def _planes(numbers: Any) -> list[Any]:
+    """Return both planes of numbers, as `_plane` does."""
     upper = (numbers + 128) >> 8
     return [upper, numbers - (upper << 8)]
 
@@ -123,6 +124,7 @@ def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _num_planes(attrs: Attrs) -> int:
+    """Return the number of planes: 2 for rows of 16 bits in elements of 8 bits, else 1."""
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16):
         raise AnnotationError(f"attribute dtype is {held}, expected i8 or i16")
@@ -238,7 +240,7 @@ TWO_PLANES_FROM = 160
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce the annotations of the results: planes [..., 2, k], scale [..., 1], two_planes [..., 1]."""
+    """Deduce the annotations of the results: planes [..., 2, k], scale [..., 1], two_planes [..., 1] (bool)."""
     x = wants_float(tensor_operand(args, 0, "x"), "x")
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, expected at least 1")

@@ -1,6 +1,7 @@
 """Look-up of rows of a quantised table, such as the embeddings of tokens. Only the rows that are looked up are dequantised.
 
-    y[..., k] = table[ids[...], k]      the table, [size, length], is what `dequantize` computes from the numbers, scales and offsets
+    y[..., k] = table[ids[...], k]      the table, [size, length], is what `dequantize` computes from the numbers, scales and offsets, in
+                                        f32. An id outside the table is clamped
 
 A scale is a float, or an i8 multiple of a float `unit` that neighbouring groups share; then `offset` is a multiple of `offset_unit`. The
 attribute `offset` says whether there are offsets: "" (none), "zero" (subtracted before scaling) or "shift" (subtracted after scaling).
@@ -85,6 +86,7 @@ class _Table:
 
     @property
     def holds(self) -> DType:
+        """The element type of `numbers`."""
         return stored_as(self.bits, self.kind) if self.panels is None else U8
 
     @property
@@ -97,6 +99,7 @@ class _Table:
         return MIDDLE if self.bits == 4 and self.kind is Kind.INT else 0
 
     def numbers_shape(self, columns: int) -> Shape:
+        """Return the shape of `numbers`. Panels have `columns` rows of the table."""
         if self.panels is None:
             return Dim.of(self.size), Dim.of(self.length // num_per_byte(self.bits))
         return ceil_div(Dim.of(self.size), columns), self.panels.lines(Dim.of(self.length)), Dim.of(columns * FOUR)

@@ -1,4 +1,4 @@
-"""Matrix products. Floats of every type are multiplied and summed in f32, and the sum is rounded once. Integers are multiplied and summed
+"""Matrix products. Floats of every type are multiplied and summed in f32, and the result is rounded once. Integers are multiplied and added
 in the result's type. The attribute `tolerates` of `linear` names a type to which a back end may round x, for machines that multiply that
 type faster: bf16, or i8 with a scale per group if the weights are quantised integers. The reference interpretation of `linear` does not
 round x."""
@@ -65,6 +65,7 @@ def _linear_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
+# out = x @ weight.T + bias, with x [..., in]. The result has the type `out_dtype`, or by default that of x.
 LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None, "tolerates": None})
 
 
@@ -125,6 +126,8 @@ def _matmul_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted), fits=tuple(stretched))
 
 
+# out = a @ b, each transposed in its last two axes if the attributes say so. The other axes broadcast. The result has the type `out_dtype`,
+# or by default that of a.
 MATMUL = define(
     "matmul", "a, b", _matmul_type, _matmul_numpy, _matmul_nest, {"transpose_a": False, "transpose_b": False, "out_dtype": None}
 )

@@ -1,6 +1,7 @@
 """Quantisation of floats to integers: x = (q - zero) * scale, with one scale per group of `group` consecutive elements of the last axis.
 
     q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the lower four bits hold the number with the even index.
+            If the attribute `group` is 0, the whole axis is one group.
             If the attribute `bits` is 6, all numbers are at least -32 and less than 32, and products may store them in 6 bits
     scale   [..., k / group]; a single group as long as the axis gives one scale per channel
     zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
@@ -51,7 +52,8 @@ def bits_attr(attrs: Attrs, known: Iterable[int]) -> int:
 
 
 def group_of(attrs: Attrs, length: Dim) -> Dim:
-    """Return the length of a group. The attribute `group` is 0 if the whole axis is one group."""
+    """Return the length of a group. The attribute `group` is 0 if the whole axis is one group. Raise AnnotationError if the axis is not
+    proved to consist of whole groups."""
     group = int_attr(attrs, "group", 0)
     if group and not prove_divisible(length, group):
         raise AnnotationError(f"the last dimension is {length}, expected a multiple of the group size, {group}")
@@ -59,6 +61,7 @@ def group_of(attrs: Attrs, length: Dim) -> Dim:
 
 
 def num_groups(attrs: Attrs, length: Dim) -> Dim:
+    """Return the number of groups of an axis of this length."""
     return length // group_of(attrs, length) if attrs["group"] else Dim.of(1)
 
 

@@ -10,9 +10,10 @@ them, numbers of 6 bits -32 to 31. If the attribute `kind` is iq4, a number is o
 order, and is stored as its index.
 
 `refine_groups` rounds weights to the nearest numbers, and computes by least squares the scale and the shift that are best for these
-numbers, and their sum of squared errors. When weights are rounded, a scale of 0 counts as 1. Calls on its own results converge to a minimum
-near the first scale and shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them.
-`group_errors` returns the sums of squared errors of given scales and shifts.
+numbers, and their sum of squared errors. If least squares determine no scale or no shift, such as in a group without importance, the given
+one stays. When weights are rounded, a scale of 0 counts as 1. Calls on its own results converge to a minimum near the first scale and
+shift, so a caller compares several starts. `round_groups` returns the numbers, stored as `dequantize` reads them. `group_errors` returns
+the sums of squared errors of given scales and shifts.
 """
 
 from __future__ import annotations

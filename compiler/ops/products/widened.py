@@ -6,9 +6,9 @@
     v[i, k] = 256 * planes[i, 0, k] + planes[i, 1, k]
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
-S is a sixteenth of `largest`, the 4-bit step of the group with the largest scale. Panels have the 4-bit layout of integer.py; multipliers
-and channel scales are in panels of the same number of columns. Planes come from integer_rows.py. The second plane is used in rows that need
-two planes, and is zero in all other rows.
+S is about a sixteenth of `largest`, the 4-bit step of the group with the largest scale. Panels have the 4-bit layout of integer.py;
+multipliers and channel scales are in panels of the same number of columns. Planes come from integer_rows.py. The second plane is used in
+rows that need two planes, and is zero in all other rows.
 """
 
 from __future__ import annotations

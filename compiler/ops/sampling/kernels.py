@@ -20,6 +20,7 @@ ONE = const(1.0, F32)
 
 
 def sample_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Stmt:
+    """Return the nest of `sample`. Operands and outputs are given by name."""
     row = _Sampling(operands, outputs)
     with row.each_row(listing=True):
         row.sample()
@@ -27,6 +28,7 @@ def sample_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -
 
 
 def logprobs_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer]) -> Stmt:
+    """Return the nest of `token_logprobs`. Operands and outputs are given by name."""
     row = _Sampling(operands, outputs)
     with row.each_row(listing=False):
         row.rank_given()
@@ -34,7 +36,11 @@ def logprobs_nest(operands: Mapping[str, Buffer], outputs: Mapping[str, Buffer])
 
 
 class _Sampling(Truncations):
+    """Writes the code that samples one row, or ranks the given token of one row."""
+
     def sample(self) -> None:
+        """Draw a token and report what is requested. If the logits have a NaN or positive infinity, or if no token may be drawn, write
+        NOT_A_NUMBER or NOTHING_LEFT in place of the token."""
         k, i, arrays = self.k, self.i, self.arrays
         self.report_nothing()
         self.adjusted = k.local("adjusted", 1, dtype=BOOL)
@@ -64,6 +70,8 @@ class _Sampling(Truncations):
         self.report(token, cast(self.arrays["tops"][self.i], I64))
 
     def draw_and_report(self) -> None:
+        """Draw a token, or take the best one if the sharpness is 0. Report its log-probability if that is requested."""
+
         k, tokens = self.k, self.arrays["tokens"]
 
         def sharpness() -> Load:
@@ -147,6 +155,7 @@ class _Sampling(Truncations):
     # --- reporting log-probabilities -----------------------------------------------------------------------------------
 
     def report_nothing(self) -> None:
+        """Fill the outputs of the row with what marks a row that requested no log-probabilities."""
         arrays, i = self.arrays, self.i
         for name in ("distances", "totals", "ranks"):
             arrays[name][i] = 0

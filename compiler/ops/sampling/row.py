@@ -35,10 +35,12 @@ Read = Callable[[DimLike], Scalar]  # index -> element of the row
 
 
 def less(a: Scalar, b: Scalar) -> Scalar:
+    """Return the smaller number, or `a` if one is NaN."""
     return select(b < a, b, a)
 
 
 def more(a: Scalar, b: Scalar) -> Scalar:
+    """Return the larger number, or `a` if one is NaN."""
     return select(a < b, b, a)
 
 
@@ -106,9 +108,11 @@ class Row:
         return (self.setting(Setting.TOP) >= 0) & equal(self.setting(Setting.PROCESSED), 1)
 
     def raw(self, at: DimLike) -> Scalar:
+        """Return an element of the logits as they were given."""
         return self.arrays["logits"][self.source, at]
 
     def own(self, at: DimLike) -> Scalar:
+        """Return an element of `distance`: a distance, or an adjusted logit before distances are measured."""
         return self.distance[self.g, at]
 
     # --- loops ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ def number(value: int) -> Scalar:
 
 
 class Truncations(Row):
-    stage: Dim
+    """A row and the code that truncates it."""
+
+    stage: Dim  # 0: top_k, 1: top_p, 2: typical_p
 
     @property
     def stride(self) -> int:
@@ -99,6 +101,7 @@ class Truncations(Row):
             then()
 
     def off_center(self, at: DimLike) -> Scalar:
+        """Return the sort key of a token: the difference between its distance and `center`."""
         return abs(self.own(at) - self.center[0])
 
     def add_token(self, id_: Dim, e: Dim) -> None:
@@ -116,6 +119,7 @@ class Truncations(Row):
     # --- lists ---------------------------------------------------------------------------------------------------------
 
     def list_blocks(self, chosen: Callable[[Dim], Scalar]) -> None:
+        """List the blocks for which `chosen` holds."""
         self.count[0] = 0
         with self.k.serial("b", self.blocks) as b:
             c = self.k.let("c", self.count[0])
@@ -124,7 +128,7 @@ class Truncations(Row):
 
     def list_by_number(self, wanted: Callable[[], Scalar]) -> None:
         """List the candidates for the `wanted` nearest tokens: all tokens up to a distance within which at least `wanted` blocks have a
-        token."""
+        token, or the whole row if fewer blocks have one."""
         self.list_blocks(lambda b: self.low[self.g, b] < INF)
         self.upto[0] = INF
         self.wanted[0] = wanted()
@@ -270,6 +274,7 @@ class Truncations(Row):
         self.list_blocks(lambda b: (low[g, b] < INF) & ((low[g, b] <= heavy[0]) | equal(index(b % self.stride), 0)))
 
     def bucket(self, key: Scalar) -> Scalar:
+        """Return the bucket of a key. The last bucket also takes all keys beyond it."""
         scaled = (key - self.base[0]) * self.scale[0]
         return whole(select(scaled < BUCKETS - 1, scaled, BUCKETS - 1))
 
@@ -399,7 +404,8 @@ class Truncations(Row):
                                     self.count[0] = index(to) + 1
 
     def find_last(self) -> None:
-        """Find the last token with the key `nearest` that is needed to reach `wanted`."""
+        """Set `last` to the last token with the key `nearest` that is needed to reach `wanted`. Add the tokens up to it to the sums of
+        their blocks and of the row."""
         self.run[0] = 0
         with self.each_listed(self.own) as (count, part):
             self.weigh_near()

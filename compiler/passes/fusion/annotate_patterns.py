@@ -22,15 +22,16 @@ from compiler.ops.ranks import RANKS
 
 
 class Pattern(StrEnum):
-    """Kinds of computation. The first fuses most freely. A nest of the last kind, OPAQUE, is never joined into its consumer."""
+    """Kinds of computation. The first fuses most freely. An elementwise consumer is fused into a reduction, a product or stages as an
+    epilogue. A nest of the last kind, OPAQUE, is never joined into its consumer."""
 
     ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
-    BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are only some of i, j
+    BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are constants and some of i, j, in this order
     INJECTIVE = "injective"  # computes out[i, j] from elements at any other indices: permuted, sliced, gathered
-    REDUCTION = "reduction"  # contains a reduction
-    PRODUCT = "product"  # contains products of matrices; an elementwise consumer is fused into it as an epilogue
-    STAGED = "staged"  # several stages; the last one writes each element of the output once. An elementwise consumer is fused into it
-    OPAQUE = "opaque"
+    REDUCTION = "reduction"  # contains a reduction, but no product of matrices
+    PRODUCT = "product"  # contains products of matrices
+    STAGED = "staged"  # has several stages; the last one writes each element of the output once
+    OPAQUE = "opaque"  # any other nest, such as one with several outputs or one that works in place
 
 
 def annotate_patterns(module: IRModule) -> IRModule:
@@ -45,8 +46,8 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A function with one output, which reads no memory of other ranks (GPUs). Its last stage writes each element of the output once, and
-    no stage reads the output."""
+    """The stages of a function with one output, which does not work in place and reads no memory of other ranks (GPUs). Its last stage
+    writes each element of the output once. No stage reads the output, and no earlier stage writes it."""
 
     temporaries: tuple[Buffer, ...]
     stages: tuple[Stmt, ...]  # the stages before the last
@@ -54,6 +55,7 @@ class Staged:
 
 
 def staged(prim: PrimFunc) -> Staged | None:
+    """Return the stages of the function, or None if it has not the form that `Staged` describes."""
     if prim.num_outputs != 1 or "inplace" in prim.attrs or RANKS in prim.attrs:
         return None
     temporaries, body = without_allocations(prim.body)
@@ -74,6 +76,7 @@ def writes_each_once(nest: PerfectNest) -> bool:
 
 
 def pattern_of(prim: PrimFunc) -> Pattern:
+    """Return the kind of a function's computation. Sums of products count as reductions unless they are contractions already."""
     form = staged(prim)
     if form is None:
         return Pattern.OPAQUE
@@ -93,6 +96,6 @@ def pattern_of(prim: PrimFunc) -> Pattern:
 
 
 def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:
-    """Whether each index is a constant or a loop variable, and the loop variables are in order."""
+    """Whether each index is a constant or a loop variable, and the loop variables are in order, each at most once."""
     places = [at.index(i) for i in indices if not i.is_const and i in at]
     return all(i.is_const or i in at for i in indices) and places == sorted(set(places))

@@ -1,7 +1,8 @@
 """Fuse loop nests, so that intermediate values stay in registers.
 
-A producer with one consumer is joined into it by `join`. The joined call takes the consumer's position, so everything it reads, symbolic
-variables included, is defined there. A producer never moves past a write to memory that it reads.
+In dataflow blocks, `join` joins a producer with one consumer into this consumer. The joined call takes the consumer's position, so
+everything it reads, symbolic variables included, is defined there. A producer never moves past a write to memory that it reads, and a call
+that works in place is never joined into its consumer.
 
 A kernel that decodes or moves stacked weights is not joined with the stacking, which is computed once, when weights are loaded: the joined
 kernel would select among the parts element by element, and read them in an order in which they cannot be packed. If the scales of weights
@@ -37,7 +38,7 @@ from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_bodies
 
-MOST_OPERANDS = 24  # maximum number of operands of a joined function
+MOST_OPERANDS = 24  # maximum number of operands of producer and consumer together
 NUMBERS_AND_SCALES = 3  # numbers, scales and result: the buffers of a function that multiplies numbers by scales and subtracts no shifts
 
 
@@ -52,7 +53,7 @@ def fuse(module: IRModule) -> IRModule:
 
 
 def of_weights(func: Function) -> frozenset[Var]:
-    """Return the weights and all values that are computed from nothing else."""
+    """Return the weights, and all values outside branches that are computed from weights and constants alone."""
     found = set(func.weights)
     for binding in func.body.bindings:
         read = [atom for atom in operands(binding.value) if isinstance(atom, Var)]
@@ -67,7 +68,8 @@ class _Done:
     def __init__(self, owners: Owners, block: Block) -> None:
         self._owners = owners
         gets = (b.value.value for b in block.bindings if isinstance(b.value, TupleGet))
-        self.num_fields = Counter(tuple_ for tuple_ in gets if isinstance(tuple_, Var))  # number of fields that the block reads, per tuple
+        # for each tuple, the number of bindings of the block that read one of its fields and were not fused into a consumer
+        self.num_fields = Counter(tuple_ for tuple_ in gets if isinstance(tuple_, Var))
         self._bindings: list[Binding | None] = []
         self._places: dict[Var, int] = {}
         self._writes: list[tuple[int, frozenset[Place]]] = []  # in-place writes: position in the block, and the memory written
@@ -124,13 +126,15 @@ class _Done:
 
 
 class _Fuser:
+    """Fuses the calls of one function. `of_weights` has the values that depend on weights and constants alone."""
+
     def __init__(self, module: IRModule, outliner: Outliner, owners: Owners, of_weights: frozenset[Var]) -> None:
         self._module = module
         self._owners = owners
         self._of_weights = of_weights
         self._outliner = outliner
         self._scales: set[Var] = set()  # decoded scales of weights, which are not joined into any call
-        # calls reduced to some of their results, by call and indices of results
+        # calls narrowed to some of their results, by call and indices of results; None: that is impossible
         self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
         # joined call and its atoms, by join key; None: joining is impossible. A cache, since layers repeat the same joins
         self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}
@@ -177,7 +181,8 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any."""
+        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any. If the call cannot be
+        narrowed, it keeps all results."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))
@@ -201,6 +206,7 @@ class _Fuser:
         uses[made] = uses.pop(var)
 
     def _only(self, call: CallTir, results: tuple[int, ...]) -> CallTir | None:
+        """Return a call that computes only these results, or None if its stages are not independent."""
         if (call, results) not in self._parts:
             made = with_results(call, self._module_prim(call.func), results)
             self._parts[call, results] = made and self._outliner.call(made.name, made.operands, made.outputs, made.body)
@@ -208,7 +214,7 @@ class _Fuser:
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
         """Return a call whose only result is this value. A call with several results is narrowed to this result. Return None if that is
-        impossible, or if the value is no call of a loop nest."""
+        impossible, if the tuple of results is used elsewhere, or if the value is no call of a loop nest."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)
@@ -216,6 +222,8 @@ class _Fuser:
         return value if isinstance(value, CallTir) and len(value.out) == 1 else None
 
     def _join(self, done: _Done, var: Var, consumer: CallTir, uses: dict[Var, int]) -> CallTir | None:
+        """Return the consumer with the producer of `var` joined in. Return None if the consumer is not the only one that reads `var`, if
+        the producer works in place, if the consumer overwrites `var`, or if `join` or a rule at the head of this file forbids it."""
         places = [i for i, a in enumerate(consumer.args) if a is var]
         if not places or uses[var] != len(places):
             return None
@@ -249,6 +257,7 @@ class _Fuser:
         return CallTir(joined.func, tuple(new.get(a, a) for a in joined.args), joined.out, joined.inplace)
 
     def _join_anew(self, producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> CallTir | None:
+        """Return the joined call, and add its function to the module. Return None if `join` does."""
         made = join(producer, first, consumer, second, var)
         return made and self._outliner.call(made.name, made.operands, made.outputs, made.body, inplace=made.inplace)
 
@@ -259,6 +268,7 @@ class _Fuser:
 
 
 def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
+    """Add each number to the uses of the variables that the value beside it reads."""
     for value, count in changes:
         for atom in operands(value):
             if isinstance(atom, Var):

@@ -3,8 +3,9 @@
   inline     The producer reduces nothing: its right-hand side replaces every load of its result. Loads of one element share one node,
              which is computed once. This applies to hand-written nests, too: the decoding of packed weights ends up inside the product
              that reads them.
-  epilogue   The producer reduces (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is wrapped around
-             the producer's last store.
+  epilogue   The producer reduces or has stages (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is
+             wrapped around the producer's last store. The consumer may also be a product with sums of the same kind, whose epilogue reads
+             the producer: one tile then computes the sums of both.
   row        The producer writes one row at a time (a norm) and the consumer reduces parts of the same rows (the rounding of groups):
              the stages of both run one after another, and the row stays in the thread's own memory.
 
@@ -67,8 +68,8 @@ class WrittenCall:
 
 
 def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
-    """Return the consumer with the producer of `var` joined in, or None if that is impossible or too costly. `first` and `second` are the
-    functions that producer and consumer call."""
+    """Return the consumer with the producer of `var` joined in. Return None if that is impossible or too costly, or if one of the functions
+    is scheduled already. `first` and `second` are the functions that producer and consumer call."""
     form = staged(first)
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):
         return None
@@ -113,6 +114,7 @@ def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
 
 
 def _expressions(prim: PrimFunc) -> list[Scalar]:
+    """Return the scalar expressions of all statements."""
     return [scalar for stmt in walk_stmts(prim.body) for scalar in scalars_of(stmt)]
 
 
@@ -126,8 +128,9 @@ def _folds(form: Staged) -> bool:
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. Outside
-    products, a producer with costly functions never moves into a fold."""
+    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. A product of
+    floats takes a producer only if it decodes and is not read as rows. A product of integers takes none into its sums. Elsewhere, a
+    producer with costly functions never moves into a fold."""
     target = [second.params[i] for i in places]
     product = product_in(second)
     if product is not None:
@@ -164,11 +167,13 @@ def stacks(prim: PrimFunc) -> bool:
 
 
 def _costly(scalar: Scalar) -> bool:
+    """Whether the scalar applies a function that takes much longer than an addition."""
     costly = (Fn.EXP, Fn.EXP2, Fn.LOG, Fn.TANH, Fn.ERF, Fn.POW, Fn.SIN, Fn.COS, Fn.DIV, Fn.SQRT, Fn.RSQRT)
     return isinstance(scalar, Apply) and scalar.fn in costly
 
 
 def _values(prim: PrimFunc) -> list[Scalar]:
+    """Return the values that the function stores."""
     return [s.value for s in walk_stmts(prim.body) if isinstance(s, Store)]
 
 
@@ -197,8 +202,8 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 
 def _sums(prim: PrimFunc) -> list[str]:
-    """Return a key for each sum of a product: its extent, and for integers its formats. One schedule can compute all sums with equal
-    keys."""
+    """Return a key for each sum of a product: its extent, and for integers its groups and formats. One schedule can compute all sums with
+    equal keys. Return [] for a function that is no product."""
     product, integer = product_in(prim), grouped_product_in(prim)
     if product is not None:
         return [str(s.extent) for s in product.sums]
@@ -215,6 +220,7 @@ def _kind(s: GroupedSum) -> str:
 
 
 def _by_rows(prim: PrimFunc) -> bool:
+    """Whether the function has several stages, which work row by row (`match_rows`), and does not work in place."""
     return "inplace" not in prim.attrs and isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
 
 
@@ -295,6 +301,7 @@ def _only_store(body: Stmt) -> PerfectNest:
 
 
 def _inlined(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> WrittenCall:
+    """Join `a` into `b` by inlining: `a` has one store, and its value replaces the loads of `target` in `b`."""
     renamed, operands = _merged(a, b, target)
     nest = _only_store(a.body)
     elements: dict[tuple[Dim, ...], Scalar] = {}
@@ -313,6 +320,8 @@ def _inlined(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
 
 
 def _wrapped(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> WrittenCall:
+    """Join `b` into `a` as an epilogue: the value of the last store of `a` replaces the loads of `target` in the only store of `b`, which
+    becomes the last store. The earlier stages of `a` stay."""
     renamed, operands = _merged(a, b, target)
     temporaries, inner = without_allocations(a.body)
     stages = statements(inner)
@@ -331,6 +340,8 @@ def _wrapped(a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam) -> Wr
 
 
 def _rows(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
+    """Run the stages of both calls one after another, with the producer's result as a temporary buffer. Return None if the stages together
+    do not work row by row (`match_rows`)."""
     a, b = written_out(producer, first), written_out(consumer, second)
     target = next(place for place, atom in b.operands if atom is var)
     assert isinstance(target, Buffer)

@@ -26,8 +26,8 @@ def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> Wri
 
 @lru_cache(maxsize=512)
 def _independent(prim: PrimFunc) -> bool:
-    """Whether there are several stages, none of which has a schedule or works in place, and each is a nest that writes one of the outputs
-    and reads none of them."""
+    """Whether the function has no schedule, does not work in place, and is a sequence of stages, each of which is a nest that writes one of
+    the outputs and reads none of them."""
     if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule"}:
         return False
     stages, outputs = statements(prim.body), set(prim.outputs)

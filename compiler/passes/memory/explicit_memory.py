@@ -1,7 +1,7 @@
 """Make memory explicit: every call in destination-passing style becomes an allocation per output and a launch.
 
 Before: calls of loop nests and library routines have values. After: `Alloc` and `Launch` replace them, except for library routines whose
-result has an unknown shape, because only the routine knows the size. An in-place output uses the memory of its operand.
+result has an unknown shape or element type, because only the routine knows the size. An in-place output uses the memory of its operand.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def explicit_memory(module: IRModule) -> IRModule:
 def _outputs(
     builder: Builder, name: str, out: tuple[Type, ...], args: tuple[Atom, ...], inplace: tuple[int | None, ...]
 ) -> tuple[Atom, ...]:
+    """Return the memory of each output: a new allocation, or the operand that it overwrites."""
     outs: list[Atom] = []
     for i, type_ in enumerate(out):
         reused = inplace[i] if inplace else None
@@ -51,4 +52,5 @@ def _outputs(
 
 
 def _sized(type_: Type) -> bool:
+    """Whether the shape and the element type of a tensor are known."""
     return isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None

@@ -1,15 +1,16 @@
-"""Assign every allocation an offset in one arena.
+"""Assign allocations offsets in one arena.
 
-Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function records the arena's size. The
-entry points of a module share one arena, since only one of them runs at a time; a function that others call takes the bytes above those of
-its caller. Results of such functions, and values prepared from weights, outlive their arena and keep memory of their own.
+Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, except those that keep memory of their own, and
+the function records the arena's size. A function that records one already stays as it is. The entry points of a module share one arena,
+since only one of them runs at a time; a function that others call takes the bytes above those of its caller. Results of such functions, and
+values prepared from weights, outlive their arena and keep memory of their own.
 
 Two allocations may overlap if their lifetimes do not. A lifetime begins at the allocation and ends with the last use of any alias: a copy,
 a view, a match_cast, a tuple, the value of an If. A value that a function returns lives to the end of the function.
 
 Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free during their lifetime. Sizes without an
 upper bound share *slots* at symbolic offsets after them: an allocation uses a free slot that is provably large enough, or enlarges a free
-slot that is provably smaller. An allocation keeps memory of its own if its size depends on data and has no bound.
+slot that is provably smaller, or takes a new slot. An allocation keeps memory of its own if its size depends on data and has no bound.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class _Lives:
                 return
 
     def _use(self, *atoms: Atom) -> list[_Life]:
+        """Extend the lifetimes of all memory that the atoms may hold to the present binding, and return these lifetimes."""
         lives = [self.found[place.var] for place in self.owners.of(*atoms) if place.var in self.found]
         for life in lives:
             life.last = self._now
@@ -175,12 +177,16 @@ def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]
 
 @dataclass(slots=True)
 class _Slot:
+    """Memory at a symbolic offset that several allocations use, one after another."""
+
     size: Dim
     last_use: int  # number of the last binding that uses the slot
     users: list[_Life]
 
 
 def _place_slots(lives: list[_Life], offsets: dict[Var, Dim], total: Dim) -> tuple[dict[Var, Dim], Dim]:
+    """Place allocations in slots after the first `total` bytes, and add their offsets to `offsets`. Return these offsets, and the size of
+    the arena."""
     slots: list[_Slot] = []
     for life in lives:  # in order of allocation
         free = [s for s in slots if s.last_use < life.first]

@@ -123,7 +123,7 @@ def taken_in(module: IRModule) -> Taken:
 
 
 def destroyed(body: Body, taken: Taken) -> set[Var]:
-    """Return the values whose memory calls overwrite, including all aliases."""
+    """Return the values that calls overwrite, and the values of which these are aliases (`written`)."""
     return written(body, lambda value: [_operands(value)[i] for i in taken(value)])
 
 
@@ -132,7 +132,8 @@ def _operands(value: Value) -> tuple[Atom, ...]:
 
 
 def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
-    """Return, by the variable of each call that overwrites memory, the positions of the operands that must be copied before the call."""
+    """Return, by the variable of each call that overwrites memory, the positions of the operands that must be copied before the call. Calls
+    that need no copy are left out."""
 
     def shared(value: Value) -> tuple[Atom, ...]:
         """Return the values with which a value shares memory. Memory that a call overwrote belongs to the call's result alone."""
