@@ -183,7 +183,8 @@ def _has_own_head(config: ModelConfig, weights: WeightSource, held: WeightSource
     has_one_type = first.dtype == second.dtype
 
     def rows(array: Tensor, at: int) -> NDArray[Any]:
-        """Return some rows to compare: their bytes, which takes a fraction of the time, if both tables have the same type."""
+        """Return ROWS rows to compare: as bytes if both tables have the same type, since comparing bytes takes a fraction of the time,
+        otherwise as f32."""
         part = array[at : at + ROWS]
         return part.view(np.uint8) if has_one_type else part.astype(np.float32)
 

@@ -124,9 +124,10 @@ def _taps(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> tupl
 
 
 def _shares(vision: Vision, crops: Sequence[Crop], points: Sequence[Ints]) -> Floats:
-    """Return, for each patch, the share of each entry of the table of positions, [patches, entries]. For SigLIP 2, the table is scaled to
-    the size of a crop as images are, without aliasing: where a crop has fewer patches than the table has entries, a patch gets a weighted
-    mean of those near it. For GLM-4.1V, a patch gets the value of a cubic curve through the four nearest entries of each axis."""
+    """Return, for each patch, the share of each entry of the table of positions, [patches, entries]. For SigLIP 2, the table is resized to
+    the crop by bilinear interpolation with antialiasing. Along an axis on which the crop has fewer patches than the table has entries, a
+    patch gets a weighted mean of all entries near it; along other axes, of the two nearest entries. For GLM-4.1V, the table is resized by
+    bicubic interpolation: a patch gets a weighted sum of the four nearest entries along each axis."""
     found: list[Floats] = []
     entries, one = np.arange(vision.table_edge, dtype=np.float32), np.float32(1)
     for crop, at in zip(crops, points, strict=True):

@@ -69,7 +69,8 @@ class BatchBuilder:
         return prepared.batch
 
     def _built(self, plan: Plan) -> _Prepared:
-        """Build the arrays of a plan, with the tokens that are known."""
+        """Build the arrays of a plan. An item of several tokens gets its tokens if all of them are known. All other tokens stay zeros until
+        `build` sets them."""
         items, num_tokens = plan.in_order, plan.num_tokens
         num_longer = sum(item.count > 1 for item in items)
         tokens = np.zeros(num_tokens, np.int32)

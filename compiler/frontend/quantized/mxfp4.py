@@ -53,7 +53,7 @@ class Mxfp4:
         return {NUMBERS[Kind.E2M1]: blocks.reshape(*blocks.shape[:2], -1), SCALE: powers.astype(DType.BF16.numpy)}
 
     def powers(self, parts: Parts) -> Floats:
-        """Return the scales of doubled numbers."""
+        """Return half the scale of each block of 32 numbers, since these scales multiply the doubles of the numbers (`DOUBLED_E2M1`)."""
         return powers_of(parts["_scales"])
 
 

@@ -147,8 +147,9 @@ class AttendCode(Rows):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
-        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums` are negative, though
-        they never are. Otherwise the assembler would compute weights after the barrier, while the other warpgroup waits."""
+        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums`, the sums of the
+        rows' weights, are negative, though they never are. Otherwise the assembler would compute weights after the barrier, while the
+        other warpgroup waits."""
         code, number = self.code, self.own_warpgroup()
         for x in sums:
             is_negative = code.op(f"fcmp olt float {x}, 0.0")

@@ -32,12 +32,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The properties that all requests of a trace share."""
+    """The parameters of a trace: the rate of its requests, its duration, the mean lengths of prompts and answers, and the seed."""
 
     rate: float  # requests per second, on average over the trace
     duration_s: float
-    num_prompt: int = 512  # tokens, on average
-    num_new: int = 128
+    num_prompt: int = 512  # tokens of a prompt, on average; in `sessions`, of the text that each request adds
+    num_new: int = 128  # tokens of an answer, on average
     seed: int = 0
 
     @property

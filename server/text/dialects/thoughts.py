@@ -32,7 +32,7 @@ class Thoughts:
         return prompt.rstrip("\n").endswith(self.begin.rstrip("\n"))
 
     def are_begun(self, answer: str) -> bool:
-        """Return whether the beginning of an answer ends inside a block."""
+        """Return whether `answer`, the text of an answer so far, begins with a block that it has not closed."""
         return answer.lstrip().startswith(self.begin) and self.closing not in answer
 
     def in_vocabulary(self, ids_of: Callable[[str], list[int]]) -> bool:

@@ -67,7 +67,8 @@ def num_lines(text: str) -> int:
 
 
 def _parts_bytes(count: int) -> int:
-    """Return the bytes that `count` parts of a text take. Raise TemplateLimit if there are too many."""
+    """Return an upper bound for the bytes that splitting a text at `count` separators takes, in addition to the bytes of the text. There is
+    one part more than separators. Raise TemplateLimit if there are too many separators."""
     if count > MAX_ITEMS:
         raise TemplateLimit(f"a text splits into {count} parts; at most {MAX_ITEMS} are allowed")
     return ITEM_BYTES * (count + 1)

@@ -93,9 +93,10 @@ TERMS = {
     "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
     "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
     "divided by the peer's.",
-    "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The ideal is the time in "
-    "which the model, without the engine, runs the same prompts in full chunks and then steps of all sequences. `over HTTP` "
-    "is measured through a server process, all other rows inside the engine's process.",
+    "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The first burst has the "
+    "first requests after the load; the second follows, with other prompts. The ideal is the time in which the model, without the engine, "
+    "runs prompts of the same lengths in full chunks and then steps of all sequences; `throughput / ideal` is this time divided by the "
+    "measured time. `over HTTP` is measured through a server process, all other rows inside the engine's process.",
     "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers, and run in Node. The peak "
     "is the rate of multiply-adds in registers, in the same engine. A native thread runs the same decode step, compiled for the CPU as for "
     "the server.",

@@ -58,7 +58,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     run = f"define internal void @{symbol}.run({params}) #0 {{\nentry:\n{code.text()}\n  ret void\n}}"
     symbols = PhaseSymbols(symbol, f"{symbol}.grid")
     grid = parameters.grid(symbols.grid, lambda indices: _num_iterations(indices, loops))
-    return Phase(symbols, code, "\n".join((run, _body(symbol, parameters), grid)))
+    return Phase(symbols, code, "\n".join((run, _entry(symbol, parameters), grid)))
 
 
 def _independent(loop: For, outer: list[For]) -> bool:
@@ -71,9 +71,9 @@ def _parallel_inside(stmt: Stmt) -> For | None:
     return next((s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.PARALLEL), None)
 
 
-def _body(symbol: str, parameters: Parameters) -> str:
-    """Emit the function `symbol`, which the runtime calls. It loads the arguments from the arrays `buffers` and `dims` and passes them to
-    the function `symbol`.run, which contains the kernel's loops."""
+def _entry(symbol: str, parameters: Parameters) -> str:
+    """Emit the function `symbol`, which the runtime calls for a range of the phase's iterations. It loads the arguments from the arrays
+    `buffers` and `dims`, and passes them and the range to the function `symbol`.run, which contains the loops of the phase."""
     lines: list[str] = []
     arguments: list[str] = []
     for kind, array, short, count in (("ptr", "buffers", "b", len(parameters.buffers)), ("i64", "dims", "d", len(parameters.dims))):

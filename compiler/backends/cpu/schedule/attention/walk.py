@@ -111,8 +111,8 @@ class Rows(ABC):
                         self.multiply_values(k, block, head, of_head, part)
 
     def runs(self, k: Kernel, block: Block, half: int, span: Span) -> Iterator[list[HeadPage]]:
-        """Loop over a span and yield lists of pages that are read at once. The code that the caller's `for` emits becomes the body of the
-        loop."""
+        """Emit a loop over a span, and yield once: the pages that an iteration reads at once. The code that the caller's `for` emits
+        becomes the body of the loop."""
         panel_pages = self.order.cut.panel_pages
         at_once = min(panel_pages, self.order.keys if half == KEYS else self.order.values)
         with each(k, span.count * (panel_pages // at_once)) as v:

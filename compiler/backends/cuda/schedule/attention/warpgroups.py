@@ -155,7 +155,8 @@ class _LongRuns:
 
     @property
     def few(self) -> int:
-        """The number of tokens whose rows fit the lowest tile of the second launch."""
+        """The maximum number of tokens of a short run, which is left to the second launch. Its rows, one per token and head of the block,
+        fit that launch's tile of 8 rows. Runs with more tokens are long."""
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
