@@ -42,8 +42,9 @@ class Publications:
     """The exports of loaded models, by the names of the models."""
 
     def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
-        """Publish the models in `names`. Each export gets its own folder below `folder`."""
-        self._names = sorted(names, key=len, reverse=True)
+        """`names`: the models to publish, each from the call of `begin` on. Each export gets its own folder below `folder`. If `export` is
+        None, nothing is published."""
+        self._names = sorted(names, key=len, reverse=True)  # the longest first, so that `find` prefers it
         self._export = export
         self._folder = folder
         self._current: dict[str, Publication] = {}

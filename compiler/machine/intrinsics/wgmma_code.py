@@ -312,8 +312,8 @@ class WgmmaCode(Stages):
         self.sums = using
 
     def _read_group(self, turn: str, number: int, into: Sequence[str]) -> None:
-        """Begin to read the scales of a group of a turn, or of the last group if there is no such turn. Numbers of 32 bits are computed
-        faster than of 64."""
+        """Begin to read the scales of this taker's group `number` in a turn, or of the last group if there is no such turn. A turn has
+        `op.turns` groups for each taker. The index of the group is computed in 32 bits, because that is faster than in 64."""
         code, op = self.code, self.op
         first, turn = (code.op(f"trunc i64 {x} to i32") for x in (self.times(self.taker, op.turns), turn))
         group = code.op(f"add i32 {code.op(f'mul i32 {turn}, {op.takers * op.turns}')}, {code.op(f'add i32 {first}, {number}')}")

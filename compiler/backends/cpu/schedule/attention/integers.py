@@ -230,7 +230,8 @@ class IntegerRows(Rows):
         return total
 
     def total(self, total: Array, m: Dim, column: Dim) -> Scalar:
-        """Return the sum of all planes of a row in a column, as f32."""
+        """Return a row's sum in a column, as f32. With two planes, plane 0 has the products of the upper bytes, so its sum
+        counts 256 times."""
         found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
         return cast(found, F32)
 
