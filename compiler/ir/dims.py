@@ -470,7 +470,8 @@ _INT_OPERATORS: dict[type[_Node], Callable[..., int]] = {FloorDiv: floordiv, Mod
 
 
 def _show_term(coefficient: int, monomial: Monomial, *, alone: bool) -> str:
-    """Return a term as text. `alone` means that no operator is next to the term, so a division in it needs no parentheses."""
+    """Return a term as text. `alone` means that no operator is next to the term, so a term that is a single division or
+    remainder needs no parentheses."""
     factors = [str(coefficient)] if coefficient != 1 or not monomial else []
     bare = alone and len(monomial) == 1
     return "*".join(factors + [_show_atom(a) if bare or not isinstance(a, _Division) else f"({_show_atom(a)})" for a in monomial])

@@ -304,8 +304,9 @@ class _Values(BlockCode):
         return _fragments(self, chosen)
 
     def _from_keys(self, page: str, number: int) -> list[list[str]]:
-        """Load this lane's part of a page whose keys hold the values: for each of the lane's elements, the words of its keys. The pairs
-        along the summed axis are words already."""
+        """Load this lane's part of a page in which values are the beginnings of keys. Return two words for each of the lane's elements in
+        the range `number` of a warp: this element of the lane's four keys. A word already is a pair of neighbours on the summed axis, as
+        the instruction needs it."""
         begin = number * WARPS * self.op.width
         return [self.words(GLOBAL, page, str((begin + e) * PAGE * 2), 2) for e in range(self.op.width // EIGHT)]
 

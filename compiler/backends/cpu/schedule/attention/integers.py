@@ -209,7 +209,7 @@ class IntegerRows(Rows):
                 total = self.multiply(k, self.queries, row, n, Dim.of(0), self.keys[0, 0], (size, size), later)
                 for v, page in enumerate(pages):
                     with k.unroll("m", n) as m, k.vector(PAGE) as lane:
-                        score = self.total(total, m, v * PAGE + lane) * self.queries.factors[row + m] * self.cache.scale(page, KEYS, lane)
+                        score = self.joined(total, m, v * PAGE + lane) * self.queries.factors[row + m] * self.cache.scale(page, KEYS, lane)
                         self.scores[row + m, page.slot, lane] = capped(score, self.integers.operands.node.softcap)
 
     def multiply(
@@ -229,7 +229,7 @@ class IntegerRows(Rows):
         k.tile(self.integers.product(n, len(later)), total[0, 0, 0], rows.integers[row, 0, begin], panel, *later, dims=dims)
         return total
 
-    def total(self, total: Array, m: Dim, column: Dim) -> Scalar:
+    def joined(self, total: Array, m: Dim, column: Dim) -> Scalar:
         """Return a row's sum in a column, as f32. With two planes, plane 0 has the products of the upper bytes, so its sum
         counts 256 times."""
         found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
@@ -274,7 +274,7 @@ class IntegerRows(Rows):
                     for v in range(columns // PAGE):
                         with k.unroll("m", n) as m, k.vector(PAGE) as lane:
                             place = row + m, p * (columns // PAGE) + v, lane
-                            values[place] = fma(self.total(total, m, v * PAGE + lane), self.weights.factors[row + m], values[place])
+                            values[place] = fma(self.joined(total, m, v * PAGE + lane), self.weights.factors[row + m], values[place])
 
     def next_keys(self, k: Kernel, block: Block, kv_head: Dim, p: Dim) -> list[Load]:
         """Return the places of the next block's keys that the product with panel `p` of values prefetches, for a single token. Each product
