@@ -427,10 +427,17 @@ def test_apertus_has_the_defaults_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu2", "xielu"])
-def test_activations_that_no_encoder_has_are_refused(activation: str) -> None:
-    bert = json.loads((MODELS / "bert" / "config.json").read_text())
-    with pytest.raises(ConfigError, match=f"the activation of config.json is {activation}, which no encoder has"):
-        parse_config({**bert, "hidden_act": activation})
+@pytest.mark.parametrize(
+    ("case", "field", "message"),
+    [
+        ("bert", "hidden_act", "hidden_act of config.json is '{}', expected one of silu"),
+        ("modernbert", "hidden_activation", "the activation of config.json is {}, which no encoder has"),
+    ],
+)
+def test_activations_that_no_encoder_has_are_refused(case: str, field: str, message: str, activation: str) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    with pytest.raises(ConfigError, match=message.format(activation)):
+        parse_config({**values, field: activation})
 
 
 def test_command_r_was_trained_on_more_than_its_positions() -> None:

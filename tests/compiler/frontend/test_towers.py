@@ -113,6 +113,15 @@ def test_other_encoders_of_gemma_4_are_refused(field: str, value: object) -> Non
         parse_config({**given, "vision_config": {**given["vision_config"], field: value}})
 
 
+@pytest.mark.parametrize("activation", ["relu2", "xielu"])
+@pytest.mark.parametrize("name", ["llava", "internvl", "mistral3", "lfm2_vl"])
+def test_activations_of_decoders_are_refused_in_encoders_and_connectors(name: str, activation: str) -> None:
+    given = SUBJECTS[name].config
+    for changed in ({"vision_config": {**given["vision_config"], "hidden_act": activation}}, {"projector_hidden_act": activation}):
+        with pytest.raises(ConfigError, match=f"_act of .* is '{activation}', expected one of silu"):
+            parse_config({**given, **changed})
+
+
 def test_an_image_whose_tokens_attend_to_each_other_fits_into_a_window(tmp_path: Path) -> None:
     subject = SUBJECTS["gemma4_both_ways"]
     text = {**subject.config["text_config"], "sliding_window": 69}
