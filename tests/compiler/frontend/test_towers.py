@@ -122,6 +122,14 @@ def test_activations_of_decoders_are_refused_in_encoders_and_connectors(name: st
             parse_config({**given, **changed})
 
 
+@pytest.mark.parametrize("name", ["mistral3", "pixtral"])
+def test_a_pixtral_encoder_has_the_sizes_of_its_class_unless_the_file_states_others(name: str) -> None:
+    """The class of Mistral 3 has patches of 14 pixels, but only if there is no vision_config at all."""
+    vision = parse_config({**SUBJECTS[name].config, "vision_config": {"model_type": "pixtral"}}).vision
+    assert vision is not None
+    assert (vision.patch_size, vision.hidden_size, vision.num_layers, vision.num_heads) == (16, 1024, 24, 16)
+
+
 def test_an_image_whose_tokens_attend_to_each_other_fits_into_a_window(tmp_path: Path) -> None:
     subject = SUBJECTS["gemma4_both_ways"]
     text = {**subject.config["text_config"], "sliding_window": 69}
