@@ -242,6 +242,15 @@ def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Pat
         load_config(written(tmp_path, "config.json", SUBJECTS["llava"].config))
 
 
+def test_a_processor_without_an_image_processor_only_reads_text(tmp_path: Path) -> None:
+    """Mistral Small 3.1 has such a processor_config.json beside the file of the image processor."""
+    subject = SUBJECTS["mistral3"]
+    written(written(tmp_path, "config.json", subject.config), "processor_config.json", {"processor_class": "PixtralProcessor"})
+    assert load_config(tmp_path).vision is None
+    written(tmp_path, "processor_config.json", {"image_processor": subject.processor})
+    assert load_config(tmp_path).vision is not None
+
+
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
