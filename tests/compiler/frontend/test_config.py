@@ -544,6 +544,9 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
     with pytest.raises(ModelError, match=r"it is an adapter \(LoRA\) for 'org/base'.*merge_and_unload"):
         load_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"adapter_config.json is \[\], expected an object"):
+        load_config(tmp_path)
     (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(ModelError, match=r"params\.json belongs to a publisher's own format; take the model's files for transformers"):
