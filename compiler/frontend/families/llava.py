@@ -26,9 +26,9 @@ SIZES = {
     "num_key_value_heads": 32,
 }
 OF_DECODERS = {
-    "llama": {**SIZES, "max_position_embeddings": 2048},
-    "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
+    "llama": SIZES,
+    "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8},
+    "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016},
 }
 SIGLIP_CUTTING = replace(STRETCHED, filter=BICUBIC)
 ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, SIGLIP_CUTTING)}

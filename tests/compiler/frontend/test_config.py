@@ -72,6 +72,24 @@ def test_defaults_are_those_of_transformers() -> None:
     assert gemma3.rope_of_layer(6) == Rope(1e4, 256)
 
 
+@pytest.mark.parametrize(
+    ("case", "context"),
+    [
+        *((case, 4096) for case in ("arcee", "helium", "nemotron", "olmoe", "stablelm", "starcoder2", "phi3")),
+        *((case, 8192) for case in ("cohere", "cohere2", "gemma", "gemma2")),
+        *((case, 32_768) for case in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")),
+        *((case, 131_072) for case in ("ernie4_5", "ernie4_5_moe", "gemma3", "glm", "glm4", "glm4_moe", "mistral", "mixtral")),
+        ("seed_oss", 524_288),
+        ("olmo2", 2048),
+    ],
+)
+def test_the_context_of_a_family_counts_where_the_file_states_none(case: str, context: int) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    text = values.get("text_config", values)
+    del text["max_position_embeddings"]
+    assert parse_config(values).max_context == context
+
+
 @pytest.mark.parametrize(("case", "theta"), [("mixtral", 1e6), ("qwen2_vl", 1e6), ("qwen2_5_vl", 1e6), ("apertus", 12e6)])
 def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: str, theta: float) -> None:
     values = json.loads((MODELS / case / "config.json").read_text())

@@ -235,6 +235,28 @@ def test_a_qwen3_within_internvl_has_norms_of_heads() -> None:
     assert any(weight.name.endswith("layers.0.self_attn.q_norm.weight") for weight in module.graph(BOTH).weights)
 
 
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("idefics3", 2048),
+        ("llava_siglip", 32_768),
+        ("internvl", 32_768),
+        ("glm4v", 32_768),
+        ("glm4v_moe", 65_536),
+        ("qwen2_vl", 32_768),
+        ("qwen2_5_vl", 32_768),
+        ("qwen3_vl", 128_000),
+        ("mistral3", 131_072),
+        ("pixtral", 131_072),
+    ],
+)
+def test_a_decoder_has_the_context_of_its_class_unless_the_file_states_another(name: str, context: int) -> None:
+    """Configurations of decoders within others leave out what equals the defaults of their class."""
+    given = SUBJECTS[name].config
+    text = {key: value for key, value in given["text_config"].items() if key != "max_position_embeddings"}
+    assert parse_config({**given, "text_config": text}).max_context == context
+
+
 def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:
     assert load_config(written(tmp_path, "config.json", SUBJECTS["gemma3"].config)).vision is None
     assert parse_config({**SUBJECTS["gemma3"].config, "vision_config": {}}).vision is None
