@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Meta
 
 from compiler.report import say
-from runtime.errors import DamagedFile, RuntimeFault
+from runtime.errors import DamagedFile, IncompatibleExecutable, RuntimeFault
 from runtime.executable import Bound, Executable, Slot, VMFunction
 from runtime.sealed import key_of, make_private, require_private
 
@@ -155,12 +155,11 @@ class Cache:
         skipped."""
         for path in self.paths(digest):
             try:
-                ranges = _sidecar(path)
-                status = path.stat()
+                entry = _entry(path)
             except (OSError, DamagedFile) as error:
                 say(1, f"cache: {error}")
                 continue
-            yield Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
+            yield entry
 
     def paths(self, digest: str = "") -> list[Path]:
         """Return the paths of all executables whose key begins with `digest`, even of those without a sidecar."""
@@ -169,9 +168,7 @@ class Cache:
     def verify(self, path: Path) -> None:
         """Read one executable and its sidecar completely. Raise a RuntimeFault or an OSError if one of them is damaged, cannot be read or
         has another seal."""
-        status = path.stat()
-        entry = Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime)
-        load(entry, key_of(self.folder))
+        load(_entry(path), key_of(self.folder))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. Raise
@@ -186,9 +183,9 @@ class Cache:
 
     def load_archive(self, archive: Path) -> list[Entry]:
         """Import the entries that `export` wrote, and return them. All are verified before any is imported. An entry of the folder with
-        the same name is replaced, and an executable without a readable sidecar is skipped. The seals must be those of this folder's key,
-        because an archive is code too. Raise CacheError if an entry is damaged or sealed with another key, or if the archive cannot be
-        read or holds other files."""
+        the same name is replaced. The seals must be those of this folder's key, because an archive is code too. Raise CacheError if an
+        entry is damaged, has no sidecar, is sealed with another key or has another format, or if the archive cannot be read or holds other
+        files."""
         try:
             return self._taken(archive)
         except OSError as error:
@@ -216,19 +213,23 @@ class Cache:
                         (arrived.folder / path).write_bytes(content.read())
             except tarfile.TarError as error:
                 raise CacheError(f"{archive} is not an archive of cache entries ({error}); write one with `cache export`") from None
-            entries, seals = list(arrived.entries()), key_of(self.folder)
-            for entry in entries:
+            paths, seals = arrived.paths(), key_of(self.folder)
+            for path in paths:
                 try:
-                    load(entry, seals)
+                    load(_entry(path), seals)
                 except DamagedFile as fault:
                     raise CacheError(
-                        f"{archive} holds {entry.path.name}, which is damaged or sealed with another key ({fault.problem}); set "
+                        f"{archive} holds {fault.path.name}, which is damaged or sealed with another key ({fault.problem}); set "
                         "RELAXSERVE_CACHE_KEY_FILE to the same key for the export and the import"
                     ) from fault
-            for entry in entries:
-                os.replace(entry.path.with_suffix(".json"), self.folder / entry.path.with_suffix(".json").name)
-                os.replace(entry.path, self.folder / entry.path.name)
-            names = {e.path.name for e in entries}
+                except IncompatibleExecutable as fault:
+                    raise CacheError(
+                        f"{archive} holds {path.name}, which another version of relaxserve wrote; export and import with the same version"
+                    ) from fault
+            for path in paths:
+                os.replace(path.with_suffix(".json"), self.folder / path.with_suffix(".json").name)
+                os.replace(path, self.folder / path.name)
+            names = {path.name for path in paths}
         return [e for e in self.entries() if e.path.name in names]
 
     def remove(self, entry: Entry) -> None:
@@ -285,6 +286,12 @@ def _states(range_: Range, bound: Bound) -> bool:
     the executable has only the slot of its value."""
     same_upper = isinstance(bound.upper, Slot) if isinstance(range_.upper, str) else bound.upper == range_.upper
     return same_upper and (bound.lower, bound.multiple_of) == (range_.lower, range_.multiple_of)
+
+
+def _entry(path: Path) -> Entry:
+    """Return the entry of an executable. Raise DamagedFile or OSError as `_sidecar` does."""
+    ranges, status = _sidecar(path), path.stat()
+    return Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
 
 
 def _sidecar(path: Path) -> dict[str, dict[str, Range]]:

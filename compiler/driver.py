@@ -140,7 +140,7 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
         objects = helpers.finish(emitted)
     compiled = [replace(kernel, object=objects.get(kernel.name, kernel.object)) for kernel in kernels.values()]
     code = backend.link(compiled, target, "\n\n".join(t for t in program.shape_functions if t), kept.emit if kept else emitted)
-    if kept is not None:
+    if kept is not None and backend.keeps_kernels:
         _keep(kept, planned, kernels, code.objects)
     say(2, f"{1000 * (linking - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - linking):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))

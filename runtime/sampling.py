@@ -19,7 +19,7 @@ WEIGHT_BITS = 40  # the most probable token has weight 2^40
 SHARE_BITS = 30  # bits of top_p and typical_p, which are integers in units of 2^-30
 SHARE_ONE = 1 << SHARE_BITS
 
-NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # reported in place of a token: the logits have a NaN, or no token may be drawn
+NOT_A_NUMBER, NOTHING_LEFT = -1, -2  # reported in place of a token: a logit is NaN or positive infinity; no token may be drawn
 
 
 class Number(IntEnum):

@@ -330,7 +330,7 @@ class _Function:
         self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims, overlaps))
 
     def is_constant(self, tensor: Atom) -> bool:
-        """Return whether the tensor is a constant, or a parameter that no launch of a loop nest in this function writes."""
+        """Return whether the tensor is a constant, or a parameter that no launch in this function writes."""
         return isinstance(tensor, Constant) or (tensor in self.func.params and tensor not in self.written)
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:

@@ -9,6 +9,7 @@ from compiler.ir.graph.visit import operands
 from compiler.ir.module import IRModule
 from compiler.ops.memory import written
 from compiler.ops.tables import VIEWS
+from runtime.library import routine
 
 
 def needed(body: Body) -> set[Var]:
@@ -44,11 +45,16 @@ def _is_name(value: Value) -> bool:
 
 
 def changed(body: Body, module: IRModule) -> set[Var]:
-    """Return the variables whose memory the body's launches of loop nests overwrite, including those that share this memory."""
+    """Return the variables whose memory the body's launches overwrite, including those that share this memory."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
-        if isinstance(value, Launch) and not value.library:
-            return value.args[len(value.args) - module.prim(value.func).num_outputs :]
-        return ()
+        """Return the outputs of a launch, which are its last arguments."""
+        match value:
+            case Launch(func=name, args=args, library=True):
+                return args[len(routine(name).inputs) :]
+            case Launch(func=name, args=args):
+                return args[len(args) - module.prim(name).num_outputs :]
+            case _:
+                return ()
 
     return written(body, writes)

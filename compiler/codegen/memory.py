@@ -254,7 +254,7 @@ def _run_of(lanes: tuple[int, ...]) -> int:
     """Return how many consecutive lanes access consecutive elements, if all such runs of lanes are equally long. Return 0 otherwise."""
     breaks = [i for i in range(1, len(lanes)) if lanes[i] != lanes[i - 1] + 1]
     run = breaks[0] if breaks else len(lanes)
-    return run if breaks == list(range(run, len(lanes), run)) else 0
+    return run if len(lanes) % run == 0 and breaks == list(range(run, len(lanes), run)) else 0
 
 
 def _inside(offset: Dim, size: int | None) -> bool:

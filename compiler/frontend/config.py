@@ -32,7 +32,7 @@ class Activation(StrEnum):
     QUICK_GELU = "quick_gelu"  # x * sigmoid(1.702 * x)
 
 
-DECODERS_ONLY = (Activation.RELU2, Activation.XIELU)  # activations that no encoder has
+DECODERS_ONLY = (Activation.RELU2, Activation.XIELU)  # activations that only layers of decoders have
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -306,7 +306,7 @@ def read_decoder(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        activation=read_activation(fields, act, "silu"),
+        activation=read_activation(fields, act, "silu", in_decoder=True),
         norm_eps=fields.number(eps_field, eps),
         max_context=rope.max_context(fields.integer("max_position_embeddings", 2048)),
         attention_scale=head_dim**-0.5,
@@ -334,11 +334,13 @@ def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
     return text
 
 
-def read_activation(fields: Fields, name: str, default: str) -> Activation:
-    """Return the activation that the field `name` names, or `default`. Raise ConfigError for an unknown one."""
-    found = ACTIVATIONS.get(fields.text(name, default))
+def read_activation(fields: Fields, name: str, default: str, *, in_decoder: bool = False) -> Activation:
+    """Return the activation that the field `name` names, or `default`. Raise ConfigError for an unknown one, and, unless `in_decoder` is
+    true, for one of DECODERS_ONLY."""
+    known = {text: found for text, found in ACTIVATIONS.items() if in_decoder or found not in DECODERS_ONLY}
+    found = known.get(fields.text(name, default))
     if found is None:
-        raise fields.error(name, f"one of {', '.join(ACTIVATIONS)}")
+        raise fields.error(name, f"one of {', '.join(known)}")
     return found
 
 

@@ -42,14 +42,16 @@ OTHERS = ("do_pan_and_scan", "do_pad")  # steps of processors that make other cr
 
 
 def has_processor(folder: Path) -> bool:
-    """Return whether a folder has a file that may describe the image processor."""
-    return (folder / FILE).is_file() or (folder / LATER_FILE).is_file()
+    """Return whether a folder has a file that describes the image processor. Raise ConfigError if such a file cannot be read."""
+    return _fields_of(folder) is not None
 
 
 def read_cutting(folder: Path, vision: Vision) -> Cutting:
     """Return how images become crops: by the way of cutting in `vision.cutting`, with the numbers that the image processor's file states.
     Raise ConfigError if there is no such file, or if it asks for a way of cutting that the server does not have."""
     fields, known = _fields_of(folder), vision.cutting
+    if fields is None:
+        raise ConfigError(f"{folder} has no {FILE}, by which images are cut; download it together with the other files of the model")
     fit = _read_fit(fields, vision, known.fit)
     # With Filled, the encoder normalises pixels, so the file says that the image processor does not. Its mean and deviation are ignored.
     fields.require(do_rescale=True, do_normalize=not isinstance(fit, Filled), do_convert_rgb=True)
@@ -227,11 +229,11 @@ def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
     return Centre() if is_centred else Stretched()
 
 
-def _fields_of(folder: Path) -> Fields:
-    """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Raise ConfigError if there
-    are none."""
+def _fields_of(folder: Path) -> Fields | None:
+    """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Return None if there are
+    none: the file of a processor of texts and images has no `image_processor` if older versions of transformers wrote it."""
     if (folder / FILE).is_file():
         return Fields(read_json(folder / FILE), FILE)
     if (folder / LATER_FILE).is_file() and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):
         return found.fields("image_processor")
-    raise ConfigError(f"{folder} has no {FILE}, by which images are cut; download it together with the other files of the model")
+    return None

@@ -128,7 +128,7 @@ def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
 def _what_is_there(directory: Path) -> str:
     """Return what a directory without a config.json contains, and what to do about it."""
     if (file := directory / ADAPTER).is_file():
-        base = read_json(file).get("base_model_name_or_path", "another model")
+        base = Fields(read_json(file), ADAPTER).raw("base_model_name_or_path", "another model")
         return (
             f"it is an adapter (LoRA) for {base!r:.200}, and adapters are not supported. Merge it once with peft and transformers: "
             "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"

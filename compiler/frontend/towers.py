@@ -128,16 +128,17 @@ def read_theta(inner: Fields, default: float = 10_000.0) -> float:
     return rope.number("rope_theta", inner.number("rope_theta", default))
 
 
-def read_pixtral(fields: Fields, defaults: Mapping[str, Any], **others: Any) -> Vision:
+def read_pixtral(fields: Fields, **others: Any) -> Vision:
     """Return the encoder of a model that has Pixtral's encoder. `others` are the fields of Vision that the family or the connector
     determines."""
-    inner = fields.fields("vision_config", defaults)
+    inner = fields.fields("vision_config")
+    inner.fill(**PIXTRAL)
     inner.skip("model_type", "image_size", "is_composition")  # the processor states the largest image
     fields.require(vision_feature_layer=-1)
     vision = read_any_size(
         inner,
         Tower.PIXTRAL,
-        defaults,
+        PIXTRAL,
         FieldNames(),
         norm_eps=PIXTRAL_NORM_EPS,
         connector=Connector.PERCEPTRON,

@@ -205,7 +205,9 @@ class _Frame:
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
             wrong = wrong | (value > upper)
-        if np.any(wrong if self.active is None else wrong & self.active):
+        if self.active is not None:
+            wrong = wrong & self.active
+        if np.any(wrong):
             worst = np.broadcast_to(value, wrong.shape)[wrong].flat[0]
             declared = f"{var.lower}..{'' if var.upper is None else var.upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
             raise InterpretError(f"variable {var.name} is {worst}, outside its declared range {declared}")
@@ -348,7 +350,7 @@ class _Frame:
 
     def dim(self, dim: Dim) -> Any:
         """Return the value of a dimension: an int, or an array if it differs between points. Raise InterpretError if a variable has no
-        value, or if a divisor that is the same at all points is 0."""
+        value, or if a divisor is 0 at an active point."""
         total: Any = 0
         for coefficient, atoms in dim.terms:
             product: Any = coefficient
@@ -373,8 +375,12 @@ class _Frame:
                 return _fold_dims(np.maximum, [self.dim(d) for d in operands])
 
     def _divisor(self, dim: Dim) -> Any:
+        """Return the value of a divisor. Where it is 0 at an inactive point, return 1 instead."""
         value = self.dim(dim)
-        if not isinstance(value, np.ndarray) and value == 0:
+        zero = value == 0
+        if isinstance(value, np.ndarray) and self.active is not None and not np.any(zero & self.active):
+            return np.where(zero, 1, value)
+        if np.any(zero) if isinstance(value, np.ndarray) else zero:
             raise InterpretError(f"a dimension is divided by {dim}, which is 0")
         return value
 

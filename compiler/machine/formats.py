@@ -55,13 +55,13 @@ class Panels(Format):
         return 8 // self.bits
 
     @property
-    def padding(self) -> int:
-        """The byte that pads lines of the last panel: its weights are 0. Formats in which it depends on the line override `padding_of`."""
+    def _padding(self) -> int:
+        """The byte that pads the last panel, if all lines have the same: its weights are 0. Otherwise, a format overrides `padding_of`."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def padding_of(self, line: Dim) -> Operand:
         """Return the byte that pads a line of the last panel."""
-        return self.padding
+        return self._padding
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         panels = buffers[0]
@@ -96,7 +96,7 @@ class Panels(Format):
         else:
             parts = numbers.reshape(*matrix, n, width // FOUR, self.per_byte, FOUR).astype(np.uint8)
             stored = np.bitwise_or.reduce([parts[..., i, :] << self.bits * i for i in range(self.per_byte)]).reshape(*matrix, n, width)
-        padded = np.pad(stored, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)), constant_values=self.padding)
+        padded = np.pad(stored, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)), constant_values=self._padding)
         fours = padded.reshape(*matrix, -(-n // columns), columns, width // FOUR, FOUR).swapaxes(-3, -2)
         return fours[..., self.order].reshape(*matrix, -(-n // columns), width // FOUR, columns * FOUR)
 
@@ -171,7 +171,7 @@ class TablePanels(Panels):
         return -int(self.numbers.min())
 
     @property
-    def padding(self) -> int:
+    def _padding(self) -> int:
         """The byte whose numbers are nearest to 0. Scales of columns that pad the last panel are 0."""
         nearest = int(np.abs(self.numbers.astype(np.int32)).argmin())
         return nearest | nearest << 4
@@ -188,7 +188,7 @@ class TernaryPanels(TablePanels):
     """Codes of ternary numbers, which are the numbers plus the offset, in panels of 2 bits."""
 
     @property
-    def padding(self) -> int:
+    def _padding(self) -> int:
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:

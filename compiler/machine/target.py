@@ -219,4 +219,4 @@ def machine() -> Target:
         raise TargetError(
             f"this CPU lacks {', '.join(sorted(missing))}; expected at least {least.name}: {', '.join(sorted(least.features))}"
         )
-    return Target("host", ARCH, found, max(t.vector_bits for t in known if t.features <= found))
+    return replace(least, name="host", features=found, vector_bits=max(t.vector_bits for t in known if t.features <= found))

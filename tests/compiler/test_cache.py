@@ -341,6 +341,32 @@ def test_an_archive_of_another_key_is_refused(tmp_path: Path, executable: Execut
     assert not list(there.entries())
 
 
+def test_an_archive_of_another_version_is_refused(tmp_path: Path, executable: Executable, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Cache(tmp_path / "here")
+    path = here.store(key(text()), executable)
+    here.export(tmp_path / "all.tar", here.entries())
+    monkeypatch.setattr("runtime.executable.FORMAT_VERSION", 0)
+    with pytest.raises(CacheError, match=rf"all.tar holds {path.name}, which another version of relaxserve wrote"):
+        here.load_archive(tmp_path / "all.tar")
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_an_archive_without_the_ranges_of_an_executable_is_refused(tmp_path: Path, executable: Executable, content: str | None) -> None:
+    here = Cache(tmp_path / "here")
+    whole, half = (here.store(key(text(upper)), made(upper)) for upper in ("16", "32"))
+    sidecar = half.with_suffix(".json")
+    sidecar.unlink()
+    if content is not None:
+        sidecar.write_text(content)
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        for path in (whole, whole.with_suffix(".json"), half, *([] if content is None else [sidecar])):
+            tar.add(path, path.name)
+    whole.unlink()
+    with pytest.raises(CacheError, match=rf"all.tar holds {sidecar.name}, which is damaged"):
+        here.load_archive(tmp_path / "all.tar")
+    assert not whole.exists()
+
+
 # --- who may write to the folder -----------------------------------------------------------------------------------------
 
 

@@ -208,7 +208,7 @@ def test_who_may_not_remove_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch)
 
 def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Path] = []
-    monkeypatch.setattr(Cache, "entries", lambda self, _="": seen.append(self.folder) or iter(()))
+    monkeypatch.setattr(Cache, "paths", lambda self, _="": seen.append(self.folder) or [])
     program(kept, KEYS[0])
     kept.executables.export(tmp_path / "all.tar", [])
     kept.executables.load_archive(tmp_path / "all.tar")

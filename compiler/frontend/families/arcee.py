@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(hidden_act="relu2", rms_norm_eps=1e-5)
+    fields.fill(hidden_act="relu2", rms_norm_eps=1e-5, max_position_embeddings=4096)
     return llama.read(fields)
 
 

@@ -22,7 +22,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_cohere(fields: Fields) -> ModelConfig:
     """Read the fields that Cohere and Cohere 2 have in common."""
-    fields.fill(tie_word_embeddings=True)
+    fields.fill(tie_word_embeddings=True, max_position_embeddings=8192)
     config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps", bias="attention_bias")))
     return replace(
         config,

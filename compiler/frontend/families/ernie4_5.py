@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(rope_theta=500_000.0, tie_word_embeddings=True, num_key_value_heads=2)
+    fields.fill(rope_theta=500_000.0, tie_word_embeddings=True, num_key_value_heads=2, max_position_embeddings=131_072)
     config = rotating_neighbours(rotating_whole_heads(read_decoder(fields, eps=1e-5, default_head_dim=128)))
     bias = fields.flag("use_bias", False)
     return replace(config, qkv_bias=bias, output_bias=bias, mlp_bias=bias)

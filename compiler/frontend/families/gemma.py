@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh")
+    fields.fill(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", max_position_embeddings=8192)
     fields.skip("hidden_activation")  # some files have this field beside hidden_act
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, bias="attention_bias"))
     return replace(

@@ -25,6 +25,7 @@ GGUF_LAYER_NAMES = {
 
 
 def read(fields: Fields) -> ModelConfig:
+    fields.fill(max_position_embeddings=8192)
     window = fields.integer("sliding_window", 4096)
     fields.require_equal("sliding_window_size", window, "sliding_window")  # a field of the larger models, which transformers does not read
     return replace(

@@ -63,11 +63,12 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _read_text(fields: Fields) -> ModelConfig:
+    fields.fill(max_position_embeddings=131_072)
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     config = replace(
         with_ropes(fields, config),
-        max_context=fields.integer("max_position_embeddings", 131_072),  # already includes the rope scaling
+        max_context=fields.integer("max_position_embeddings"),  # already includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
         attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),

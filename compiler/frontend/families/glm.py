@@ -15,7 +15,7 @@ stacked_mlp = partial(gated_mlp, names=("mlp.gate_up_proj",))
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(partial_rotary_factor=0.5, num_key_value_heads=2)
+    fields.fill(partial_rotary_factor=0.5, num_key_value_heads=2, max_position_embeddings=131_072)
     config = rotating_neighbours(read_decoder(fields, eps=1.5625e-7, default_head_dim=128))
     return replace(config, qkv_bias=fields.flag("attention_bias", True))
 

@@ -17,6 +17,7 @@ NAMES = ExpertNames(correction="mlp.gate.e_score_correction_bias", shared="mlp.s
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, norm_topk_prob=True)
+    fields.fill(max_position_embeddings=131_072)
     config = read_decoder(fields, eps=1e-5)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(

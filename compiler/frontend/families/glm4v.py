@@ -59,7 +59,8 @@ def _plain(model_type: str) -> str:
 
 
 def _read_text(text: Fields) -> ModelConfig:
-    text.fill(partial_rotary_factor=1.0, head_dim=text.integer("hidden_size") // text.integer("num_attention_heads"))
+    text.fill(partial_rotary_factor=1.0, max_position_embeddings=32_768)
+    text.fill(head_dim=text.integer("hidden_size") // text.integer("num_attention_heads"))
     return glm.read(text)
 
 

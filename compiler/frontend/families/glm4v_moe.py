@@ -15,7 +15,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_text(text: Fields) -> ModelConfig:
-    text.fill(attention_bias=True)
+    text.fill(attention_bias=True, max_position_embeddings=65_536)
     return glm4_moe.read(text)
 
 

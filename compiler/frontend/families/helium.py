@@ -9,7 +9,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(rope_theta=100_000.0, rms_norm_eps=1e-8, head_dim=128)
+    fields.fill(rope_theta=100_000.0, rms_norm_eps=1e-8, head_dim=128, max_position_embeddings=4096)
     return rotating_neighbours(llama.read(fields))
 
 

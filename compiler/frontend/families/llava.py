@@ -11,7 +11,7 @@ from compiler.frontend.cutting import BICUBIC, CAPPED, CENTRE, STRETCHED
 from compiler.frontend.families import llama, mistral, qwen2
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import CLIP, PIXTRAL, SIGLIP, check_tokens, read_pixtral, read_tower
+from compiler.frontend.towers import CLIP, SIGLIP, check_tokens, read_pixtral, read_tower
 from compiler.frontend.vision import Connector, Tower, Vision
 
 DECODERS = {"llama": llama.read, "mistral": mistral.read, "qwen2": qwen2.read}
@@ -26,9 +26,9 @@ SIZES = {
     "num_key_value_heads": 32,
 }
 OF_DECODERS = {
-    "llama": {**SIZES, "max_position_embeddings": 2048},
-    "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
-    "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768},
+    "llama": SIZES,
+    "mistral": {**SIZES, "intermediate_size": 14_336, "num_key_value_heads": 8},
+    "qwen2": {**SIZES, "vocab_size": 151_936, "intermediate_size": 22_016},
 }
 SIGLIP_CUTTING = replace(STRETCHED, filter=BICUBIC)
 ENCODERS = {"clip_vision_model": (Tower.CLIP, CLIP, CENTRE), "siglip_vision_model": (Tower.SIGLIP, SIGLIP, SIGLIP_CUTTING)}
@@ -61,7 +61,7 @@ def _read_vision(fields: Fields) -> Vision:
     if (kind := inner.text("model_type", "clip_vision_model")) == "pixtral":
         if fields.text("vision_feature_select_strategy", "full") != "full":
             raise fields.error("vision_feature_select_strategy", "'full' for pixtral")
-        return read_pixtral(fields, PIXTRAL, merge=1, cutting=CAPPED, **_connector(fields))
+        return read_pixtral(fields, merge=1, cutting=CAPPED, **_connector(fields))
     if (found := ENCODERS.get(kind)) is None:
         raise inner.error("model_type", f"one of {', '.join((*ENCODERS, 'pixtral'))}")
     tower, defaults, cutting = found

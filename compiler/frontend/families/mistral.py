@@ -13,6 +13,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
+    fields.fill(max_position_embeddings=131_072)
     # Null means no window. Without the field, layers have the window of the first Mistral model.
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
     return replace(rotating_whole_heads(read_decoder(fields)), windows=read_windows(fields, window, lambda _: True))

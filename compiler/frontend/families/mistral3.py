@@ -3,20 +3,17 @@ decoder of Mistral or Ministral 3."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, text_fields
 from compiler.frontend.cutting import CAPPED
 from compiler.frontend.families import llama, ministral3, mistral
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.towers import PIXTRAL, check_tokens, read_merge, read_pixtral
+from compiler.frontend.towers import check_tokens, read_merge, read_pixtral
 from compiler.frontend.vision import Vision
 
 DECODERS = {"mistral": mistral.read, "ministral3": ministral3.read}
-ENCODER: Mapping[str, Any] = {**PIXTRAL, "patch_size": 14}
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # names of the field in older and newer files
 
 
@@ -35,7 +32,6 @@ def read(fields: Fields) -> ModelConfig:
 def _read_vision(fields: Fields) -> Vision:
     return read_pixtral(
         fields,
-        ENCODER,
         merge=read_merge(fields, "spatial_merge_size", 2),
         image_token=fields.integer(IMAGE_TOKENS[0], fields.integer(IMAGE_TOKENS[1], 10, minimum=0), minimum=0),
         cutting=CAPPED,

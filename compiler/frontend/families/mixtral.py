@@ -16,7 +16,7 @@ NAMES = ExpertNames(f"{BLOCK}.gate", f"{BLOCK}.experts.*.w1", f"{BLOCK}.experts.
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(num_local_experts=8, num_experts_per_tok=2, intermediate_size=14336, rope_theta=1e6)
+    fields.fill(num_local_experts=8, num_experts_per_tok=2, intermediate_size=14336, rope_theta=1e6, max_position_embeddings=131_072)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5))
     windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
     return replace(config, windows=windows, mixture=read_mixture(fields, "num_local_experts", "intermediate_size", normalized=True))

@@ -9,7 +9,7 @@ from compiler.frontend.classes import read_classes
 from compiler.frontend.config import EncoderConfig, ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import ACTIVATIONS
+from compiler.frontend.layers.decoder import plain_activation
 from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, attend, embedded, norm, project_stacked, rotate
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
@@ -80,7 +80,7 @@ def _attention(at: EncoderLayer, h: Var) -> Var:
 def _gated_mlp(at: EncoderLayer, h: Var) -> Var:
     net, c, ffn = at.net, at.config, at.config.intermediate_size
     both = net.linear(h, at.name("mlp.Wi"), c.hidden_size, 2 * ffn, bias=c.mlp_bias)
-    wide = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], net.slice(both, 1, 0, ffn)), net.slice(both, 1, ffn, 2 * ffn))
+    wide = net.call(MULTIPLY, plain_activation(net, c.activation, net.slice(both, 1, 0, ffn)), net.slice(both, 1, ffn, 2 * ffn))
     return net.linear(wide, at.name("mlp.Wo"), ffn, c.hidden_size, bias=c.mlp_bias)
 
 

@@ -49,7 +49,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     return replace(
         config,
-        activation=read_activation(fields, "mlp_hidden_act", "relu2"),
+        activation=read_activation(fields, "mlp_hidden_act", "relu2", in_decoder=True),
         rope=None,
         attending=_of_kind(kinds, "attention"),
         mlp_bias=fields.flag("mlp_bias", False),

@@ -18,7 +18,7 @@ NAMES = ExpertNames()
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(num_experts=64, num_experts_per_tok=8)
+    fields.fill(num_experts=64, num_experts_per_tok=8, max_position_embeddings=4096)
     return replace(
         rotating_whole_heads(read_decoder(fields, eps=1e-5, bias="attention_bias")),
         qkv_limit=fields.number("clip_qkv", None),

@@ -13,7 +13,7 @@ from compiler.frontend.layers.decoder import attention, gated_mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(original_max_position_embeddings=4096)
+    fields.fill(max_position_embeddings=4096, original_max_position_embeddings=4096)
     windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
     return replace(read_decoder(fields, eps=1e-5), windows=windows)
 

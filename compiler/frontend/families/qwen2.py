@@ -11,6 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
+    fields.fill(max_position_embeddings=32_768)
     config = rotating_whole_heads(read_decoder(fields))
     return replace(config, qkv_bias=True, windows=read_qwen_windows(fields), max_context=_read_max_context(fields, config.max_context))
 

@@ -30,7 +30,6 @@ TEXT: dict[str, Any] = {  # the defaults of transformers, which are the sizes of
     "num_hidden_layers": 28,
     "num_attention_heads": 28,
     "num_key_value_heads": 4,
-    "max_position_embeddings": 32_768,
     "rope_theta": 1_000_000.0,
 }
 AUDIO = {"n_window": 100, "output_dim": 3584}  # defaults of the audio_config

@@ -22,7 +22,6 @@ def read(fields: Fields) -> ModelConfig:
     text = text_fields(fields, DEFAULTS)
     if text.text("model_type") != "qwen2":
         raise text.error("model_type", "'qwen2'")
-    text.skip("use_mrope")  # false in the published files
     config = qwen2.read(text)
     listening = read_listening(
         fields,

@@ -12,6 +12,7 @@ from compiler.frontend.layers.decoder import gated_mlp, head_norm_attention, pre
 
 
 def read(fields: Fields) -> ModelConfig:
+    fields.fill(max_position_embeddings=32_768)
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=128, bias="attention_bias"))
     return replace(config, windows=read_qwen_windows(fields))
 

@@ -39,7 +39,7 @@ def read_seeing(fields: Fields, kind: str, decoder: Callable[[Fields], ModelConf
     reads the fields of the decoder, and `kind` is the default of `model_type` in `text_config`."""
     vision = _read_vision(fields) if "vision_config" in fields else None
     text = text_fields(fields, {"model_type": kind}) if "text_config" in fields else fields
-    text.fill(rope_theta=500_000.0)
+    text.fill(rope_theta=500_000.0, max_position_embeddings=128_000)
     config = decoder(text)
     if vision is None:
         return config

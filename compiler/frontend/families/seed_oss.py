@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(attention_bias=True, head_dim=128, num_key_value_heads=8)
+    fields.fill(attention_bias=True, head_dim=128, num_key_value_heads=8, max_position_embeddings=524_288)
     return replace(llama.read(fields), output_bias=fields.flag("attention_out_bias", False))
 
 

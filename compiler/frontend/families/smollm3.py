@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(rope_theta=2e6, tie_word_embeddings=True, num_key_value_heads=4)
+    fields.fill(rope_theta=2e6, tie_word_embeddings=True, num_key_value_heads=4, max_position_embeddings=32_768)
     config = rotating_whole_heads(read_decoder(fields, bias="attention_bias"))
     unrotated = read_unrotated(fields, config.num_layers)
     window = fields.integer("sliding_window", None)

@@ -18,7 +18,7 @@ QUERY_NORMS, KEY_NORMS = "self_attn.q_layernorm.norms", "self_attn.k_layernorm.n
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(partial_rotary_factor=0.25)
+    fields.fill(partial_rotary_factor=0.25, max_position_embeddings=4096)
     return replace(
         read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps"),
         norm=Norm.LAYER,

@@ -12,7 +12,7 @@ from compiler.frontend.layers.decoder import attention, mlp, pre_norm
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=2)
+    fields.fill(hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True, num_key_value_heads=2, max_position_embeddings=4096)
     # Fields of StarCoder, which transformers does not read for StarCoder2.
     fields.skip("activation_function", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "scale_attn_weights")
     fields.skip("norm_type", "mlp_type", "layer_norm_epsilon")

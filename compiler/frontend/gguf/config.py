@@ -156,7 +156,7 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
         # Converters write `attention_factor`, which is at least 1, or else `attn_factor`, by which the usual factor is multiplied.
         scaling["attn_factor"] = scaling.pop("attention_factor")
     if "mscale_all_dim" in scaling:
-        scaling["mscale"] = 1.0  # converters omit the field, but it is 1 in all models that have mscale_all_dim
+        scaling["mscale"] = 1.0  # converters omit the field; it is 1 in Mistral's models, and DeepSeek's families restore their own value
     return {"rope_type": kind, **scaling}
 
 

@@ -120,7 +120,6 @@ class Net:
     format: WeightFormat = DEFAULT_FORMAT
     builder: Builder = field(default_factory=Builder)
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
-    prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     numerics: Numerics = Numerics.AUTO
     ranks: int = 1  # number of ranks that run the program, each with a part of the weights: see `compiler/frontend/ranks.py`

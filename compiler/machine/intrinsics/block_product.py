@@ -270,7 +270,7 @@ class ProductCode(BlockCode):
 
     def _floats(self, word: str, first: int) -> str:
         """Convert two e4m3 to bf16. Their exponents and significands in the place of those of bf16 are too small by a factor of 2^120; the
-        product with it is exact."""
+        product with it is exact. NaN would become 480, but no weight is NaN: files that hold it are refused."""
         code = self.code
         apart = code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 0, i32 {(first + 1) << 12 | first << 4 | 0x0404})")
         sizes = code.op(f"and i32 {code.op(f'lshr i32 {apart}, 4')}, {0x07F007F0}")

@@ -267,3 +267,20 @@ def test_a_scalar_is_matched_once() -> None:
     assert callees(executable).count("vm.match") == 1
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_array_equal(Session(executable, device_threads=1).call("main", x, 5.0), x * 5)
+
+
+def test_a_parameter_that_a_routine_of_the_host_writes_must_not_be_read_only() -> None:
+    text = """
+        func main(x: f32[n], y: f32[n]) -> object where n in 1..8 {
+          launch library "sort"(x, y) {axis=0, descending=true}
+          return x
+        }
+    """
+    executable = compile_module(parse(text))
+    assert [param.written for param in executable.meta.functions["main"].params] == [False, True]
+    session, x, y = Session(executable, device_threads=1), np.array([1, 3, 2], np.float32), np.zeros(3, np.float32)
+    session.call("main", x, y)
+    np.testing.assert_array_equal(y, [3, 2, 1])
+    y.flags.writeable = False
+    with pytest.raises(ArgumentMismatch, match="parameter 'y' is changed in place, but the array is read-only"):
+        session.call("main", x, y)

@@ -17,7 +17,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
-from compiler.machine.target import host
+from compiler.machine.target import get, host
 from compiler.passes.recall_kernels import RecallKernels
 from runtime.executable import Executable
 from runtime.session import Session
@@ -110,6 +110,16 @@ def test_texts_are_complete_although_code_is_kept(tmp_path: Path) -> None:
     compiled(KeptCode(tmp_path))
     texts = compile_module(module, Options(kept=KeptCode(tmp_path), texts=True)).texts
     assert texts == compile_module(module, Options(texts=True)).texts
+
+
+@pytest.mark.parametrize(("name", "modules"), [("wasm-simd128", 1), ("sm_80", 2)])
+def test_only_modules_count_where_kernels_are_linked_into_one(tmp_path: Path, name: str, modules: int) -> None:
+    """A GPU also has a module for the host."""
+    counts: list[tuple[int, int]] = []
+    for _ in range(2):
+        compile_module(parse(PROGRAM.format(most=1024)), Options(get(name), kept=(kept := KeptCode(tmp_path))))
+        counts.append((kept.num_reused, kept.num_emitted))
+    assert counts == [(0, modules), (modules, 0)]
 
 
 @pytest.mark.parametrize("at", [0, -1])

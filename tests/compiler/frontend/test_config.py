@@ -72,6 +72,24 @@ def test_defaults_are_those_of_transformers() -> None:
     assert gemma3.rope_of_layer(6) == Rope(1e4, 256)
 
 
+@pytest.mark.parametrize(
+    ("case", "context"),
+    [
+        *((case, 4096) for case in ("arcee", "helium", "nemotron", "olmoe", "stablelm", "starcoder2", "phi3")),
+        *((case, 8192) for case in ("cohere", "cohere2", "gemma", "gemma2")),
+        *((case, 32_768) for case in ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3")),
+        *((case, 131_072) for case in ("ernie4_5", "ernie4_5_moe", "gemma3", "glm", "glm4", "glm4_moe", "mistral", "mixtral")),
+        ("seed_oss", 524_288),
+        ("olmo2", 2048),
+    ],
+)
+def test_the_context_of_a_family_counts_where_the_file_states_none(case: str, context: int) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    text = values.get("text_config", values)
+    del text["max_position_embeddings"]
+    assert parse_config(values).max_context == context
+
+
 @pytest.mark.parametrize(("case", "theta"), [("mixtral", 1e6), ("qwen2_vl", 1e6), ("qwen2_5_vl", 1e6), ("apertus", 12e6)])
 def test_the_base_of_rope_of_a_family_counts_where_the_file_states_none(case: str, theta: float) -> None:
     values = json.loads((MODELS / case / "config.json").read_text())
@@ -427,10 +445,17 @@ def test_apertus_has_the_defaults_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("activation", ["relu2", "xielu"])
-def test_activations_that_no_encoder_has_are_refused(activation: str) -> None:
-    bert = json.loads((MODELS / "bert" / "config.json").read_text())
-    with pytest.raises(ConfigError, match=f"the activation of config.json is {activation}, which no encoder has"):
-        parse_config({**bert, "hidden_act": activation})
+@pytest.mark.parametrize(
+    ("case", "field", "message"),
+    [
+        ("bert", "hidden_act", "hidden_act of config.json is '{}', expected one of silu"),
+        ("modernbert", "hidden_activation", "the activation of config.json is {}, which no encoder has"),
+    ],
+)
+def test_activations_that_no_encoder_has_are_refused(case: str, field: str, message: str, activation: str) -> None:
+    values = json.loads((MODELS / case / "config.json").read_text())
+    with pytest.raises(ConfigError, match=message.format(activation)):
+        parse_config({**values, field: activation})
 
 
 def test_command_r_was_trained_on_more_than_its_positions() -> None:
@@ -536,6 +561,9 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
 def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
     with pytest.raises(ModelError, match=r"it is an adapter \(LoRA\) for 'org/base'.*merge_and_unload"):
+        load_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"adapter_config.json is \[\], expected an object"):
         load_config(tmp_path)
     (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "params.json").write_text("{}")

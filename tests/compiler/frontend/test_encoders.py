@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from compiler.bind import bind_weights
 from compiler.driver import compile_module
-from compiler.frontend.config import ModelConfig
+from compiler.frontend.config import ACTIVATIONS, DECODERS_ONLY, ModelConfig
 from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode, distance_buckets
+from compiler.frontend.registry import parse_config
 from compiler.frontend.weights import WeightSource
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
+from compiler.ir.verify.module import verify
 from deploy.model_loading.files import open_files
 from runtime.executable import Executable
 from runtime.session import Session
@@ -214,3 +216,9 @@ def test_minilm(minilm_folder: Path) -> None:
     order = np.random.default_rng(1).permutation(len(texts))
     vectors = np.concatenate([model.embed([texts[i] for i in part]) for part in np.array_split(order, 3)])
     assert np.abs(vectors - golden["embeddings"][order]).max() < 1e-3
+
+
+def test_modernbert_may_have_any_activation_of_an_encoder() -> None:
+    values = json.loads((GOLDEN / "models" / "modernbert" / "config.json").read_text())
+    for name in (name for name, kind in ACTIVATIONS.items() if kind not in DECODERS_ONLY):
+        verify(build_encode(parse_config({**values, "hidden_activation": name}), {}, EncodeBounds(64, 4)))

@@ -205,6 +205,7 @@ def test_a_model_without_ears_has_no_inputs_for_audio() -> None:
         ("qwen2_audio", {}, {"max_source_positions": 99}, "max_source_positions .* a multiple of 2"),
         ("qwen2_audio", {"audio_token_index": 10_000}, {}, "audio_token_index .* below"),
         ("qwen2_audio", {}, {"num_experts": 4}, "audio_config.num_experts"),
+        ("qwen2_audio", {"text_config": {**SUBJECTS["qwen2_audio"].config["text_config"], "use_mrope": True}}, {}, "text_config.use_mrope"),
         ("voxtral", {}, {"intermediate_size": 100}, "intermediate_size .* a multiple of hidden_size"),
         ("voxtral", {"audio_token_id": None}, {}, "has no audio_token_id"),
         ("voxtral", {"projector_hidden_act": "sine"}, {}, "projector_hidden_act"),

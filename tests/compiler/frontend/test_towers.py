@@ -113,6 +113,23 @@ def test_other_encoders_of_gemma_4_are_refused(field: str, value: object) -> Non
         parse_config({**given, "vision_config": {**given["vision_config"], field: value}})
 
 
+@pytest.mark.parametrize("activation", ["relu2", "xielu"])
+@pytest.mark.parametrize("name", ["llava", "internvl", "mistral3", "lfm2_vl"])
+def test_activations_of_decoders_are_refused_in_encoders_and_connectors(name: str, activation: str) -> None:
+    given = SUBJECTS[name].config
+    for changed in ({"vision_config": {**given["vision_config"], "hidden_act": activation}}, {"projector_hidden_act": activation}):
+        with pytest.raises(ConfigError, match=f"_act of .* is '{activation}', expected one of silu"):
+            parse_config({**given, **changed})
+
+
+@pytest.mark.parametrize("name", ["mistral3", "pixtral"])
+def test_a_pixtral_encoder_has_the_sizes_of_its_class_unless_the_file_states_others(name: str) -> None:
+    """The class of Mistral 3 has patches of 14 pixels, but only if there is no vision_config at all."""
+    vision = parse_config({**SUBJECTS[name].config, "vision_config": {"model_type": "pixtral"}}).vision
+    assert vision is not None
+    assert (vision.patch_size, vision.hidden_size, vision.num_layers, vision.num_heads) == (16, 1024, 24, 16)
+
+
 def test_an_image_whose_tokens_attend_to_each_other_fits_into_a_window(tmp_path: Path) -> None:
     subject = SUBJECTS["gemma4_both_ways"]
     text = {**subject.config["text_config"], "sliding_window": 69}
@@ -218,11 +235,42 @@ def test_a_qwen3_within_internvl_has_norms_of_heads() -> None:
     assert any(weight.name.endswith("layers.0.self_attn.q_norm.weight") for weight in module.graph(BOTH).weights)
 
 
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [
+        ("idefics3", 2048),
+        ("llava_siglip", 32_768),
+        ("internvl", 32_768),
+        ("glm4v", 32_768),
+        ("glm4v_moe", 65_536),
+        ("qwen2_vl", 32_768),
+        ("qwen2_5_vl", 32_768),
+        ("qwen3_vl", 128_000),
+        ("mistral3", 131_072),
+        ("pixtral", 131_072),
+    ],
+)
+def test_a_decoder_has_the_context_of_its_class_unless_the_file_states_another(name: str, context: int) -> None:
+    """Configurations of decoders within others leave out what equals the defaults of their class."""
+    given = SUBJECTS[name].config
+    text = {key: value for key, value in given["text_config"].items() if key != "max_position_embeddings"}
+    assert parse_config({**given, "text_config": text}).max_context == context
+
+
 def test_gemma_3_without_the_file_of_the_processor_only_reads_text(tmp_path: Path) -> None:
     assert load_config(written(tmp_path, "config.json", SUBJECTS["gemma3"].config)).vision is None
     assert parse_config({**SUBJECTS["gemma3"].config, "vision_config": {}}).vision is None
     with pytest.raises(ConfigError, match="has no preprocessor_config"):
         load_config(written(tmp_path, "config.json", SUBJECTS["llava"].config))
+
+
+def test_a_processor_without_an_image_processor_only_reads_text(tmp_path: Path) -> None:
+    """Mistral Small 3.1 has such a processor_config.json beside the file of the image processor."""
+    subject = SUBJECTS["mistral3"]
+    written(written(tmp_path, "config.json", subject.config), "processor_config.json", {"processor_class": "PixtralProcessor"})
+    assert load_config(tmp_path).vision is None
+    written(tmp_path, "processor_config.json", {"image_processor": subject.processor})
+    assert load_config(tmp_path).vision is not None
 
 
 @pytest.mark.parametrize(

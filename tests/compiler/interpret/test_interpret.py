@@ -225,6 +225,31 @@ def test_ragged_extents():
         run(text, np.array([0, 2, 4]), np.ones((3, 3), F32), out)
 
 
+def test_a_range_is_checked_at_active_points_only() -> None:
+    """The first row has no elements, so the range 1..k has no number there. The error names the number of the second row."""
+    text = """
+    prim f(lengths: i64[n], at: i64[n, m], out y: i64[n, m]) {
+      for i in n { let k within 0..m = lengths[i] { for j in k { let p within 1..k = at[i, j] { y[i, j] = dim(p) } } } }
+    }
+    """
+    out = np.zeros((2, 3), np.int64)
+    run(text, np.array([0, 2]), np.array([[9, 9, 9], [1, 2, 9]]), out)
+    np.testing.assert_array_equal(out, [[0, 0, 0], [1, 2, 0]])
+    with pytest.raises(InterpretError, match=r"variable p is 3, outside its declared range 1\.\.k"):
+        run(text, np.array([0, 2]), np.array([[9, 9, 9], [1, 3, 9]]), out)
+
+
+def test_a_division_by_zero_at_one_point_is_an_error() -> None:
+    out = np.zeros((2, 3), np.int64)
+    for op in ("//", "%"):
+        text = f"prim f(out y: i64[n, m]) {{ for i in n, j in m {{ y[i, j] = guard(1 <= j < m ? dim((6 * i + 5) {op} j) : 7:i64) }} }}"
+        run(text, out)
+        values = [[7, 5, 2], [7, 11, 5]] if op == "//" else [[7, 0, 1], [7, 0, 1]]
+        np.testing.assert_array_equal(out, values)
+        with pytest.raises(InterpretError, match="a dimension is divided by j, which is 0"):
+            run(text.replace("1 <= j", "0 <= j"), out)
+
+
 def test_a_loop_of_no_iterations_computes_nothing():
     """A loop without iterations evaluates nothing, not even loop-invariant indices, which would be out of bounds."""
     body = "for i in n, j in k { let p within 0..n - 1 = cast(i64, I[j]) { B[i, j] = A[p] } }"

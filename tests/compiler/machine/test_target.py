@@ -45,6 +45,15 @@ def test_a_switch_for_another_cpu_is_refused(name: str, said: str, monkeypatch: 
         host()
 
 
+@pytest.mark.parametrize("name", ["x86-64-v3", "aarch64-neon", "riscv64", "riscv64-v"])
+def test_a_machine_generates_code_as_its_named_target_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the features come from the CPU. The rest, such as the code model of RISC-V, comes from the named targets."""
+    named = NAMED[name]
+    monkeypatch.setattr(target, "ARCH", named.arch)
+    monkeypatch.setattr(target, "features", lambda: named.features | {"other"})
+    assert machine.__wrapped__() == replace(named, name="host", features=named.features | {"other"})
+
+
 def test_a_lesser_cpu_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "ARCH", "x86_64")
     monkeypatch.setattr(target, "features", lambda: frozenset({"avx2"}))

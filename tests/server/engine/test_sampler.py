@@ -262,14 +262,15 @@ def test_equal_logits_prefer_the_lower_id() -> None:
     assert drawn == {50, 60}
 
 
-def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_cannot_be_drawn_is_an_error_of_its_row(wrong: float) -> None:
     logits = np.zeros((3, VOCAB), np.float32)
-    logits[1, 7] = np.nan
+    logits[1, 7] = wrong
     impossible = SamplingParams(max_tokens=1, allowed_token_ids=(4,), banned_token_ids=(4,))
     rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
     first, second, third = sampler_of(VOCAB).sample(logits, rows, [mask_of(impossible), None, None])
     assert first.error is not None and "no token is left" in str(first.error)
-    assert second.error is not None and "not a number" in str(second.error)
+    assert second.error is not None and "NaN or infinite" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
 
 

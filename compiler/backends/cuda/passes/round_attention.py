@@ -1,7 +1,7 @@
 """Let attention write the element type that the next product reads.
 
-Before: attention writes f32, and only a cast, for example to bf16, reads the result or its reshape. After: attention writes the type of the
-cast, and the cast disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
+Before: attention writes f32, and only a cast to bf16 or f16 reads the result or its reshape. After: attention writes the type of the cast,
+and the cast disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from compiler.ir.types import TensorType
 from compiler.ops.manipulate import RESHAPE
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module
+
+SHORT = (DType.BF16, DType.F16)
 
 
 def round_attention(module: IRModule) -> IRModule:
@@ -61,20 +63,20 @@ def round_attention(module: IRModule) -> IRModule:
 
 
 def _cast_to(module: IRModule, value: Value) -> DType | None:
-    """Return the type to which a call casts its operand. Return None for any other value."""
+    """Return the type of SHORT to which a call casts its operand. Return None for any other value."""
     nest = perfect_nest(module.prim(value.func).body) if isinstance(value, CallTir) and len(value.args) == 1 else None
     if nest is None or nest.store.indices != tuple(map(Dim.of, nest.vars)):
         return None
     match nest.store.value:
-        case Cast(value=Load(indices=indices), dtype=dtype) if indices == nest.store.indices:
+        case Cast(value=Load(indices=indices), dtype=dtype) if indices == nest.store.indices and dtype in SHORT:
             return dtype
         case _:
             return None
 
 
 def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[Var]:
-    """Return the result of attention that a cast reads, with the reshapes in between. Return an empty list if the cast reads something
-    else."""
+    """Return the result of attention, in f32, that a cast reads, with the reshapes in between. Return an empty list if the cast reads
+    something else."""
     found: list[Var] = []
     while isinstance(value, CallTir) or (isinstance(value, Call) and value.op is RESHAPE):
         source: Atom = value.args[0]
@@ -83,7 +85,8 @@ def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[
         found.append(source)
         value = values[source]
         if isinstance(value, CallTir):
-            return found if isinstance(module.prim(value.func).body, Attention) else []
+            body = module.prim(value.func).body
+            return found if isinstance(body, Attention) and body.out.dtype is DType.F32 else []
     return []
 
 

@@ -388,11 +388,11 @@ class Order:
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:
-    """Return whether the tile widens the sum's weights. They must be packed for the tile, a single group must be the whole channel, and
-    rows must have a second plane that only some of them need."""
+    """Return whether the tile widens the sum's weights. They must be packed for the tile, a single group must be the whole channel, the sum
+    must begin at 0, and rows must have a second plane that only some of them need."""
     if not tile.reads(s.element) or not tile.widens(s.group, shared_multiplier(s)):
         return False
-    return s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins
+    return s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins and s.node.term is None
 
 
 def shared_multiplier(s: GroupedSum) -> int:

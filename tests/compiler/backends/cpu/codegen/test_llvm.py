@@ -233,6 +233,15 @@ def test_index_expressions(run_native: Any, access: str, kind: LoopKind, n: int)
     check(run_native, prim, [np.arange(160, dtype=np.int32)], [(n,)], dims={M: 3})
 
 
+@pytest.mark.parametrize(("dtype", "run"), [(DType.I16, 2), (DType.U8, 4)])
+@pytest.mark.parametrize("width", [8, 7])
+def test_lanes_that_read_runs_of_elements(run_native: Any, dtype: DType, run: int, width: int) -> None:
+    """Runs are loaded as words, unless the last lanes read only a part of a run."""
+    x, y, v = buffer("x", [80], dtype), buffer("y", [width], dtype), DimVar("v", upper=width - 1)
+    body = loop(v, width, store(y, [v], load(x, v // run * (5 * run) + v % run)), LoopKind.VECTOR)
+    check(run_native, PrimFunc((x, y), 1, body), [np.arange(80).astype(dtype.numpy)], [(width,)])
+
+
 def test_scatter_to_strided_places(run_native: Any) -> None:
     x, y = buffer("x", [N, M]), buffer("y", [M, N])
     i = DimVar("i", upper=N - 1)

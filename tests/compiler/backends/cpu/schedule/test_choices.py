@@ -4,6 +4,7 @@ its own choice alone."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
+from compiler.backends.cpu.schedule.product.ways import schedule_product
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import GroupedContraction
 from compiler.ir.loops.statements import Tile
-from compiler.ir.loops.visit import walk_stmts
+from compiler.ir.loops.visit import map_scalars, walk_scalars, walk_stmts
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
+from compiler.machine.products import product_tiles
 from compiler.machine.target import get
 
 BF16 = ml_dtypes.bfloat16
@@ -161,3 +165,16 @@ def test_blocks_of_a_choice_on_a_matrix_unit(text: str, wanted: set[str]) -> Non
     expected = Interpreter(meant).call("main", *args).astype(np.float32)
     found = Interpreter(scheduled).call("main", *args).astype(np.float32)
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
+
+
+def test_a_sum_with_terms_is_not_widened() -> None:
+    """The sums of a matrix unit begin at 0. A sum that begins with the terms of its groups needs another schedule."""
+    target = get("amx")
+    module = pipeline(target).until("lift_weights")(parse(WIDENED))
+    (prim,) = (p for p in module.prim_functions.values() if any(isinstance(s, GroupedContraction) for s in walk_scalars(p.body)))
+    with_terms = replace(
+        prim,
+        body=map_scalars(prim.body, lambda s: replace(s, term=s.factor) if isinstance(s, GroupedContraction) and s.term is None else s),
+    )
+    schedules = [found and found.attrs["schedule"] for found in (schedule_product(p, product_tiles(target)) for p in (prim, with_terms))]
+    assert schedules == ["widened", None]

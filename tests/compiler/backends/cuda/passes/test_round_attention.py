@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import compiler.ops
 from compiler.backends.cuda.passes.round_attention import round_attention
@@ -19,14 +20,14 @@ assert compiler.ops
 Q = "f32[t, 4, 8]"
 
 
-def program(more: str, result: str) -> str:
+def program(more: str, result: str, dtype: str = "bf16", q: str = Q) -> str:
     return f"""
-func main(q: {Q}, cache: f32[1, 2, 3, 2, 128], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
+func main(q: {q}, cache: f32[1, 2, 3, 2, 128], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
     where t in 0..64, s in 0..8, p in 0..8 {{
   dataflow {{
     a = paged_attention(q, cache, tables, ids, at, 0, scale=0.3)
     r = reshape(a, shape[t, 32])
-    c = cast(r, dtype="bf16")
+    c = cast(r, dtype="{dtype}")
     {more}
   }}
   return {result}
@@ -68,3 +69,10 @@ def test_calls_without_operands_are_left_alone() -> None:
     module = fused(program('e = full(shape[t, 2], 1.0, dtype="f32")\n    d = (c, e)', "d"))
     assert any(not v.args for b in module.graph("main").body.bindings if isinstance(v := b.value, CallTir))
     assert num_calls(round_attention(module)) == num_calls(module) - 1, "expected one cast fewer"
+
+
+@pytest.mark.parametrize(("source", "target"), [("bf16", "f32"), ("f16", "bf16"), ("f32", "i32"), ("f32", "bool")])
+def test_a_cast_that_does_not_round_the_sums_of_attention_stays(source: str, target: str) -> None:
+    """A result of 16 bits is rounded before it is cast."""
+    module = fused(program("", "c", target, Q.replace("f32", source)))
+    assert round_attention(module) is module
