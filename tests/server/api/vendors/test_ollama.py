@@ -88,7 +88,7 @@ EMBED: dict[str, Row] = {
     "truncate": honoured(True, False),
     "dimensions": honoured(4),
     "options": no_effect({"num_ctx": 2048}, {"temperature": 0}, note="none concerns embeddings"),
-    "keep_alive": SHARED["keep_alive"],
+    "keep_alive": no_effect("5m", 300, -1, note="models stay loaded"),
 }
 EMBEDDINGS: dict[str, Row] = {name: EMBED[name] for name in ("model", "options", "keep_alive")} | {"prompt": honoured("hello")}
 ENDPOINTS = {"/api/chat": CHAT, "/api/generate": GENERATE, "/api/embed": EMBED, "/api/embeddings": EMBEDDINGS}
