@@ -258,7 +258,7 @@ class Kept:
         return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]
 
     def clear(self, *, keep: frozenset[str]) -> int:
-        unused = [item for item in self.items() if item.key not in keep]
+        unused = [item for item in self.items() if item.part not in INDEPENDENT and item.key not in keep]
         _remove(unused)
         return sum(item.num_bytes for item in unused)
 

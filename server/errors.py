@@ -167,7 +167,7 @@ NOT_JSON = ErrorKind(
     "Send `Content-Type: application/json`.",
 )
 UNSUPPORTED_ENCODING = ErrorKind(
-    "unsupported_encoding", 415, "The body has an unsupported compression.", "Compress it with gzip, or not at all."
+    "unsupported_encoding", 415, "The body has an unsupported compression.", "Compress it with gzip or deflate, or not at all."
 )
 RESPONSE_NOT_FOUND = ErrorKind(
     "response_not_found",

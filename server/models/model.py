@@ -81,7 +81,7 @@ class CompileCache(Protocol):
         ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
-        """Remove all entries but those in `keep`. Return how many bytes that freed."""
+        """Remove all compiled models but those in `keep`, with what is of no use without them. Return how many bytes that freed."""
         ...
 
 

@@ -181,13 +181,15 @@ def test_verifying_names_what_is_damaged_and_what_is_sound(kept: Kept) -> None:
     assert files(kept) == {packed[0].name}
 
 
-def test_the_administration_clears_weights_too(kept: Kept) -> None:
+def test_the_administration_clears_weights_too_but_no_labels(kept: Kept) -> None:
+    """A label, a quantised matrix or a kernel is of use without a compiled model, and a loaded model may have it."""
     for key in KEYS:
         program(kept, key)
         weights(kept, key)
-    staying = {path.name for path in kept.folder.rglob(f"{KEYS[1]}*")}
+    keep_label(kept, "fp", QualityLabel(0.1, 0.9, 8.0, 7.5, 100))
+    staying = {path.name for path in (*kept.folder.rglob(f"{KEYS[1]}*"), *kept.folder.rglob("*.label"))}
     assert kept.clear(keep=frozenset({KEYS[1]})) > 2 * SIZE
-    assert files(kept) == staying and len(staying) == 3
+    assert files(kept) == staying and len(staying) == 4
 
 
 def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
