@@ -29,3 +29,13 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_may_have_any_name(child: subprocess.Popen[bytes]) -> None:
     assert usage_of(child.pid).own_bytes > 1 << 20
     assert usage_of(os.getpid()).own_bytes > usage_of(child.pid).own_bytes
+
+
+def test_a_thread_that_ends_meanwhile_hides_no_process(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads are listed first, and each is asked for its children a moment later."""
+    whole = usage_of(os.getpid())
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / "0" / "children", *glob(folder, pattern)])
+    found = usage_of(os.getpid())
+    assert found.cpu_s >= whole.cpu_s
+    assert found.own_bytes > usage_of(child.pid).own_bytes > 1 << 20
