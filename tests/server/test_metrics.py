@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.device.base import CardUsage
+from server.history import History
 from server.messages import PageCounts, Stats
 from server.metrics import ENGINE, MOST_ENDED, Metrics, ModelReading
+from server.models import processes
+from server.models.processes import Usage
 from server.models.state import ModelSpec
+from server.process_state import fields_of
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
 # examples/observability (November 2026): prometheus_grafana/grafana.json and dashboards/grafana/vllm_overview.json.
@@ -169,6 +175,51 @@ def test_the_worker_s_memory_and_processor_time_are_told(serve):
     assert value_of(found, "relaxserve:worker_resident_bytes", kind="mapped") > 0
     assert value_of(found, "relaxserve:worker_cpu_seconds_total") > 0
     assert value_of(found, "process_resident_memory_bytes") > 10 << 20
+
+
+def test_no_request_waits_while_processes_are_measured(serve, monkeypatch):
+    """To read the state of a worker with the processes of 100 constraints takes 10 ms."""
+    server, threads = serve(), list[int]()
+    monkeypatch.setattr(processes, "fields_of", lambda pid: threads.append(threading.get_ident()) or fields_of(pid))
+    server.worker.pid = os.getpid()
+    client = server.http()
+    for method, path in [
+        ("GET", "/metrics"),
+        ("GET", "/admin/models"),
+        ("GET", "/admin/models/null"),
+        ("GET", "/admin/memory"),
+        ("GET", "/api/ps"),
+    ]:
+        threads.clear()
+        assert client.request(method, path).status_code == 200
+        assert threads and server.thread.ident not in threads, path
+    threads.clear()
+    assert asyncio.run_coroutine_threadsafe(memory_in_history(server), server.loop).result(60) > 10 << 20
+    assert client.delete("/admin/models/null").json()["resident_before_bytes"] > 10 << 20
+    assert threads and server.thread.ident not in threads
+
+
+async def memory_in_history(server) -> float:
+    """Return the worker's memory in the first sample of a history of the server's metrics."""
+    history = History(server.registry.metrics.watched, server.registry.measure)
+    running = asyncio.create_task(history.run())
+    while not history.samples():
+        await asyncio.sleep(0.001)
+    running.cancel()
+    (sample,) = history.samples()
+    return sum(value or 0 for (name, _), value in sample.values.items() if name == "relaxserve:worker_resident_bytes")
+
+
+def test_the_processor_time_of_a_worker_never_falls(serve, monkeypatch):
+    """Prometheus takes a counter that falls for one that has begun anew, and adds all of it to the rate. The time of a child is lost for a
+    moment if the child ends after its parent was read, and for good if nobody waits for it. Another worker does begin anew."""
+    server = serve()
+    told = []
+    for pid, cpu_s in [(7, 1000.0), (7, 999.5), (7, 1001.0), (8, 0.5), (None, 3.0), (9, 0.25)]:
+        server.worker.pid = pid
+        monkeypatch.setattr("server.models.registry.usage_of", lambda _pid, cpu_s=cpu_s: Usage(1, 1, cpu_s))
+        told.append(value_of(samples(server), "relaxserve:worker_cpu_seconds_total"))
+    assert told == [1000.0, 1000.0, 1001.0, 0.5, 0.0, 0.25]
 
 
 def test_gauges_are_the_worker_s(serve):
