@@ -111,8 +111,8 @@ class Registry:
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
-        # A thread measures processes, because a worker may have hundreds of them, for constraints. It is no thread of the loop's executor,
-        # because all of those may be waiting for a disk.
+        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
+        # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
@@ -506,6 +506,12 @@ class Registry:
         )
         for model, pid, usage in zip(models, pids, usages, strict=True):
             model.measured(pid, usage)
+
+    async def exposition(self) -> bytes:
+        """Return all metrics as Prometheus text."""
+        await self.measure()
+        readings = self.metrics.readings()
+        return await asyncio.get_running_loop().run_in_executor(self._measuring, self.metrics.exposition, readings)
 
     async def resident_bytes(self) -> int:
         """Return the unshared memory of this process and of all workers."""
