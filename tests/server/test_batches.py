@@ -348,6 +348,18 @@ def test_a_batch_takes_no_place_of_others(serve, folder) -> None:
     client.batches.cancel(batch.id)
 
 
+def test_a_batch_fills_a_model_that_was_loaded_again_with_a_larger_batch(serve, folder, tmp_path) -> None:
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    server = serve(batch_dir=folder, initial=(), scripts={"a": NullScript(interval_s=0.05)})
+    client, admin = server.openai(), server.http()
+    for most in (1, 3):
+        assert admin.post("/admin/models", json={"source": "a", "max_batch": most, "wait": True}).status_code == 200
+        batch = begin(client, [chat_line(number, model="a") for number in range(6)])
+        assert ended(client, batch).request_counts.completed == 6
+        assert max(server.workers["a"].num_running) == most
+        admin.delete("/admin/models/a")
+
+
 def test_a_server_without_a_folder_says_so(serve, folder) -> None:
     with pytest.raises(openai.InternalServerError, match="without a folder for files"):
         serve().openai().files.list()
