@@ -215,11 +215,12 @@ async def memory_in_history(server) -> float:
 def test_the_processor_time_of_a_worker_never_falls(serve, monkeypatch):
     """Prometheus takes a counter that falls for one that has begun anew, and adds all of it to the rate. The time of a child is lost for a
     moment if the child ends after its parent was read, and for good if nobody waits for it. Another worker does begin anew."""
-    server = serve()
-    told = []
+    server, told = serve(), list[float]()
+    used_s: dict[int | None, float] = {}
+    monkeypatch.setattr("server.models.registry.usage_of", lambda pid: Usage(1, 1, used_s[pid]))
     for pid, cpu_s in [(7, 1000.0), (7, 999.5), (7, 1001.0), (8, 0.5), (None, 3.0), (9, 0.25)]:
+        used_s[pid] = cpu_s
         server.worker.pid = pid
-        monkeypatch.setattr("server.models.registry.usage_of", lambda _pid, cpu_s=cpu_s: Usage(1, 1, cpu_s))
         told.append(value_of(samples(server), "relaxserve:worker_cpu_seconds_total"))
     assert told == [1000.0, 1000.0, 1001.0, 0.5, 0.0, 0.25]
 
