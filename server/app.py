@@ -47,7 +47,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
     """Return the application with all endpoints. `watchers` are called with the record of each request that has ended."""
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
-    history = History(registry.metrics.watched)
+    history = History(registry.metrics.watched, registry.measure)
     context = Context(settings, registry, batches, history, kept)
 
     @asynccontextmanager

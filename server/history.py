@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client.samples import Sample
@@ -29,9 +29,12 @@ class Change:
 class History:
     """The samples of the last hour."""
 
-    def __init__(self, read: Callable[[], Iterable[Sample]], clock: Callable[[], float] = time.time) -> None:
-        """`read` returns the present samples of the metrics."""
+    def __init__(
+        self, read: Callable[[], Iterable[Sample]], measure: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`read` returns the present samples of the metrics. `measure` is called before, and measures what takes long to measure."""
         self._read = read
+        self._measure = measure
         self._clock = clock
         self._first: Values = {}  # the values before the oldest change
         self._last: Values = {}
@@ -41,6 +44,7 @@ class History:
     async def run(self) -> None:
         """Take samples until cancelled."""
         while True:
+            await self._measure()
             self.take()
             await asyncio.sleep(INTERVAL_S)
 

@@ -8,6 +8,6 @@ TIMES = slice(11, 15)  # the fields of processor time, in ticks: user, system, a
 
 
 def fields_of(pid: int) -> list[str]:
-    """Return the fields behind the name of the program, which may have any characters; the first is the state. Raise OSError if the process
+    """Return the fields behind the name of the program, which may be any bytes; the first field is the state. Raise OSError if the process
     has ended, or on systems without /proc."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()

@@ -130,6 +130,7 @@ async def greet(registry: Registry, url: str) -> bool:
     if registry.settings.log_format == "json":
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
+    await registry.measure()
     errors.print(greeting(registry, url), highlight=False, soft_wrap=True)
     return True
 

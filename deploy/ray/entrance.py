@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from ray import serve
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -24,8 +25,9 @@ async def entrance(scope: Scope, receive: Receive, send: Send) -> None:
             await _refuse(WebSocket(scope, receive, send))
         case _:
             ingress = serve.get_replica_context().servable_object
-            response = await ingress.answer(Request(scope, receive))  # pyright: ignore[reportFunctionMemberAccess]
-            await response(scope, receive, send)
+            with suppress(ClientDisconnect):  # the client has left before it had sent the whole body, so nobody waits for an answer
+                response = await ingress.answer(Request(scope, receive))  # pyright: ignore[reportFunctionMemberAccess]
+                await response(scope, receive, send)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from server.api.answer.respond import while_connected
 from server.api.context import Context, caller
 from server.api.routes import new_router
-from server.errors import FINGERPRINT_MISMATCH, INVALID_API_KEY, INVALID_VALUE, QUEUE_FULL, ApiError
+from server.errors import DEADLINE_EXCEEDED, FINGERPRINT_MISMATCH, INVALID_API_KEY, INVALID_VALUE, QUEUE_FULL, ApiError
 from server.http.auth import Access
 from server.interfaces import RequestError
 from server.messages import IDLE, GivePages, SamplingParams, Submit
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
         """Send those pages of a prompt that this server holds and the other server lacks. Refuse an ask that is not proven, that no model
-        here can answer, or that comes while MOST_GIVINGS others are answered."""
+        here can answer, that comes while MOST_GIVINGS others are answered, or whose prompt is computed too late."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -53,9 +53,13 @@ def router(context: Context) -> APIRouter:
             raise ApiError(INVALID_VALUE, f"digests has the pages of {ask.num_tokens} tokens; expected at most max_context, {most}")
         if places.locked():
             raise ApiError(QUEUE_FULL, f"this server gives pages to {MOST_GIVINGS} other requests; compute the prompt")
+        arrived_s = caller(request).arrived_s
         if ask.prompt_ids:
             await while_connected(request, _compute(loaded, ask))
-        return _Pages(_frames(loaded, ask, proofs, places), caller(request).arrived_s + ask.limit_s)
+            if (took_s := time.monotonic() - arrived_s) >= ask.limit_s:
+                text = f"the prompt was computed after {took_s:.3g} s; expected at most limit_s, {ask.limit_s:g} s: start more such servers"
+                raise ApiError(DEADLINE_EXCEEDED, text)
+        return _Pages(_frames(loaded, ask, proofs, places), arrived_s + ask.limit_s)
 
     return routes
 

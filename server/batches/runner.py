@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.types import ASGIApp
@@ -56,7 +57,8 @@ class Runner:
         self._app = app
         self._max_line_bytes = max_line_bytes
         self._keep_s = keep_s
-        self._slots: dict[str, asyncio.Semaphore] = {}  # by model; "": all models that are not loaded
+        # By model and by the size of its batch, which another load may change, while lines run; "": all models that are not loaded.
+        self._slots: WeakValueDictionary[tuple[str, int], asyncio.Semaphore] = WeakValueDictionary()
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the batch's id, like _runs
         self._runs: dict[str, Run] = {}
         self._is_closing = False
@@ -172,7 +174,7 @@ class Runner:
         with suppress(ApiError):
             found, loaded = self._registry.serve(model)
             name, count = found.spec.name, loaded.admission.max_running
-        return self._slots.setdefault(name, asyncio.Semaphore(count))
+        return self._slots.setdefault((name, count), asyncio.Semaphore(count))
 
     # --- one line --------------------------------------------------------------------------------------------------------
 

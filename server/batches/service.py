@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from server.batches.records import DAY_S, INPUT, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Runner
-from server.batches.store import Store, StoreError, Upload
+from server.batches.store import Store, StoreError
 from server.errors import BATCH_NOT_FOUND, BATCHES_OFF, CONFLICTING_BATCH, INVALID_VALUE, STORE_FULL, ApiError
 from server.models.registry import Registry
 from server.settings import ServerSettings
@@ -83,10 +83,6 @@ class Batches:
         return self._opened[0]
 
     # --- files -----------------------------------------------------------------------------------------------------------
-
-    def new_upload(self) -> Upload:
-        """Return a new file to write. Raise STORE_FULL if there are too many files."""
-        return self.store.new_upload()
 
     def files_of(self, owner: str) -> list[FileRecord]:
         """Return the files of a tenant, the newest first."""

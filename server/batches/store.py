@@ -210,22 +210,32 @@ class Store:
 
 
 class Upload:
-    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`."""
+    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`. Only `add` does not wait for the disk."""
 
     def __init__(self, store: Store, file_id: str) -> None:
         self._store = store
         self.id = file_id
         self.num_bytes = 0
+        self._unwritten: list[bytes] = []
+        self._writing = threading.Lock()  # a thread may still write for a task that was cancelled
         self._file = store.data(file_id).open("xb")
 
-    def write(self, data: bytes) -> None:
-        """Add bytes. Raise STORE_FULL if there is no room for them."""
+    def add(self, data: bytes) -> None:
+        """Add bytes, to be written. Raise STORE_FULL if there is no room for them."""
         self._store.reserve(len(data))
         self.num_bytes += len(data)
-        self._file.write(data)
+        self._unwritten.append(data)
+
+    def write(self) -> None:
+        """Write what was added."""
+        with self._writing:
+            unwritten, self._unwritten = self._unwritten, []
+            for data in unwritten:
+                self._file.write(data)
 
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
         """Keep the file. `describe` makes its record from the id and the number of bytes."""
+        self.write()
         self._file.close()
         record = describe(self.id, self.num_bytes)
         self._store.keep(record)
@@ -233,7 +243,7 @@ class Upload:
 
     def abandon(self) -> None:
         """Remove the file."""
-        with suppress(OSError):  # a full disk refuses what is left to write
+        with self._writing, suppress(OSError):  # a full disk refuses what is left to write
             self._file.close()
         self._store.delete_file(self.id, self.num_bytes)
 

@@ -91,9 +91,13 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def _stream(self, model: str) -> _Stream:
-        """Return the stream of a model."""
+        """Return the stream of a model. When another model begins, the models that have no worker any more keep only their last batch: it
+        says that the cache is gone, so what it held before does not matter."""
         if model not in self._streams:
             with self._lock:
+                for ended in (stream for stream in self._streams.values() if not stream.caches):
+                    while len(ended.kept) > 1:
+                        ended.kept_bytes -= len(ended.kept.popleft()[1])
                 self._streams[model] = _Stream(f"kv@{self._name}@{model}".encode(), deque())
         return self._streams[model]
 

@@ -88,7 +88,7 @@ class Gateway:
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
-        record.client = self._proxies.client(peer, headers.get("x-forwarded-for", ""))
+        record.client = self._proxies.client(peer, ",".join(headers.getlist("x-forwarded-for")))
         expects = headers.get("if-match", "").strip().strip('"')
         values = given(headers.get(HEADER, ""), self._settings.ingress_key)
         OPEN.set(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
@@ -20,7 +20,7 @@ from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation
-from server.models.processes import usage_of
+from server.models.processes import Usage
 from server.models.prompts import LatestPrompts
 from server.models.state import ModelSpec
 from server.speech.tokens import SpeechTokens
@@ -68,7 +68,7 @@ class Footprint:
 class MemoryUse(TypedDict):
     """The memory of a model. On a CPU, the KV cache takes memory only as it fills; on a GPU, it is allocated at load."""
 
-    resident_bytes: int  # what the worker's processes hold now, including the pages of packed weights that they map
+    resident_bytes: int  # what the worker's processes hold, including the pages of packed weights that they map
     planned_bytes: int  # what the model takes without any request: weights, arena, graphs, and on a GPU the KV cache
     bound_bytes: int  # what the model takes at most, with a full KV cache
 
@@ -183,6 +183,19 @@ class Model:
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))
+    usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Registry.measure` measures them
+    measured_pid: int | None = None  # process id of the worker that was measured
+
+    def measured(self, pid: int | None, usage: Usage) -> None:
+        """Take the usage of the worker with this process id. The CPU time of one worker never becomes less, because it is shown as a
+        counter: the time of a child that has ended since its parent was read is missing, and if nobody waits for the child, it is lost."""
+        before_s = self.usage.cpu_s if pid == self.measured_pid else 0.0
+        self.usage, self.measured_pid = replace(usage, cpu_s=max(usage.cpu_s, before_s)), pid
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the worker, or None while there is none."""
+        return None if self.loaded is None else self.loaded.worker.pid
 
     @property
     def created_at(self) -> str:
@@ -205,13 +218,12 @@ class Model:
 
     @property
     def memory(self) -> MemoryUse:
-        """The memory of the model: what it holds now, what it takes without any request, and what it takes at most."""
-        pid = None if self.loaded is None else self.loaded.worker.pid
-        usage = UNUSED if pid is None else usage_of(pid)
+        """The memory of the model: what it held when it was measured last, what it takes without any request, and what it takes at
+        most."""
         parts = self.bytes_by_part
         bound_bytes = sum(parts.values())
         return {
-            "resident_bytes": usage.own_bytes + usage.mapped_bytes,
+            "resident_bytes": self.usage.own_bytes + self.usage.mapped_bytes,
             "planned_bytes": bound_bytes - (parts.get("kv_cache", 0) if self.cache_grows else 0),
             "bound_bytes": bound_bytes,
         }
@@ -250,7 +262,7 @@ class Model:
 
     @property
     def reading(self) -> ModelReading:
-        """The model's figures for a scrape of the metrics."""
+        """The model's figures for a scrape of the metrics, before which its processes are measured."""
         if self.loaded is None:
             return ModelReading(self.spec.name, self.state)
         worker, ready = self.loaded.worker, self.loaded.ready
@@ -263,7 +275,7 @@ class Model:
             worker.resubmitted,
             self.bytes_by_part,
             {**{name: str(value) for name, value in cache.items()}, "enable_prefix_caching": "True"},
-            UNUSED if worker.pid is None else usage_of(worker.pid),
+            self.usage,
             worker.card,
         )
 

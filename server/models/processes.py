@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,11 +34,20 @@ def usage_of(pid: int) -> Usage:
         try:
             times = fields_of(one)[TIMES]
             _, resident, shared = map(int, (folder / "statm").read_text().split()[:3])
-            reached += [int(child) for file in (folder / "task").glob("*/children") for child in file.read_text().split()]
         except OSError:  # the process has ended meanwhile
             continue
+        reached += _children_of(folder)
         total += Usage((resident - shared) * PAGE_BYTES, shared * PAGE_BYTES, sum(map(int, times)) * TICK_S)
     return total
+
+
+def _children_of(folder: Path) -> list[int]:
+    """Return the children of all threads of the process whose folder this is."""
+    found: list[int] = []
+    for file in (folder / "task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended since it was listed; the process goes on
+            found += map(int, file.read_text().split())
+    return found
 
 
 def resident_bytes() -> int:

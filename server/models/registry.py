@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from server.errors import (
 )
 from server.interfaces import LoadError
 from server.messages import Ready
-from server.metrics import ENGINE, Metrics
+from server.metrics import ENGINE, UNUSED, Metrics
 from server.models.aliases import Aliases, names_like
 from server.models.budget import Budget
 from server.models.library import Library
@@ -54,7 +55,7 @@ from server.models.model import (
 )
 from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
-from server.models.processes import resident_bytes
+from server.models.processes import resident_bytes, usage_of
 from server.models.publications import Publications
 from server.models.replacements import Replacements, beside
 from server.models.saved_models import SavedModels
@@ -110,6 +111,9 @@ class Registry:
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
+        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
+        # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
+        self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
@@ -403,7 +407,8 @@ class Registry:
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             await self._saved.written()
-            return Unloaded(name, 0, resident_bytes(), resident_bytes())
+            held_bytes = await self.resident_bytes()
+            return Unloaded(name, 0, held_bytes, held_bytes)
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
                 NAME_IS_ALIAS,
@@ -415,10 +420,11 @@ class Registry:
             raise ApiError(MODEL_BUSY, f"model {model.spec.name!r} is {model.state}", param="model")
         if model.spec.pin and not force:
             raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; add force=true", param="model")
-        before_bytes, freed_bytes = resident_bytes(), model.total_bytes
+        freed_bytes = model.total_bytes
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
+            before_bytes = await self.resident_bytes()
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
             await model.loaded.worker.drain(drain_s)
@@ -431,7 +437,7 @@ class Registry:
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         self.metrics.end(model.spec.name)
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
-        return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
+        return Unloaded(model.spec.name, freed_bytes, before_bytes, await self.resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
@@ -490,6 +496,26 @@ class Registry:
         return self._aliases.of(name)
 
     # --- metrics -------------------------------------------------------------------------------------------------------
+
+    async def measure(self) -> None:
+        """Measure the memory and the CPU time of all workers, which the metrics and the descriptions of models then show."""
+        models = self.models()
+        pids = [model.pid for model in models]
+        usages = await asyncio.get_running_loop().run_in_executor(
+            self._measuring, lambda: [UNUSED if pid is None else usage_of(pid) for pid in pids]
+        )
+        for model, pid, usage in zip(models, pids, usages, strict=True):
+            model.measured(pid, usage)
+
+    async def exposition(self) -> bytes:
+        """Return all metrics as Prometheus text."""
+        await self.measure()
+        readings = self.metrics.readings()
+        return await asyncio.get_running_loop().run_in_executor(self._measuring, self.metrics.exposition, readings)
+
+    async def resident_bytes(self) -> int:
+        """Return the unshared memory of this process and of all workers."""
+        return await asyncio.get_running_loop().run_in_executor(self._measuring, resident_bytes)
 
     def _count_load(self, model: Model, ready: Ready, load_s: float) -> None:
         """Count a successful load in the metrics."""

@@ -228,6 +228,7 @@ class NullWorker:
         # (request, choice) of each aborted answer; a choice of None stands for all remaining choices
         self.aborted: list[tuple[str, int | None]] = []
         self.running: dict[str, set[int]] = {}
+        self.num_running: list[int] = []  # the number of requests that ran when each request began, itself included
         self._progress = progress
 
     async def start(self) -> Ready:
@@ -277,6 +278,7 @@ class NullWorker:
         script, params = self.script, submit.params
         self.submits.append(submit)
         running = self.running[submit.request_id] = set(range(submit.num_choices))
+        self.num_running.append(len(self.running))
         answers = [list(script.answer(submit, choice)) for choice in range(submit.num_choices)]
         emitted = [0] * submit.num_choices
         step = 0

@@ -6,11 +6,13 @@ import asyncio
 import errno
 import json
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anthropic
 import openai
@@ -19,7 +21,7 @@ import pytest
 from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Runner
-from server.batches.store import Store
+from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
 
@@ -294,6 +296,29 @@ def test_forms_that_cannot_be_read_are_refused(serve, folder, kind: str, body: b
     assert not list((folder / "files").iterdir())
 
 
+def test_no_request_waits_for_the_disk_of_an_upload(serve, folder, monkeypatch) -> None:
+    """The kernel stops whoever writes faster than the disk takes it, and an upload may have 200 MB."""
+    begin_upload, threads = Upload.__init__, list[int]()
+
+    def noted(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: threads.append(threading.get_ident()) or call(*given)
+
+    def opened(self: Upload, store: Store, file_id: str) -> None:
+        begin_upload(self, store, file_id)
+        file: Any = self._file
+        self._file = cast("Any", SimpleNamespace(write=noted(file.write), close=noted(file.close)))
+
+    monkeypatch.setattr(Upload, "__init__", noted(opened))
+    server = serve(batch_dir=folder)
+    file = server.openai().files.create(file=("questions.jsonl", b"z" * (1 << 20)), purpose="batch")
+    assert file.bytes == 1 << 20 == (folder / "files" / f"{file.id}.data").stat().st_size
+    assert len(threads) > 2 and server.thread.ident not in threads
+    threads.clear()
+    params = {"model": "null", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    made = server.http().post("/v1/messages/batches", json={"requests": [{"custom_id": "a", "params": params}]})
+    assert made.status_code == 200 and len(threads) == 3 and server.thread.ident not in threads
+
+
 def test_an_interrupted_upload_leaves_nothing(serve, folder) -> None:
     server = serve(batch_dir=folder)
     head = b"POST /v1/files HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: 100000\r\n\r\n"
@@ -348,6 +373,18 @@ def test_a_batch_takes_no_place_of_others(serve, folder) -> None:
     client.batches.cancel(batch.id)
 
 
+def test_a_batch_fills_a_model_that_was_loaded_again_with_a_larger_batch(serve, folder, tmp_path) -> None:
+    (tmp_path / "models" / "a").mkdir(parents=True)
+    server = serve(batch_dir=folder, initial=(), scripts={"a": NullScript(interval_s=0.05)})
+    client, admin = server.openai(), server.http()
+    for most in (1, 3):
+        assert admin.post("/admin/models", json={"source": "a", "max_batch": most, "wait": True}).status_code == 200
+        batch = begin(client, [chat_line(number, model="a") for number in range(6)])
+        assert ended(client, batch).request_counts.completed == 6
+        assert max(server.workers["a"].num_running) == most
+        admin.delete("/admin/models/a")
+
+
 def test_a_server_without_a_folder_says_so(serve, folder) -> None:
     with pytest.raises(openai.InternalServerError, match="without a folder for files"):
         serve().openai().files.list()
@@ -359,11 +396,11 @@ def test_a_server_without_a_folder_says_so(serve, folder) -> None:
 def test_the_store_has_a_limit(tmp_path) -> None:
     store = Store(tmp_path, 1000)
     upload = store.new_upload()
-    upload.write(b"x" * 900)
+    upload.add(b"x" * 900)
     kept = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
     another = store.new_upload()
     with pytest.raises(ApiError, match="of 1000"):
-        another.write(b"x" * 200)
+        another.add(b"x" * 200)
     another.abandon()
     assert store.num_bytes == 900
     assert Store(tmp_path, 1000).files.keys() == {kept.id}
@@ -400,7 +437,7 @@ def test_a_file_that_a_batch_uses_does_not_expire(tmp_path) -> None:
     """A batch reads its input again after a restart, and at its end for the requests that have no answer."""
     store = Store(tmp_path, 1000)
     upload = store.new_upload()
-    upload.write(b"{}\n")
+    upload.add(b"{}\n")
     file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
     batch = record_of(file.id)
     store.save(batch)
@@ -419,7 +456,7 @@ def test_the_requests_of_an_anthropic_batch_go_with_it(tmp_path) -> None:
 
     def stored(**fields: Any) -> BatchRecord:
         upload = store.new_upload()
-        upload.write(b"{}\n")
+        upload.add(b"{}\n")
         file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "requests.jsonl", "requests", size, 0))
         return record_of(file.id, status=Status.COMPLETED, **fields)
 
@@ -484,8 +521,9 @@ def test_an_upload_that_a_full_disk_refuses_leaves_nothing(tmp_path) -> None:
     upload = store.new_upload()
     upload._file.close()
     upload._file = Full()  # type: ignore[assignment]
+    upload.add(b"x" * 900)
     with pytest.raises(OSError, match="No space"):
-        upload.write(b"x" * 900)
+        upload.write()
     upload.abandon()
     assert store.num_bytes == 0
     assert not list((tmp_path / "files").iterdir())
@@ -546,7 +584,7 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
 
         monkeypatch.setattr(Runner, "_answer", answer)
         upload = store.new_upload()
-        upload.write(jsonl([chat_line(0), chat_line(1)]))
+        upload.add(jsonl([chat_line(0), chat_line(1)]))
         file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
         runner = Runner(store, NoModels(), None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
         runner.start(record_of(file.id))
@@ -576,7 +614,7 @@ def test_the_sweeper_goes_on_after_an_error_of_the_disk(serve, folder, monkeypat
 def test_what_the_disk_refuses_to_remove_is_removed_later(tmp_path, monkeypatch) -> None:
     store = Store(tmp_path, 1000)
     upload = store.new_upload()
-    upload.write(b"{}\n")
+    upload.add(b"{}\n")
     file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1))
     batch = record_of(file.id, status=Status.COMPLETED, times={Status.COMPLETED: 1})
     store.save(batch)

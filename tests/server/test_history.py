@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 from prometheus_client.samples import Sample
@@ -17,7 +18,9 @@ class Metrics:
         self.values: dict[str, float] = {}
         self.now_s = 0.0
         self.history = History(
-            lambda: [Sample("running", {"model_name": name}, value) for name, value in self.values.items()], lambda: self.now_s
+            lambda: [Sample("running", {"model_name": name}, value) for name, value in self.values.items()],
+            measure=lambda: asyncio.sleep(0),
+            clock=lambda: self.now_s,
         )
 
     def after(self, seconds: float, **values: float) -> None:

@@ -4,6 +4,7 @@ would refuse to send some of these requests."""
 from __future__ import annotations
 
 import json
+import logging
 import time
 from contextlib import ExitStack
 
@@ -77,6 +78,22 @@ def test_a_body_that_lies_about_its_size_is_not_awaited(serve):
 def test_a_body_that_does_not_come(serve):
     status, error = talk(serve(body_timeout_s=0.2), f"{HEAD}content-length: 10\r\n\r\n{{".encode())
     assert (status, error["code"]) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/files", "/v1/audio/transcriptions"])
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure(serve, tmp_path, caplog, path):
+    """A failure would be logged with a traceback, and alarm the operator."""
+    server = serve(batch_dir=tmp_path / "batches")
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 1000\r\n\r\n"
+    with caplog.at_level(logging.INFO):
+        with server.connect() as sock:
+            sock.sendall(f'{head}--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n{{'.encode())
+        end_s = time.monotonic() + 60
+        while not (lines := [record for record in caplog.records if record.name == "server.access"]):
+            assert time.monotonic() < end_s
+            time.sleep(0.005)
+    assert [line.fields["status"] for line in lines] == [499]
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 @pytest.mark.parametrize(

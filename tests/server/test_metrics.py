@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.device.base import CardUsage
+from server.history import History
 from server.messages import PageCounts, Stats
 from server.metrics import ENGINE, MOST_ENDED, Metrics, ModelReading
+from server.models import processes
+from server.models.processes import Usage
 from server.models.state import ModelSpec
+from server.process_state import fields_of
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
 # examples/observability (November 2026): prometheus_grafana/grafana.json and dashboards/grafana/vllm_overview.json.
@@ -171,6 +178,53 @@ def test_the_worker_s_memory_and_processor_time_are_told(serve):
     assert value_of(found, "process_resident_memory_bytes") > 10 << 20
 
 
+def test_no_request_waits_while_processes_are_measured(serve, monkeypatch):
+    """To read the state of a worker with the processes of 100 constraints takes 10 ms, and to write the metrics of 100 models 400 ms."""
+    server, threads = serve(), list[int]()
+    monkeypatch.setattr("server.metrics.generate_latest", lambda all: threads.append(threading.get_ident()) or generate_latest(all))
+    monkeypatch.setattr(processes, "fields_of", lambda pid: threads.append(threading.get_ident()) or fields_of(pid))
+    server.worker.pid = os.getpid()
+    client = server.http()
+    for method, path in [
+        ("GET", "/metrics"),
+        ("GET", "/admin/models"),
+        ("GET", "/admin/models/null"),
+        ("GET", "/admin/memory"),
+        ("GET", "/api/ps"),
+    ]:
+        threads.clear()
+        assert client.request(method, path).status_code == 200
+        assert threads and server.thread.ident not in threads, path
+    threads.clear()
+    assert asyncio.run_coroutine_threadsafe(memory_in_history(server), server.loop).result(60) > 10 << 20
+    assert client.delete("/admin/models/null").json()["resident_before_bytes"] > 10 << 20
+    assert threads and server.thread.ident not in threads
+
+
+async def memory_in_history(server) -> float:
+    """Return the worker's memory in the first sample of a history of the server's metrics."""
+    history = History(server.registry.metrics.watched, server.registry.measure)
+    running = asyncio.create_task(history.run())
+    while not history.samples():
+        await asyncio.sleep(0.001)
+    running.cancel()
+    (sample,) = history.samples()
+    return sum(value or 0 for (name, _), value in sample.values.items() if name == "relaxserve:worker_resident_bytes")
+
+
+def test_the_processor_time_of_a_worker_never_falls(serve, monkeypatch):
+    """Prometheus takes a counter that falls for one that has begun anew, and adds all of it to the rate. The time of a child is lost for a
+    moment if the child ends after its parent was read, and for good if nobody waits for it. Another worker does begin anew."""
+    server, told = serve(), list[float]()
+    used_s: dict[int | None, float] = {}
+    monkeypatch.setattr("server.models.registry.usage_of", lambda pid: Usage(1, 1, used_s[pid]))
+    for pid, cpu_s in [(7, 1000.0), (7, 999.5), (7, 1001.0), (8, 0.5), (None, 3.0), (9, 0.25)]:
+        used_s[pid] = cpu_s
+        server.worker.pid = pid
+        told.append(value_of(samples(server), "relaxserve:worker_cpu_seconds_total"))
+    assert told == [1000.0, 1000.0, 1001.0, 0.5, 0.0, 0.25]
+
+
 def test_gauges_are_the_worker_s(serve):
     server = serve()
     server.worker.restarts, server.worker.resubmitted = 2, 3
@@ -202,8 +256,8 @@ def test_the_memory_and_the_work_of_a_gpu_are_told(serve):
 def test_two_models_on_one_gpu_tell_its_memory_once():
     metrics, usage = Metrics(), CardUsage("cuda:0", "a GPU", 80, 30)
     metrics.watch(lambda: [ModelReading(name, "ready", card=usage) for name in ("a", "b")])
-    assert metrics.exposition().count(b"relaxserve:device_memory_bytes{") == 2
-    assert metrics.exposition().count(b"relaxserve:device_graphs{") == 2
+    assert metrics.exposition(metrics.readings()).count(b"relaxserve:device_memory_bytes{") == 2
+    assert metrics.exposition(metrics.readings()).count(b"relaxserve:device_graphs{") == 2
 
 
 def test_loads_are_counted(serve):
@@ -247,8 +301,8 @@ def test_models_that_were_unloaded_long_ago_lose_their_series():
     loaded.remove("m1")
     metrics.end("m1")
     metrics.of("another")
-    families = [*text_string_to_metric_families(metrics.exposition().decode())]
+    families = [*text_string_to_metric_families(metrics.exposition(metrics.readings()).decode())]
     names = {sample.labels["model_name"] for family in families for sample in family.samples if "model_name" in sample.labels}
     assert len(names) == MOST_ENDED + 2 and {"m0", "m1", f"m{5 * MOST_ENDED - 1}", "another"} <= names
     metrics.of("m2").ttft.observe(1)
-    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m2"} 1.0' in metrics.exposition().decode()
+    assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m2"} 1.0' in metrics.exposition(metrics.readings()).decode()

@@ -272,6 +272,15 @@ def test_a_prompt_is_not_computed_for_a_taker_that_has_gone(serve, tmp_path):
     wait_until(lambda: server.worker.aborted)
 
 
+def test_a_prompt_that_is_computed_too_late_is_refused_with_the_reason(serve, tmp_path, caplog):
+    (tmp_path / "secret").write_text(SECRET)
+    server = serve(script=NullScript(prefill_s=0.2), peer_secret_file=tmp_path / "secret")
+    sizes = tuple(group.page_bytes for group in server.worker.ready.cache_groups)
+    late = give(server, encode_ask(Ask("fp_null", sizes, b"\1" * 16, bytes(16), 0, 0.1, time.time(), prompt_ids=bytes(64))))
+    assert late.status_code == 504 and "expected at most limit_s, 0.1 s" in late.text
+    assert [record.getMessage() for record in caplog.records if record.name != "server.access"] == []
+
+
 def test_an_ask_is_not_answered_much_later(peer):
     """Whoever has recorded an ask cannot get pages for it for ever."""
     server, now_s = peer(), time.time()

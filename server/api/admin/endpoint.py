@@ -43,7 +43,6 @@ from server.messages import StageReport
 from server.models.model import Model, Unloaded
 from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
-from server.models.processes import resident_bytes
 from server.models.registry import Registry
 from server.models.sources import names_of, offered, real, resolve
 from server.models.state import NAME, NAMED, ModelSpec
@@ -144,6 +143,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
         """List every model with its state, memory and worker, and the last load of each model that failed to load, with the cause."""
+        await registry.measure()
         listed: ModelReports = {
             "object": "list",
             "data": [describe_fully(model, registry) for model in registry.models()],
@@ -189,6 +189,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
         """Describe one model."""
+        await registry.measure()
         return json_answer(describe_fully(registry.find(name), registry))
 
     @routes.delete("/models/{name:path}", responses=gives(Unloaded))
@@ -247,7 +248,7 @@ def router(context: Context) -> APIRouter:
             "limit_bytes": settings.memory_limit_bytes,
             "used_bytes": registry.budget.used_bytes,
             "free_bytes": registry.budget.free_bytes,
-            "resident_bytes": resident_bytes(),
+            "resident_bytes": await registry.resident_bytes(),
             "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
             "evictable": registry.budget.evictable(),
         }
@@ -258,7 +259,7 @@ def router(context: Context) -> APIRouter:
         """List the compiled models on disk."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
-        listed: CachedModels = {"object": "list", "data": registry.cache.entries()}
+        listed: CachedModels = {"object": "list", "data": await asyncio.to_thread(registry.cache.entries)}
         return json_answer(listed)
 
     @routes.delete("/cache", responses=gives(Freed))
@@ -267,7 +268,7 @@ def router(context: Context) -> APIRouter:
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
-        freed: Freed = {"freed_bytes": registry.cache.clear(keep=used)}
+        freed: Freed = {"freed_bytes": await asyncio.to_thread(registry.cache.clear, keep=used)}
         return json_answer(freed)
 
     return routes
@@ -314,6 +315,7 @@ async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
     await operation.wait()
     if operation.error is not None:
         raise operation.error
+    await registry.measure()
     return {**operation.describe(), "result": describe_fully(registry.find(operation.model), registry)}
 
 
@@ -336,7 +338,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
-    """Describe a model for administrators."""
+    """Describe a model for administrators. Its processes were measured before."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -91,7 +92,7 @@ def router(context: Context) -> APIRouter:
         """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         data = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
-        file = _stored(batches, data, who)
+        file = await asyncio.to_thread(_stored, batches, data, who)
         try:
             record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         except BaseException:
@@ -184,7 +185,7 @@ def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
     """Store an input file."""
     upload = batches.store.new_upload()
     try:
-        upload.write(data)
+        upload.add(data)
         return upload.finish(lambda file_id, size: FileRecord(file_id, who.tenant, "requests.jsonl", REQUESTS, size, now()))
     except BaseException:
         upload.abandon()

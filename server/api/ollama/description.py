@@ -93,7 +93,8 @@ def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
 
 
 def running(name: str, model: Model, loaded: Loaded) -> OllamaRunning:
-    """Describe a model in memory. `size` is the memory that it holds now, or on a GPU the planned memory, which is allocated at load."""
+    """Describe a model in memory. `size` is the memory that it held when it was measured last, or on a GPU the planned memory, which is
+    allocated at load."""
     on_gpu = model.total_bytes if loaded.ready.card is not None else 0
     return {
         **described(name, model, loaded),

@@ -3,7 +3,8 @@ write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NotRequired
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +18,7 @@ from server.api.request.prepare import invalid
 from server.api.request.uploads import limited, sized
 from server.api.routes import gives, new_router
 from server.batches.records import FileRecord, now
+from server.batches.store import Upload
 from server.http.multipart import Form
 
 PURPOSES = ("batch", "user_data")
@@ -56,14 +58,15 @@ def router(context: Context) -> APIRouter:
     async def upload_file(request: Request) -> Response:
         """Store a file. The body is a form with `file`, `purpose` and, if the file shall expire, `expires_after`."""
         owner = caller(request).tenant
-        upload = batches.store.new_upload()
+        upload = await asyncio.to_thread(batches.store.new_upload)
         try:
-            form = Form(request.headers.get("content-type", ""), sized(upload.write, settings, "max_file_bytes"))
-            await form.read(limited(request, settings, "max_file_bytes"), "file")
-            return json_answer(describe(upload.finish(lambda file_id, size: _record(file_id, size, owner, form))))
+            form = Form(request.headers.get("content-type", ""), sized(upload.add, settings, "max_file_bytes"))
+            await form.read(_written(limited(request, settings, "max_file_bytes"), upload), "file")
+            kept = await asyncio.to_thread(upload.finish, lambda file_id, size: _record(file_id, size, owner, form))
         except BaseException:
-            upload.abandon()
+            await asyncio.to_thread(upload.abandon)
             raise
+        return json_answer(describe(kept))
 
     @routes.get("/v1/files", responses=gives(FileList))
     async def list_files(
@@ -99,6 +102,13 @@ def router(context: Context) -> APIRouter:
         return json_answer(deleted)
 
     return routes
+
+
+async def _written(body: AsyncIterator[bytes], upload: Upload) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body. After each, write on a thread what the form has taken of it, so that no request waits for the disk."""
+    async for piece in body:
+        yield piece
+        await asyncio.to_thread(upload.write)
 
 
 def describe(file: FileRecord) -> FileObject:

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import anyio
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
-from server.errors import BODY_TOO_LARGE, REQUEST_TIMEOUT, ApiError
+from server.errors import BODY_TOO_LARGE, CLIENT_CLOSED, REQUEST_TIMEOUT, ApiError
 from server.http.multipart import MAX_FORM_BYTES, Sink
 from server.settings import ServerSettings
 
@@ -37,7 +38,7 @@ def _too_large(settings: ServerSettings, setting: str) -> ApiError:
 
 async def limited(request: Request, settings: ServerSettings, setting: str) -> AsyncIterator[bytes]:
     """Yield the body. `setting`: name of the setting that limits the file in the form; other parts may take MAX_FORM_BYTES. Raise
-    ApiError if the body is too large or arrives too slowly."""
+    ApiError if the body is too large or arrives too slowly, or if the client leaves."""
     most, declared = getattr(settings, setting) + MAX_FORM_BYTES, request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > most:
         raise _too_large(settings, setting)
@@ -51,6 +52,8 @@ async def limited(request: Request, settings: ServerSettings, setting: str) -> A
             raise ApiError(
                 REQUEST_TIMEOUT, f"after {num_bytes} bytes, the file arrives more slowly than {SLOWEST} bytes per second"
             ) from None
+        except ClientDisconnect:
+            raise ApiError(CLIENT_CLOSED, "the client closed the connection before it had sent the whole file") from None
         if data is None:
             return
         num_bytes += len(data)

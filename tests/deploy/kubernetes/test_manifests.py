@@ -493,7 +493,9 @@ def test_every_metric_that_is_read_exists() -> None:
     metrics.of("demo")
     cache = dict.fromkeys(("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"), "1")
     metrics.watch(lambda: [ModelReading("demo", "ready", Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0), cache=cache)])
-    published = {s.name for family in text_string_to_metric_families(metrics.exposition().decode()) for s in family.samples}
+    published = {
+        s.name for family in text_string_to_metric_families(metrics.exposition(metrics.readings()).decode()) for s in family.samples
+    }
     read = {name for path in FOLDER.rglob("*.yaml") for name in re.findall(r"(?:vllm|relaxserve):\w+", path.read_text())}
     assert {"vllm:num_requests_waiting", "vllm:cache_config_info"} <= read <= published
 

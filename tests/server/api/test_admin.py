@@ -18,7 +18,7 @@ from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
 from server.api.admin.endpoint import LoadBody, WeightForm
 from server.errors import ApiError
-from server.interfaces import LoadError
+from server.interfaces import CachedModel, LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate, Unloaded
 from server.models.state import ModelSpec, SavedState, read_state, write_state
@@ -583,6 +583,30 @@ def test_cache_without_a_cache(server):
     for method in ("GET", "DELETE"):
         response = server.http().request(method, "/admin/cache")
         assert response.status_code == 501 and response.json()["error"]["code"] == "cache_unavailable"
+
+
+class SlowCache:
+    """A cache on a disk that takes long. It notes which threads wait for the disk."""
+
+    def __init__(self) -> None:
+        self.threads: list[int | None] = []
+
+    def entries(self) -> list[CachedModel]:
+        self.threads.append(threading.get_ident())
+        return [CachedModel("null", 7, 1.5)]
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        self.threads.append(threading.get_ident())
+        return 7 - len(keep)
+
+
+def test_no_request_waits_for_the_disk_of_the_cache(serve):
+    server = serve()
+    server.registry.cache = cache = SlowCache()
+    client = server.http()
+    assert client.get("/admin/cache").json()["data"] == [{"signature": "null", "size_bytes": 7, "used_at": 1.5}]
+    assert client.delete("/admin/cache").json() == {"freed_bytes": 6}
+    assert len(cache.threads) == 2 and server.thread.ident not in cache.threads
 
 
 def index(client, **body) -> dict:

@@ -227,6 +227,22 @@ def test_only_the_last_batches_are_kept(sent) -> None:
     assert [number for number, _ in events.replay(0)] == [3, 4]
 
 
+def test_of_a_model_that_has_ended_only_the_end_is_kept(events, sent) -> None:
+    """Each version of a model may have a name of its own: a server that runs for a year must not keep the batches of all of them. But the
+    numbers of a topic go on when a model comes back."""
+    for version in range(40):
+        source = events.source_of(f"v{version}")
+        for page in range(50):
+            source.changed([stored(page)])
+        assert len(events.replay(0, f"kv@me@v{version}".encode())) == 50
+        source.cleared()
+    kept = [events.replay(0, f"kv@me@v{version}".encode()) for version in range(40)]
+    assert [[number for number, _ in batches] for batches in kept] == [*[[50]] * 39, list(range(51))]
+    assert all(msgspec.msgpack.decode(batches[-1][1])[1] == [["AllBlocksCleared"]] for batches in kept)
+    events.source_of("v0").changed([stored(1)])
+    assert [number for number, _ in events.replay(0, b"kv@me@v0")] == [50, 51] and sent.pages("v0") == {1}
+
+
 def test_groups_are_told_apart_on_the_wire() -> None:
     states = PagesStored((7,), 6, (1, 2), 2, 2, keeps_states=True)
     window = PagesStored((7,), None, (1, 2), 2, 1, window=40)

@@ -69,6 +69,15 @@ def test_requests_through_a_proxy_are_logged_with_the_client_and_served_below_th
     assert server.http().get("/llm/").text == server.http().get("/").text
 
 
+def test_the_line_that_a_proxy_adds_counts_and_not_the_line_of_the_client(serve, caplog):
+    """HAProxy's `option forwardfor` adds a line of its own behind those that the client has sent."""
+    server = serve(proxy_networks=("127.0.0.1",))
+    with caplog.at_level(logging.INFO, logger="server.access"):
+        server.http().get("/v1/models", headers=[("x-forwarded-for", "1.2.3.4"), ("x-forwarded-for", "198.51.100.1")])
+    ((_, _, fields),) = lines(caplog)
+    assert fields["client"] == "198.51.100.1"
+
+
 def test_a_prefix_opens_no_path(serve):
     """The prefix is removed before a request is checked."""
     server = serve(api_keys=("k" * 8,), admin_keys=("a" * 8,), root_path="/llm")
