@@ -19,7 +19,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, InputPart, Prompts
-from server.api.request.texts import NOTHING_AROUND, kept_of, too_long
+from server.api.request.texts import kept_of, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, Crop, Embed, Ready
@@ -81,12 +81,13 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
     param = "input" if text is None else "messages"
-    around = loaded.tokenizer.text_template if loaded.ready.pools_last else NOTHING_AROUND
-    prompts = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
+    tokenizer = loaded.tokenizer
+    around = tokenizer.text_template  # truncation keeps it: the vector is often that of the first or last token, a special one
+    prompts = token_ids(given, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
     for ids in prompts:
         if len(ids) > context:
             raise too_long(context, f"a text has {len(ids)} tokens", param)
-    padded, pad = loaded.ready.padded_to, loaded.tokenizer.pad_id
+    padded, pad = loaded.ready.padded_to, tokenizer.pad_id
     return prompts if pad is None else [ids + [pad] * (padded - len(ids)) for ids in prompts]
 
 
