@@ -19,7 +19,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, InputPart, Prompts
-from server.api.request.texts import kept_of, too_long
+from server.api.request.texts import kept_alone, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, Crop, Embed, Ready
@@ -76,7 +76,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
         raise invalid("input", f"input has {num_texts} texts; expected at most {settings.max_inputs}")
     context, keep, side, special = (
         context_of(loaded),
-        kept_of(body.truncate_prompt_tokens, context_of(loaded), None),
+        kept_alone(body.truncate_prompt_tokens, context_of(loaded)),
         body.truncation_side,
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
