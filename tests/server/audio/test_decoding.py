@@ -86,7 +86,8 @@ def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
     data = (tone(RATE) * 32767).astype("<i2").tobytes()
     plain, lengths = raw(1, 16, data, size=0xFFFFFFFF), b"ds64" + struct.pack("<I28x", 28)
     assert len(decoded(b"RF64" + plain[4:12] + lengths + plain[12:], 10)) == len(tone(RATE))
-    assert len(decoded(raw(1, 16, data, size=0xFFFFFFFF), 10)) == len(tone(RATE))
+    for size in (0xFFFFFFFF, 0):
+        assert len(decoded(raw(1, 16, data, size=size), 10)) == len(tone(RATE))
 
 
 @pytest.mark.parametrize(
