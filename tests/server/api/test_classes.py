@@ -67,6 +67,12 @@ def test_pooling_gives_the_scores_of_classes(classifier, task):
     assert [row["data"] for row in rows] == [row["probs"] for row in classes]
 
 
+@pytest.mark.parametrize("task", [None, "classify", "score"])
+def test_pooling_gives_the_numbers_themselves_where_a_request_asks_for_them(classifier, task):
+    (row,) = classifier.http().post("/pooling", json={"input": "alpha", "task": task, "use_activation": False}).json()["data"]
+    assert row["data"] == list(numbers(text_ids(classifier, "alpha"), 3))
+
+
 def test_scores_of_any_class_need_not_sum_to_one(serve):
     server = serve(script=NullScript(classes=NAMES, class_scores=ClassScores.SIGMOID, generates=False))
     (row,) = server.http().post("/classify", json={"input": "alpha"}).json()["data"]
