@@ -24,7 +24,7 @@ from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.request.texts import encode_prompts, encode_texts, kept_alone, too_long
 from server.api.routes import gives, new_router
 from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
-from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
+from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model
 from server.scoring import PairPrompt, Scoring
 from server.settings import ServerSettings
@@ -217,9 +217,13 @@ async def _scores(
 async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
-    """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, or if a
-    pair is too long."""
+    """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, if a
+    pair is too long, or if a field asks for something that pairs do not have."""
     prompt = loaded.ready.pair_prompt
+    for param, is_asked in (("truncation_side", body.truncation_side == "left"), ("add_special_tokens", body.add_special_tokens is False)):
+        if is_asked:
+            reason = "a reranker reads the beginnings of both texts, with the special tokens of a pair; leave it out"
+            raise ApiError(UNSUPPORTED_FIELD, f"{param} is {getattr(body, param)!r}: {reason}", param=param)
     if body.instruction is not None and prompt is None:
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 

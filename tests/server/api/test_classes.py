@@ -163,3 +163,12 @@ def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
     embedder = serve(script=NullScript(embedding_size=8, generates=False))
     error = embedder.http().post("/classify", json={"input": "a"}).json()["error"]
     assert (error["code"], error["param"]) == ("not_a_classifier", "model")
+
+
+@pytest.mark.parametrize(("field", "value"), [("truncation_side", "left"), ("add_special_tokens", False)])
+def test_a_reranker_refuses_what_it_cannot_do_with_pairs(reranker, field, value):
+    for path, texts in (("/rerank", {"query": "a", "documents": ["b"]}), ("/score", {"text_1": "a", "text_2": "b"})):
+        error = reranker.http().post(path, json={**texts, field: value}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_field", field)
+    usual = {"truncation_side": "right", "add_special_tokens": True}
+    assert reranker.http().post("/rerank", json={"query": "a", "documents": ["b"], **usual}).status_code == 200
