@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import struct
 import sys
@@ -19,7 +20,7 @@ from server.audio import compressed
 from server.audio.decoder import AudioDecoder
 from server.audio.decoding import Decoding, File, Outcome, decoded
 from server.audio.loudest import loudest_energy
-from server.audio.recording import with_surroundings
+from server.audio.recording import Recording, with_surroundings
 from server.audio.resample import resampled
 from server.audio.sound import AudioError
 from server.errors import ApiError
@@ -189,7 +190,7 @@ def test_without_the_extra_only_wav_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_are_decoded_in_another_process() -> None:
     async def check() -> None:
-        decoder = AudioDecoder(10)
+        decoder = AudioDecoder(10, 1 << 20)
         for data in (wav(tone(RATE), RATE), *(encoded(tone(RATE), RATE if "Opus" not in kind else 48_000, kind) for kind in KINDS)):
             recording = await decoder.decode(data, 80)
             samples = decoded(data, 10)
@@ -199,3 +200,20 @@ def test_files_are_decoded_in_another_process() -> None:
             await decoder.decode(b"OggS", 80)
 
     asyncio.run(check())
+
+
+def test_samples_that_transcriptions_hold_are_limited() -> None:
+    """Each of many long recordings that are transcribed at once keeps its samples until its last window."""
+    decoder, data = AudioDecoder(10, 1), wav(tone(RATE), RATE)
+
+    async def check() -> None:
+        found = await asyncio.gather(*(decoder.decode(data, 80) for _ in range(3)), return_exceptions=True)
+        (kept,) = (one for one in found if isinstance(one, Recording))
+        assert [one.kind.code for one in found if isinstance(one, ApiError)] == ["audio_not_decoded"] * 2
+        assert decoder.held.num_bytes == kept.samples.nbytes
+        with pytest.raises(ApiError, match="max_held_audio_bytes"):
+            await decoder.decode(data, 80)
+
+    asyncio.run(check())
+    gc.collect()
+    assert decoder.held.num_bytes == 0
