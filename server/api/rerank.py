@@ -211,7 +211,11 @@ async def _scores(
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
     count = len(queries[0])
-    return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1), num_tokens
+
+    def compare() -> Vector:
+        return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1)
+
+    return await off_loop(sum(vector.nbytes for vector in vectors), compare), num_tokens
 
 
 async def _scores_of_pairs(

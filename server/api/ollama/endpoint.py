@@ -162,8 +162,11 @@ def router(context: Context) -> APIRouter:
             "load_duration": 0,
             "prompt_eval_count": num_tokens,
         }
-        pieces = in_pieces(embedded, "embeddings", (encode(vector.tolist()) for vector in vectors))
-        return Pieces(pieces, response_headers(loaded, ignored))
+
+        def write() -> list[bytes]:
+            return in_pieces(embedded, "embeddings", (encode(vector.tolist()) for vector in vectors))
+
+        return Pieces(await off_loop(sum(vector.nbytes for vector in vectors), write), response_headers(loaded, ignored))
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
