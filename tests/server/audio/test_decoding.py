@@ -145,6 +145,13 @@ def test_compressed_files(kind: str, layout: str) -> None:
     assert np.std(middle) == pytest.approx(np.std(expected), rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["MP3", "FLAC"])
+def test_tags_may_precede_the_sound(kind: str) -> None:
+    """Programs that name pieces of music put ID3 before files of both formats."""
+    tag = b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + bytes(130)  # a digit of the size has 7 bits
+    assert len(decoded(tag + encoded(tone(RATE), RATE, kind), 10)) == len(tone(RATE))
+
+
 def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:
     long = encoded(tone(RATE, seconds=11), RATE, "FLAC")
     with pytest.raises(AudioError, match=r"it lasts 11\.0 s; expected at most 10 s"):
