@@ -60,7 +60,7 @@ def router(context: Context) -> APIRouter:
             input_type=body.input_type if loaded.ready.prompts else None,
             dimensions=body.output_dimension,
             truncate_prompt_tokens=None if body.truncate == "NONE" else -1,
-            truncation_side="left" if body.truncate == "START" else "right",
+            truncation_side="left" if body.truncate == "START" else None,
         )
         if not all(body.texts):
             raise invalid("texts", "texts has an empty text; expected at least one character in each")

@@ -69,7 +69,8 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
     """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. Raise ApiError if
-    there are too many texts, or if one exceeds the context."""
+    there are too many texts, or if one exceeds the context. Texts are truncated at their end by default, because the model's prompt is at
+    their beginning."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -77,7 +78,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
     context, keep, side, special = (
         context_of(loaded),
         kept_alone(body.truncate_prompt_tokens, context_of(loaded)),
-        body.truncation_side,
+        body.truncation_side or "right",
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
     param = "input" if text is None else "messages"

@@ -87,7 +87,7 @@ def test_texts_are_padded_if_the_model_was_trained_so(serve, answering):
     assert {embed.prompt_ids[-1] for embed in server.worker.embeds} == {257, ord("n")}
 
 
-@pytest.mark.parametrize(("side", "expected"), [("left", [256, 101, 102]), (None, [256, 101, 102]), ("right", [256, 97, 98])])
+@pytest.mark.parametrize(("side", "expected"), [("left", [256, 101, 102]), (None, [256, 97, 98]), ("right", [256, 97, 98])])
 @pytest.mark.parametrize("given", ["abcdef", [256, *b"abcdef"]], ids=["text", "tokens"])
 @pytest.mark.parametrize("generates", [True, False])
 def test_special_tokens_are_kept_of_a_text_that_is_cut(serve, answering, generates, side, expected, given):
