@@ -87,7 +87,7 @@ SETTINGS = (
     Setting("max_image_bytes", LIMITS, "Largest file of an image that is fetched."),
     Setting("max_held_image_bytes", LIMITS, "Memory for the images of running and waiting requests, per model."),
     Setting("max_recordings", LIMITS, "Most recordings in the messages of a request."),
-    Setting("max_held_audio_bytes", LIMITS, "Memory for the recordings of running and waiting requests, per model."),
+    Setting("max_held_audio_bytes", LIMITS, "Memory for the recordings of requests: in messages, per model, and of all transcriptions."),
     Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of waiting sequences per model."),

@@ -418,7 +418,6 @@ class Ready(Message, frozen=True, tag=True):
     vision: Vision | None = None  # None: the model sees no images
     listening: Listening | None = None  # None: the model hears no recordings in conversations
     left_out: tuple[str, ...] = ()  # parts of the checkpoint that are models of their own, which are not served
-    pools_last: bool = False  # the vector of a text is that of its last token, a special one that truncation has to keep
     padded_to: int = 0  # tokens of every text, with padding; 0: texts are not padded
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed

@@ -82,7 +82,8 @@ class ServerSettings:
     max_image_bytes: int = 20 << 20  # largest file of an image that is fetched
     max_held_image_bytes: int = 1 << 30  # bytes of pixels that the requests of a model hold, after which further images are refused
     max_recordings: int = 64  # limit on the recordings in the messages of one request
-    max_held_audio_bytes: int = 1 << 30  # bytes of samples that the requests of a model hold, after which further recordings are refused
+    # bytes of samples that the requests of a model hold, and those that all transcriptions hold, after which further recordings are refused
+    max_held_audio_bytes: int = 1 << 30
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     mcp_timeout_s: float = 60.0  # longest time for a request to an MCP server

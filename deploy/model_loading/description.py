@@ -6,7 +6,6 @@ import time
 from dataclasses import asdict, dataclass
 
 from compiler.frontend.audio import Listening as Audio
-from compiler.frontend.sentence import Pooling
 from compiler.frontend.vision import Vision as Seeing
 from deploy.model_loading.costs import Timed
 from deploy.model_loading.facts import facts_of
@@ -61,7 +60,6 @@ def _ready(known: Timed) -> Ready:
         vision=_vision_of(config.vision) if mode.generates or isinstance(mode, Encoder) else None,
         listening=listening_of(config.listening) if mode.generates else None,
         left_out=config.left_out,
-        pools_last=isinstance(mode, Encoder) and config.classes is None and embedding.pooling is Pooling.LAST,
         padded_to=config.max_context if config.encoder is not None and config.encoder.is_padded else 0,
         normalize=embedding.normalize,
         prompts=embedding.prompts,

@@ -18,7 +18,7 @@ from server.api.request.fields import Options
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Label, Text
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding
+from server.api.vectors import Vector, embed_all, plan_embedding, renamed
 
 encode = msgspec.json.encode
 Form = Literal["float", "base64"]
@@ -60,12 +60,13 @@ def router(context: Context) -> APIRouter:
             input_type=body.input_type if loaded.ready.prompts else None,
             dimensions=body.output_dimension,
             truncate_prompt_tokens=None if body.truncate == "NONE" else -1,
-            truncation_side="left" if body.truncate == "START" else "right",
+            truncation_side="left" if body.truncate == "START" else None,
         )
         if not all(body.texts):
             raise invalid("texts", "texts has an empty text; expected at least one character in each")
         size = caller(request).num_body_bytes
-        prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
+        with renamed(input="texts", dimensions="output_dimension"):
+            prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
         vectors = await embed_all(request, prompts, asked, model, loaded, context)
         head = encode({"id": secrets.token_hex(16), "texts": body.texts})[:-1]
         units = encode({"billed_units": {"input_tokens": sum(map(len, prompts))}})

@@ -50,6 +50,7 @@ class Caller:
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
     receive: Receive = stays  # gives the message that the client has left; the body was read before
+    has_begun: bool = False  # this is a further part of a request, whose earlier parts were admitted
 
     @property
     def quota_key(self) -> str:
@@ -61,7 +62,7 @@ class Caller:
         is asked for."""
         yield self
         while True:
-            yield replace(self, arrived_s=time.monotonic())
+            yield replace(self, arrived_s=time.monotonic(), has_begun=True)
 
     def salt(self, asked: str | None = None) -> str:
         """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant has a colon."""

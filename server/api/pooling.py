@@ -85,7 +85,8 @@ def router(context: Context) -> APIRouter:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         as_base64 = body.encoding_format == "base64"
-        rows = (scores_of(loaded.ready, vector) for vector in vectors) if classifies else iter(vectors)
+        activates = classifies and body.normalize is not False  # `use_activation` is another name of `normalize`
+        rows = (scores_of(loaded.ready, vector) for vector in vectors) if activates else iter(vectors)
         pieces = await off_loop(sum(vector.nbytes for vector in vectors), lambda: _pieces(answer, rows, as_base64=as_base64))
         return Pieces(pieces, response_headers(loaded, ignored))
 

@@ -21,10 +21,10 @@ from server.api.context import Context, caller
 from server.api.request.fields import Options
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
-from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_long
+from server.api.request.texts import encode_prompts, encode_texts, kept_alone, too_long
 from server.api.routes import gives, new_router
-from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
-from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
+from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding, renamed
+from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model
 from server.scoring import PairPrompt, Scoring
 from server.settings import ServerSettings
@@ -211,15 +211,23 @@ async def _scores(
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
     count = len(queries[0])
-    return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1), num_tokens
+
+    def compare() -> Vector:
+        return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1)
+
+    return await off_loop(sum(vector.nbytes for vector in vectors), compare), num_tokens
 
 
 async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
-    """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, or if a
-    pair is too long."""
+    """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, if a
+    pair is too long, or if a field asks for something that pairs do not have."""
     prompt = loaded.ready.pair_prompt
+    for param, is_asked in (("truncation_side", body.truncation_side == "left"), ("add_special_tokens", body.add_special_tokens is False)):
+        if is_asked:
+            reason = "a reranker reads the beginnings of both texts, with the special tokens of a pair; leave it out"
+            raise ApiError(UNSUPPORTED_FIELD, f"{param} is {getattr(body, param)!r}: {reason}", param=param)
     if body.instruction is not None and prompt is None:
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 
@@ -227,7 +235,7 @@ async def _scores_of_pairs(
         count = len(documents[0])
         if count > context.settings.max_inputs:
             raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
-        keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), None)
+        keep = kept_alone(body.truncate_prompt_tokens, context_of(loaded))
         if prompt is not None:
             asked = list(zip(list(queries[0]) * (count // len(queries[0])), documents[0], strict=True))
             return _prompted(asked, prompt, body.instruction, loaded, keep, documents[1])
@@ -309,8 +317,5 @@ def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded:
         truncation_side=body.truncation_side,
         add_special_tokens=body.add_special_tokens,
     )
-    try:
+    with renamed(input=param):
         return plan_embedding(asked, None, model, loaded, settings)
-    except ApiError as error:
-        error.param = param if error.param == "input" else error.param
-        raise

@@ -6,7 +6,8 @@ import asyncio
 import heapq
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from typing import cast
 
@@ -19,7 +20,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, InputPart, Prompts
-from server.api.request.texts import NOTHING_AROUND, kept_of, too_long
+from server.api.request.texts import kept_alone, too_long
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, Crop, Embed, Ready
@@ -41,6 +42,16 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
     """Return the tokens of each text to embed: see `plan_texts`. Raise ApiError also for the reasons of `check_embedding`."""
     check_embedding(body, model, loaded)
     return plan_texts(body, text, loaded, settings)
+
+
+@contextmanager
+def renamed(**names: str) -> Generator[None]:
+    """In errors, replace names of fields of EmbeddingBody by those that the request's API has."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
@@ -69,24 +80,26 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
     """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. Raise ApiError if
-    there are too many texts, or if one exceeds the context."""
+    there are too many texts, or if one exceeds the context. Texts are truncated at their end by default, because the model's prompt is at
+    their beginning."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
         raise invalid("input", f"input has {num_texts} texts; expected at most {settings.max_inputs}")
     context, keep, side, special = (
         context_of(loaded),
-        kept_of(body.truncate_prompt_tokens, context_of(loaded), None),
-        body.truncation_side,
+        kept_alone(body.truncate_prompt_tokens, context_of(loaded)),
+        body.truncation_side or "right",
         body.add_special_tokens is not False if text is None else bool(body.add_special_tokens),
     )
     param = "input" if text is None else "messages"
-    around = loaded.tokenizer.text_template if loaded.ready.pools_last else NOTHING_AROUND
-    prompts = token_ids(given, loaded.tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
+    tokenizer = loaded.tokenizer
+    around = tokenizer.text_template  # truncation keeps it: the vector is often that of the first or last token, a special one
+    prompts = token_ids(given, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
     for ids in prompts:
         if len(ids) > context:
             raise too_long(context, f"a text has {len(ids)} tokens", param)
-    padded, pad = loaded.ready.padded_to, loaded.tokenizer.pad_id
+    padded, pad = loaded.ready.padded_to, tokenizer.pad_id
     return prompts if pad is None else [ids + [pad] * (padded - len(ids)) for ids in prompts]
 
 

@@ -19,11 +19,14 @@ FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "ma
 PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
 PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
+ID3_BYTES = 10  # bytes of the head of a tag of ID3
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 
 def format_of(data: bytes) -> str | None:
-    """Return the compressed format of a file by its first bytes, or None."""
+    """Return the compressed format of a file by its first bytes, or None. A tag of ID3 precedes many MP3 files, and some FLAC files."""
+    if data[:3] == b"ID3":
+        return "FLAC" if data.startswith(b"fLaC", ID3_BYTES + _id3_size(data)) else "MP3"
     if data[:4] in (b"fLaC", b"OggS"):
         return "FLAC" if data[0] == ord("f") else "Ogg"
     if data[4:8] == b"ftyp":
@@ -31,7 +34,12 @@ def format_of(data: bytes) -> str | None:
     if data[:4] == b"\x1a\x45\xdf\xa3":
         return "WebM"
     is_frame = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06
-    return "MP3" if is_frame or data[:3] == b"ID3" else None
+    return "MP3" if is_frame else None
+
+
+def _id3_size(data: bytes) -> int:
+    """Return the number of bytes that follow the head of a tag of ID3, which are written in digits of 7 bits."""
+    return sum((digit & 127) << 7 * place for place, digit in enumerate(reversed(data[6:ID3_BYTES])))
 
 
 def load_library() -> None:

@@ -11,12 +11,17 @@ from runtime.spectrogram import AROUND, BEFORE, HOP, RATE
 from server.messages import Audio
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Recording:
     """A recording to transcribe."""
 
     samples: NDArray[np.float32]  # as `with_surroundings` returns them
     loudest: float  # the largest energy of a hop, as `loudest_energy` returns it
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the samples."""
+        return self.samples.nbytes
 
     @property
     def num_samples(self) -> int:

@@ -12,6 +12,7 @@ from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 UNSTATED = 0xFFFFFFFF  # stands for a length that the writer did not know, such as ffmpeg writing to a pipe, or that `ds64` states
+UNFILLED = 0  # stands in files of other writers, such as GStreamer, that did not know the length
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -65,7 +66,7 @@ def _read(data: bytes) -> tuple[_Layout, memoryview]:
         elif name == b"data":
             if layout is None:
                 raise AudioError("its chunk `data` comes before `fmt `; expected the format first")
-            size = min(long if size == UNSTATED else size, len(data) - at)  # a recording may be cut off
+            size = min(long if size in (UNSTATED, UNFILLED) else size, len(data) - at)  # a recording may be cut off
             return layout, memoryview(data)[at : at + size // layout.frame_bytes * layout.frame_bytes]
         at += size + size % 2
     raise AudioError("it has no chunk `data`; expected samples")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 from server.errors import ApiError, ErrorKind
-from server.messages import Excerpt
+
+
+class Held(Protocol):
+    """A decoded file, or a part of one."""
+
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class HeldBytes:
-    """The pixels or samples that the requests of a model hold. A request keeps them while it runs or waits, because it is sent to another
-    worker if its worker dies."""
+    """The pixels or samples that requests hold. A request keeps them while it runs or waits, because it is sent to another worker if its
+    worker dies."""
 
     def __init__(self, most_bytes: int, *, names: str, setting: str, refused: ErrorKind) -> None:
         """`names` says what is held (images or audio), `setting` is the name of the setting with the limit, and `refused` is the kind of
@@ -26,12 +33,12 @@ class HeldBytes:
             held = f"the running and waiting requests hold {self.num_bytes >> 20} MiB of {self._names} ({self._setting})"
             raise ApiError(self._refused, f"{param} was not decoded, because {held}; try again later", param=param)
 
-    def hold(self, excerpts: Sequence[Excerpt], param: str) -> None:
-        """Count the excerpts of a decoded file until they are freed. Raise ApiError if other files took the room while it was decoded."""
+    def hold(self, parts: Sequence[Held], param: str) -> None:
+        """Count the parts of a decoded file until they are freed. Raise ApiError if other files took the room while it was decoded."""
         self.require_room(param)
-        for excerpt in excerpts:
-            self._count(excerpt.num_bytes)
-            weakref.finalize(excerpt, self._count, -excerpt.num_bytes).atexit = False
+        for part in parts:
+            self._count(part.num_bytes)
+            weakref.finalize(part, self._count, -part.num_bytes).atexit = False
 
     def _count(self, num_bytes: int) -> None:
         """Count bytes that are held from now on, or no longer if the number is negative."""

@@ -41,14 +41,33 @@ class Admission:
         self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
 
     def admit(
-        self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None, *, is_idle: bool = False
+        self,
+        num_sequences: int,
+        num_tokens: int,
+        key: str = "",
+        constraint: Constraint | None = None,
+        *,
+        is_idle: bool = False,
+        has_begun: bool = False,
     ) -> Lease:
         """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
         time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
-        If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. `key`
+        If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. A
+        further part of a request that `has_begun` is always admitted, too, because otherwise its earlier parts were in vain. `key`
         identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
         if is_idle:
-            return self._of_batches.admit(num_sequences, num_tokens, key, constraint)
+            return self._of_batches.admit(num_sequences, num_tokens, key, constraint, has_begun=has_begun)
+        if not has_begun:
+            self._check(num_sequences, num_tokens, key, constraint)
+        self.num_requests += 1
+        self.num_sequences += num_sequences
+        self.num_queued_tokens += num_tokens
+        if self._full_since is None and self.num_sequences >= self.max_running:
+            self._full_since = time.monotonic()
+        return Lease(self, num_sequences, num_tokens, key, constraint)
+
+    def _check(self, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
+        """Raise QUEUE_FULL or KEY_QUOTA if a request is not admitted."""
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:
@@ -68,12 +87,6 @@ class Admission:
                     **self.headers(),
                 },
             )
-        self.num_requests += 1
-        self.num_sequences += num_sequences
-        self.num_queued_tokens += num_tokens
-        if self._full_since is None and self.num_sequences >= self.max_running:
-            self._full_since = time.monotonic()
-        return Lease(self, num_sequences, num_tokens, key, constraint)
 
     @property
     def _of_batches(self) -> Admission:

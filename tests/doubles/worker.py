@@ -189,7 +189,6 @@ class NullScript:
     embedding_note: str = ""
     embeds_tokens: bool = True
     normalize: bool = True
-    pools_last: bool = False
     padded_to: int = 0
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
@@ -258,7 +257,6 @@ class NullWorker:
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,
-            pools_last=script.pools_last,
             padded_to=script.padded_to,
             prompts=script.prompts,
             default_prompt=script.default_prompt,

@@ -119,6 +119,21 @@ def test_no_answer_with_many_classes_holds_up_others(shared_server, serve, path)
     check(server, Trial(f"POST {path}", OWN_LIMIT, "POST", path, body[:-1], b""))
 
 
+VECTORS = {
+    "/v1/embeddings": {"input": ["a"] * 2048},
+    "/api/embed": {"input": ["a"] * 2048},
+    "/v2/embed": {"texts": ["a"] * 2048},
+    "/pooling": {"input": ["a"] * 2048},
+}
+
+
+@pytest.mark.parametrize("path", VECTORS)
+def test_no_answer_with_many_vectors_holds_up_others(shared_server, serve, path):
+    server = serve(script=NullScript(embedding_size=2048, generates=False))
+    body = msgspec.json.encode({"model": "null", **VECTORS[path]})
+    assert check(server, Trial(f"POST {path}", OWN_LIMIT, "POST", path, body[:-1], b"")) == 200
+
+
 TEXTS = {"/v1/rerank": b'{"query": "fox", "documents": ', "/v1/score": b'{"text_1": "fox", "text_2": ', "/v1/embeddings": b'{"input": '}
 
 

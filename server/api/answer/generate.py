@@ -124,6 +124,7 @@ class Generation:
         self._record = caller.record
         self._quota_key = caller.quota_key
         self._expects = caller.expects
+        self._has_begun = caller.has_begun
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
@@ -142,7 +143,12 @@ class Generation:
         require_fingerprint(self._loaded, self._expects)
         try:
             lease = self._loaded.admission.admit(
-                submit.num_choices, len(submit.prompt_ids), self._quota_key, submit.params.constraint, is_idle=submit.priority == IDLE
+                submit.num_choices,
+                len(submit.prompt_ids),
+                self._quota_key,
+                submit.params.constraint,
+                is_idle=submit.priority == IDLE,
+                has_begun=self._has_begun,
             )
         except ApiError as error:
             self._metrics.metrics.rejected.labels(*self._metrics.labels, error.kind.code).inc()

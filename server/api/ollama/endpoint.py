@@ -151,9 +151,7 @@ def router(context: Context) -> APIRouter:
         began_s = time.monotonic()
         model, loaded, ignored = context.begin(request, body, body.model)
         keep = None if body.truncate is False else -1
-        asked = EmbeddingBody.model_construct(
-            input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep, truncation_side="right"
-        )
+        asked = EmbeddingBody.model_construct(input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep)
         vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedded = {
             "model": body.model,
@@ -162,14 +160,17 @@ def router(context: Context) -> APIRouter:
             "load_duration": 0,
             "prompt_eval_count": num_tokens,
         }
-        pieces = in_pieces(embedded, "embeddings", (encode(vector.tolist()) for vector in vectors))
-        return Pieces(pieces, response_headers(loaded, ignored))
+
+        def write() -> list[bytes]:
+            return in_pieces(embedded, "embeddings", (encode(vector.tolist()) for vector in vectors))
+
+        return Pieces(await off_loop(sum(vector.nbytes for vector in vectors), write), response_headers(loaded, ignored))
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
         """Turn one text into a vector. /api/embed supersedes this endpoint."""
         model, loaded, ignored = context.begin(request, body, body.model)
-        asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
+        asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1)
         (vector,), _ = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedding = {"embedding": vector.tolist()}
         return json_answer(embedded, headers=response_headers(loaded, ignored))

@@ -134,7 +134,7 @@ def _planned(
     do."""
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
-    keep = kept_of(body.truncate_prompt_tokens, context, asked)
+    keep = None if excerpts else kept_of(body.truncate_prompt_tokens, context, asked)
     special = bool(body.add_special_tokens)
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")

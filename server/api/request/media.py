@@ -39,7 +39,8 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, se
     places = list(_media_in(body.messages))
     if not places:
         return body, []
-    (found,) = await decoded([places], "messages", body.truncate_prompt_tokens, model, loaded, who, settings)
+    truncates = None if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens  # -1 also allows to keep all tokens
+    (found,) = await decoded([places], "messages", truncates, model, loaded, who, settings)
     return without_data(body), found
 
 

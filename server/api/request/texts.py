@@ -59,6 +59,11 @@ def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | No
     return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
 
 
+def kept_alone(asked: int | None, context: int) -> int | None:
+    """Return how many tokens of a text that gets no answer to keep. -1 keeps as many as the context holds."""
+    return context if asked == -1 else asked
+
+
 def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:
     """Remove tokens at `side` until `keep` are left, but keep the special tokens `around` the text. If these are more than `keep`, return
     the last `keep` tokens. Without `keep`, return all tokens."""

@@ -85,7 +85,7 @@ class _Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder = AudioDecoder(settings.max_audio_s)
+    decoder = AudioDecoder(settings.max_audio_s, settings.max_held_audio_bytes)
 
     async def answer(request: Request, task: str) -> Response:
         """Transcribe the recording in a form, or translate it if `task` is "translate"."""
@@ -97,6 +97,7 @@ def router(context: Context) -> APIRouter:
         if loaded.speech is None:
             raise ApiError(NOT_A_SPEECH_MODEL, f"model {model.spec.name!r} does not transcribe speech", param="model")
         recording = await while_connected(request, decoder.decode(bytes(data), loaded.ready.num_mels))
+        data.clear()  # a transcription may run for long
         who = caller(request)
         run = run_of(loaded, context.metrics_of(model.spec.name), who)
         wanted = await request_of(asked, task, loaded, loaded.speech, who)

@@ -264,8 +264,13 @@ class Speech:
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
     async def check(self, session: Session) -> None:
-        """Raise ApiError unless the session can be served."""
-        _, loaded, tokens = self._model(session.model)
+        """Raise ApiError unless the session can be served. Of a session that has yet to name one of several models, nothing is known."""
+        try:
+            _, loaded, tokens = self._model(session.model)
+        except ApiError as error:
+            if session.model is None and error.kind is MISSING_FIELD:
+                return
+            raise
         await request_of(_form(session), "transcribe", loaded, tokens, caller(self._request))
 
     def _model(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded, SpeechTokens]:
@@ -295,7 +300,7 @@ class Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder, memory = AudioDecoder(settings.max_audio_s), SessionMemory()
+    decoder, memory = AudioDecoder(settings.max_audio_s, settings.max_held_audio_bytes), SessionMemory()
     limits = SocketLimits(min(settings.max_body_bytes, MOST_MESSAGE_BYTES), settings.body_timeout_s, MOST_SESSION_S)
 
     @routes.get("/v1/realtime", include_in_schema=False)

@@ -17,6 +17,8 @@ import numpy as np
 from runtime.spectrogram import HOP, RATE
 from server.api.answer.generate import Generation, Job
 from server.audio.recording import Recording
+from server.errors import of_request
+from server.interfaces import RequestError
 from server.messages import Audio, Embed, Embedding, SamplingParams, Stamps, Submit, TokenLogprob
 from server.speech.placing import Part, end_of_speech, placed
 from server.speech.tokens import MOST_BEFORE, STAMP_S, SpeechTokens
@@ -184,7 +186,7 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
 
 
 async def _words(request: Request, align: Align, audio: Audio, size: int, parts: Sequence[Part]) -> TimedWords:
-    """Return the words of the segments of a window of `size` hops, with times from its beginning."""
+    """Return the words of the segments of a window of `size` hops, with times from its beginning. Raise ApiError if the worker fails."""
     tokens, common = request.tokens, request.submit
     start = tokens.prompt(request.language, request.task, [])
     texts = [token for part in parts for token in part.token_ids if token < tokens.end][: request.most_context - len(start) - 2]
@@ -201,7 +203,10 @@ async def _words(request: Request, align: Align, audio: Audio, size: int, parts:
         priority=common.priority,
         audio=audio,
     )
-    embedding = await align(embed)
+    try:
+        embedding = await align(embed)
+    except RequestError as error:
+        raise of_request(error) from error
     attention = np.frombuffer(embedding.vector, "<f4").reshape(len(prompt), -1, request.num_hops // STAMP_HOPS)
     frames = attention[:, :, : max(size // STAMP_HOPS, 1)]
     return await asyncio.to_thread(timed_words, frames, texts, request.decode, request.language or "en")

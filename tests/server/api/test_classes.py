@@ -67,6 +67,12 @@ def test_pooling_gives_the_scores_of_classes(classifier, task):
     assert [row["data"] for row in rows] == [row["probs"] for row in classes]
 
 
+@pytest.mark.parametrize("task", [None, "classify", "score"])
+def test_pooling_gives_the_numbers_themselves_where_a_request_asks_for_them(classifier, task):
+    (row,) = classifier.http().post("/pooling", json={"input": "alpha", "task": task, "use_activation": False}).json()["data"]
+    assert row["data"] == list(numbers(text_ids(classifier, "alpha"), 3))
+
+
 def test_scores_of_any_class_need_not_sum_to_one(serve):
     server = serve(script=NullScript(classes=NAMES, class_scores=ClassScores.SIGMOID, generates=False))
     (row,) = server.http().post("/classify", json={"input": "alpha"}).json()["data"]
@@ -96,6 +102,7 @@ def test_of_a_pair_that_is_cut_the_query_stays(reranker):
     body = {"text_1": "abc", "text_2": "x" * 9000}
     error = reranker.http().post("/score", json=body).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
+    assert reranker.http().post("/score", json={**body, "truncate_prompt_tokens": -1}).json()["usage"]["total_tokens"] == 4096
     cut = reranker.http().post("/score", json={**body, "truncate_prompt_tokens": 10}).json()
     assert cut["usage"]["total_tokens"] == 10
     assert cut["data"][0]["score"] == pytest.approx(score("abc", "x" * 6), abs=1e-6)
@@ -156,3 +163,12 @@ def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
     embedder = serve(script=NullScript(embedding_size=8, generates=False))
     error = embedder.http().post("/classify", json={"input": "a"}).json()["error"]
     assert (error["code"], error["param"]) == ("not_a_classifier", "model")
+
+
+@pytest.mark.parametrize(("field", "value"), [("truncation_side", "left"), ("add_special_tokens", False)])
+def test_a_reranker_refuses_what_it_cannot_do_with_pairs(reranker, field, value):
+    for path, texts in (("/rerank", {"query": "a", "documents": ["b"]}), ("/score", {"text_1": "a", "text_2": "b"})):
+        error = reranker.http().post(path, json={**texts, field: value}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_field", field)
+    usual = {"truncation_side": "right", "add_special_tokens": True}
+    assert reranker.http().post("/rerank", json={"query": "a", "documents": ["b"], **usual}).status_code == 200

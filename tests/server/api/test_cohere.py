@@ -34,7 +34,7 @@ def test_vectors_in_both_forms_are_those_of_embeddings(server):
 def test_long_texts_are_cut_unless_the_request_says_no(server):
     long = ["x" * 9000]
     for truncate in ({}, {"truncate": "START"}, {"truncate": "END"}):
-        assert embed(server, texts=long, **truncate).json()["meta"]["billed_units"]["input_tokens"] == 4095
+        assert embed(server, texts=long, **truncate).json()["meta"]["billed_units"]["input_tokens"] == 4096
     assert embed(server, texts=long, truncate="NONE").json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -45,6 +45,8 @@ def test_long_texts_are_cut_unless_the_request_says_no(server):
         ({"texts": [""]}, "texts"),
         ({"embedding_types": ["int8"]}, "embedding_types[0]"),
         ({"truncate": "x"}, "truncate"),
+        ({"output_dimension": SIZE + 1}, "output_dimension"),
+        ({"texts": ["x" * 9000], "truncate": "NONE"}, "texts"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(server, fields, param):

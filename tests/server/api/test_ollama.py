@@ -116,7 +116,7 @@ def test_vectors(serve, answering, connect):
     rows = server.http().post("/v1/embeddings", json={"input": ["a", "b"], "normalize": True}).json()["data"]
     assert [list(row) for row in theirs] == [row["embedding"] for row in rows]
     assert list(client.embeddings(model="null", prompt="a").embedding) == rows[0]["embedding"]
-    assert client.embed(model="null", input="x" * 9000).prompt_eval_count == 4095
+    assert client.embed(model="null", input="x" * 9000).prompt_eval_count == 4096
     with pytest.raises(ollama.ResponseError, match="maximum context length"):
         client.embed(model="null", input="x" * 9000, truncate=False)
 

@@ -67,6 +67,14 @@ def test_long_documents_are_cut_where_the_request_says_so(embedder):
     assert embedder.http().post("/v2/rerank", json={**body, "max_tokens_per_doc": 100}).json()["usage"]["total_tokens"] == 102
 
 
+def test_of_a_long_document_the_beginning_is_read(serve, answering):
+    """The model's prompt stands there, and the clients of Cohere mean the end of a document."""
+    server = serve(script=answering("", embedding_size=8, prompts=(("query", ""), ("passage", "P: "))))
+    body = {"query": "a", "documents": ["abcdef"], "max_tokens_per_doc": 6}
+    assert server.http().post("/v1/rerank", json=body).status_code == 200
+    assert (256, *b"P: ab") in [embed.prompt_ids for embed in server.worker.embeds]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import struct
 import sys
@@ -19,7 +20,7 @@ from server.audio import compressed
 from server.audio.decoder import AudioDecoder
 from server.audio.decoding import Decoding, File, Outcome, decoded
 from server.audio.loudest import loudest_energy
-from server.audio.recording import with_surroundings
+from server.audio.recording import Recording, with_surroundings
 from server.audio.resample import resampled
 from server.audio.sound import AudioError
 from server.errors import ApiError
@@ -86,7 +87,8 @@ def test_a_stream_of_unknown_length_is_read_to_its_end() -> None:
     data = (tone(RATE) * 32767).astype("<i2").tobytes()
     plain, lengths = raw(1, 16, data, size=0xFFFFFFFF), b"ds64" + struct.pack("<I28x", 28)
     assert len(decoded(b"RF64" + plain[4:12] + lengths + plain[12:], 10)) == len(tone(RATE))
-    assert len(decoded(raw(1, 16, data, size=0xFFFFFFFF), 10)) == len(tone(RATE))
+    for size in (0xFFFFFFFF, 0):
+        assert len(decoded(raw(1, 16, data, size=size), 10)) == len(tone(RATE))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,13 @@ def test_compressed_files(kind: str, layout: str) -> None:
     assert np.std(middle) == pytest.approx(np.std(expected), rel=0.1)
 
 
+@pytest.mark.parametrize("kind", ["MP3", "FLAC"])
+def test_tags_may_precede_the_sound(kind: str) -> None:
+    """Programs that name pieces of music put ID3 before files of both formats."""
+    tag = b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + bytes(130)  # a digit of the size has 7 bits
+    assert len(decoded(tag + encoded(tone(RATE), RATE, kind), 10)) == len(tone(RATE))
+
+
 def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:
     long = encoded(tone(RATE, seconds=11), RATE, "FLAC")
     with pytest.raises(AudioError, match=r"it lasts 11\.0 s; expected at most 10 s"):
@@ -188,7 +197,7 @@ def test_without_the_extra_only_wav_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_are_decoded_in_another_process() -> None:
     async def check() -> None:
-        decoder = AudioDecoder(10)
+        decoder = AudioDecoder(10, 1 << 20)
         for data in (wav(tone(RATE), RATE), *(encoded(tone(RATE), RATE if "Opus" not in kind else 48_000, kind) for kind in KINDS)):
             recording = await decoder.decode(data, 80)
             samples = decoded(data, 10)
@@ -198,3 +207,20 @@ def test_files_are_decoded_in_another_process() -> None:
             await decoder.decode(b"OggS", 80)
 
     asyncio.run(check())
+
+
+def test_samples_that_transcriptions_hold_are_limited() -> None:
+    """Each of many long recordings that are transcribed at once keeps its samples until its last window."""
+    decoder, data = AudioDecoder(10, 1), wav(tone(RATE), RATE)
+
+    async def check() -> None:
+        found = await asyncio.gather(*(decoder.decode(data, 80) for _ in range(3)), return_exceptions=True)
+        (kept,) = (one for one in found if isinstance(one, Recording))
+        assert [one.kind.code for one in found if isinstance(one, ApiError)] == ["audio_not_decoded"] * 2
+        assert decoder.held.num_bytes == kept.samples.nbytes
+        with pytest.raises(ApiError, match="max_held_audio_bytes"):
+            await decoder.decode(data, 80)
+
+    asyncio.run(check())
+    gc.collect()
+    assert decoder.held.num_bytes == 0

@@ -58,7 +58,7 @@ def test_damaged_files(kind: str, count: int) -> None:
         return ""
 
     async def check() -> list[str]:
-        decoder, rng = AudioDecoder(10), random.Random(kind)
+        decoder, rng = AudioDecoder(10, 1 << 20), random.Random(kind)
 
         async def outcomes(num_files: int) -> list[str]:
             left = iter(range(num_files))

@@ -327,8 +327,12 @@ def test_a_conversation_is_embedded_as_its_template_writes_it(embedder):
 
 
 def test_embeddings_may_ask_to_be_cut_to_the_context(embedder):
-    body = {"input": "x" * 9000, "truncate_prompt_tokens": -1}
-    assert embedder.http().post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == 4095
+    """A text that fills the context has the same vector with and without truncation: no answer needs room beside it."""
+    client, whole = embedder.http(), "x" * 4095  # one token precedes it
+    for text in (whole, "x" * 9000):
+        answer = client.post("/v1/embeddings", json={"input": text, "truncate_prompt_tokens": -1, "truncation_side": "right"}).json()
+        assert answer["usage"]["prompt_tokens"] == 4096
+        assert answer["data"] == client.post("/v1/embeddings", json={"input": whole}).json()["data"]
 
 
 # --- compressed bodies, and HEAD requests -------------------------------------------------------------------------------

@@ -437,7 +437,7 @@ EMBEDDINGS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
     "normalize": ({"normalize": True}, lambda answer: abs(length(answer) - 1) < 1e-5),
     "prompt_name": ({"prompt_name": "query"}, lambda answer: answer.usage.prompt_tokens == len("Find: hi") + 1),
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, lambda answer: answer.usage.prompt_tokens == 2),
-    "truncation_side": ({"truncate_prompt_tokens": 1, "truncation_side": "left"}, lambda answer: answer.usage.prompt_tokens == 1),
+    "truncation_side": ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, lambda answer: answer.usage.prompt_tokens == 2),
     "add_special_tokens": ({"add_special_tokens": False}, lambda answer: answer.usage.prompt_tokens == 2),
     "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests requests whose time is over
     "user": ({"user": "me"}, lambda answer: len(answer.data) == 1),
@@ -450,7 +450,7 @@ def test_every_field_of_embeddings(client):
     for name, (options, effect) in EMBEDDINGS.items():
         assert effect(embed(client, options)), name
     left = embed(client, EMBEDDINGS["truncation_side"][0]).data[0].embedding
-    assert left == embed(client, {"input": [ord("i")]}).data[0].embedding
+    assert left == embed(client, {"input": [BOS, ord("i")]}).data[0].embedding
 
 
 def test_models_are_described_in_the_client_s_types(client):

@@ -77,3 +77,20 @@ def test_every_detail_of_an_image_that_the_client_knows_is_taken(serve, answerin
         asked["messages"][0]["content"][0]["image_url"]["detail"] = detail
         answer = server.http().post("/v1/chat/completions", json=asked)
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "truncates"),
+    [("/v1/chat/completions", chat, {"truncate_prompt_tokens": -1}), ("/v1/responses", response, {"truncation": "auto"})],
+)
+def test_a_conversation_with_an_image_that_fits_needs_no_truncation(serve, answering, path: str, body: Any, truncates: Any) -> None:
+    """Agents ask for truncation in every request."""
+    server = serve(script=answering("A square.", vision=msgspec.structs.replace(SEEING, image_token=256)))
+    given = body(data_url(encoded(image(20, 20))))
+    for asked in (given, {**given, **truncates}):
+        assert server.http().post(path, json=asked).status_code == 200
+    whole, same = server.worker.submits
+    assert same.prompt_ids == whole.prompt_ids and same.excerpts == whole.excerpts
+    (turn,) = given["messages" if "messages" in given else "input"]
+    turn["content"].append({"type": "text" if "messages" in given else "input_text", "text": "x" * 5000})
+    assert server.http().post(path, json={**given, **truncates}).json()["error"]["code"] == "context_length_exceeded"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from server.api.speech import realtime
 from server.api.speech.realtime import _event_of, _Item, _Talk
@@ -17,6 +18,7 @@ from server.api.speech.realtime_memory import SessionMemory, Share
 from server.api.speech.realtime_session import RATE
 from server.errors import INVALID_API_KEY, RATE_LIMITED, ApiError
 from server.http.websocket import CloseCode, WebSocketError
+from server.models.state import ModelSpec
 from tests.server.other_tasks import turns_during
 
 TRANSCRIPT = "conversation.item.input_audio_transcription."
@@ -306,3 +308,24 @@ def test_other_tasks_run_while_a_large_message_is_scanned() -> None:
         assert (await _event_of(text))["type"] == "input_audio_buffer.append"
 
     assert turns_during(run()) >= len(text) // (64 << 10)
+
+
+@pytest.mark.filterwarnings(r"ignore:connect\(\) must be used as a context manager:DeprecationWarning")
+def test_a_session_may_name_its_model_later(serve: Callable[..., Any]) -> None:
+    """The official client connects with `intent=transcription`, and names the model in the first update."""
+    server = serve(initial=[ModelSpec(name, name) for name in ("null", "other")])
+    client = server.openai()
+    with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        assert connection.recv().type == "session.created"
+        connection.send(MANUAL)
+        assert connection.recv().type == "session.updated"
+        audio = {"input": {"transcription": {"model": "other"}}}
+        connection.send({"type": "session.update", "session": {"type": "transcription", "audio": audio}})
+        assert connection.recv().error.code == "not_a_speech_model"
+        connection.send(append(quiet(200)))
+        connection.send(COMMIT)
+        while (event := connection.recv()).type != f"{TRANSCRIPT}failed":
+            pass
+        assert event.error.code == "missing_field" and "null, other" in event.error.message
+    with pytest.raises(InvalidStatus), client.realtime.connect(model="other"):
+        pass

@@ -13,7 +13,9 @@ from runtime.spectrogram import AROUND
 from server.api.answer.generate import Job, Step, TokenEntry
 from server.api.speech.transcribe import TEMPERATURES, Request, _Cut, _cut, segments_of
 from server.audio.recording import Recording, with_surroundings
-from server.messages import Embed, Embedding, SamplingParams, Submit, TokenLogprob
+from server.errors import SHUTTING_DOWN, ApiError
+from server.interfaces import RequestError
+from server.messages import Embed, Embedding, ErrorCode, SamplingParams, Submit, TokenLogprob
 from server.speech.languages import NAMES, code_of, name_of
 from server.speech.placing import Part
 from server.speech.tokens import SpeechTokens
@@ -140,3 +142,23 @@ def test_the_next_window_begins_where_the_last_word_ends_if_words_are_timed() ->
     begin = round(first.end_s * 100)
     assert heard == [800, 800 - begin] and second.seek == begin
     assert first.words[-1].end_s == first.end_s == pytest.approx(2.0, abs=0.1)
+
+
+def test_a_model_that_is_unloaded_while_words_are_timed_is_no_fault_of_the_server() -> None:
+    class Drawing:
+        async def steps(self) -> AsyncGenerator[Step, None]:
+            entries = tuple(TokenEntry(0, TokenLogprob(token, -0.1, 1)) for token in (100, 1, 150))
+            yield Step(0, "", (100, 1, 150, TOKENS.end), entries, "stop", TOKENS.end)
+
+    async def align(_: Embed) -> Embedding:
+        raise RequestError(ErrorCode.SHUTTING_DOWN, "the model is being unloaded")
+
+    async def segments() -> list[Segment]:
+        common = Submit("", (), SamplingParams(max_tokens=1))
+        request = Request(TOKENS, common, lambda ids: f" {ids}", 3000, 448, "en", "transcribe", (), align)
+        recording = Recording(with_surroundings(np.zeros(16_000, np.float32)), 0.5)
+        return [segment async for segment in segments_of(request, recording, lambda _: Drawing())]  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(segments())
+    assert caught.value.kind is SHUTTING_DOWN
