@@ -22,6 +22,7 @@ from server.api.request.fields import Options
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_long
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
 from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
@@ -309,8 +310,5 @@ def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded:
         truncation_side=body.truncation_side,
         add_special_tokens=body.add_special_tokens,
     )
-    try:
+    with in_words({"input": param}):
         return plan_embedding(asked, None, model, loaded, settings)
-    except ApiError as error:
-        error.param = param if error.param == "input" else error.param
-        raise

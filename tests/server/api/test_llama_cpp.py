@@ -186,6 +186,7 @@ def test_samplers_that_are_off_are_no_fault(server):
         ("/completion", {"n_probs": 21}, "n_probs"),
         ("/completion", {"logit_bias": [[65, True]]}, "logit_bias[0]"),
         ("/completion", {"logit_bias": [[65, 101]]}, "logit_bias[0]"),
+        ("/completion", {"n_cmpl": 200}, "n_cmpl"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
         ("/tokenize", {"content": "a", "parse_special": False, "prompt": None}, "parse_special"),
         ("/tokenize", {"content": "a"}, "prompt"),

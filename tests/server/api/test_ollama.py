@@ -152,12 +152,20 @@ def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):
         ("/api/generate", {"model": "null", "prompt": "x", "context": [1]}, "context"),
         ("/api/generate", {"model": "null", "prompt": "x", "images": ["x"]}, "images[0]"),
         ("/api/embed", {"model": "null"}, "input"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"stop": ["x"] * 17}}, "options.stop"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"stop_token_ids": [10**6]}}, "options.stop_token_ids"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"min_tokens": 3, "num_predict": 2}}, "options.min_tokens"),
+        ("/api/chat", {"model": "null", "messages": HI, "format": {"type": "object", "title": "x" * 70_000}}, "format"),
+        ("/api/generate", {"model": "null", "prompt": "x", "format": {"type": "object", "title": "x" * 70_000}}, "format"),
+        ("/api/generate", {"model": "null", "prompt": "x" * 5000}, "prompt"),
+        ("/api/generate", {"model": "null", "prompt": "x", "raw": True, "options": {"stop": [""]}}, "options.stop"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(server, path, body, param):
     response = server.http().post(path, json=body)
     answer = response.json()
     assert response.status_code == 400 and isinstance(answer["error"], str) and answer["param"] == param, response.text
+    assert not any(name in answer["error"] for name in ("response_format", "max_tokens", " truncate_prompt_tokens")), response.text
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["no type", "curl -d"])

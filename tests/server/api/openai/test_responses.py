@@ -356,7 +356,11 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "hi", "prompt": {"id": "x"}}, "prompt"),
         ({"input": "hi", "text": {"verbosity": "loud"}}, "text.verbosity"),
-        ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.json_schema.schema"),
+        ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "x" * 70_000}}}},
+            "text.format.schema",
+        ),
         ({"input": "hi", "background": True, "stream": True}, "stream"),
         ({"input": "hi", "background": True, "store": False}, "store"),
     ],
