@@ -69,10 +69,10 @@ class Runner:
         self._tasks[record.id] = asyncio.create_task(self._guarded(run), name=record.id)
 
     def cancel(self, record: BatchRecord) -> None:
-        """Stop a batch. Lines that run are aborted."""
+        """Stop a batch. Lines that run are aborted, also if the disk refuses the record: a later cancellation would do nothing."""
         record.reach(Status.CANCELLING)
-        self._store.save(record)
         self._runs[record.id].stopped.set()
+        self._store.save(record)
 
     async def close(self) -> None:
         """Leave all batches as they are. The next start continues them."""
