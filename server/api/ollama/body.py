@@ -74,7 +74,7 @@ class OllamaMessage(Options):
     """A message of a conversation. `images` are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Text = ""
+    content: Text | None = None
     thinking: Text | None = None
     images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=4096, fail_fast=True)] | None = None
@@ -211,7 +211,7 @@ def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> Cha
 
 def _message(message: OllamaMessage, where: str) -> Message:
     """Convert one message, whose path in the request is `where`."""
-    content = _content(message.content, message.images, f"{where}.images")
+    content = _content(message.content or "", message.images, f"{where}.images")
     made = GivenMessage(role=message.role, content=content, reasoning_content=message.thinking, name=message.tool_name, place=where)
     made.tool_call_id = message.tool_call_id
     made.tool_calls = [MessageCall(id=call.id, type="function", function=call.function) for call in message.tool_calls or ()] or None

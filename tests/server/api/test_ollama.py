@@ -103,6 +103,15 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw(serve, connect):
     assert 258 in server.worker.submits[-1].prompt_ids and {*b"abcd"} <= {*server.worker.submits[-1].prompt_ids}
 
 
+def test_a_message_with_calls_may_have_null_as_content(server):
+    """Ollama reads null as an empty text. Clients that follow OpenAI's shape send it beside calls."""
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    told = {"role": "tool", "content": "2", "tool_name": "add"}
+    response = server.http().post("/api/chat", json={"model": "null", "messages": [*HI, called, told], "stream": False})
+    assert response.status_code == 200, response.text
+    assert prompt_of(server).count("None") == 0
+
+
 def test_a_request_without_a_prompt_finds_the_model_loaded(server, connect):
     assert connect(server).generate(model="null").done_reason == "load"
     assert connect(server).chat(model="null").done_reason == "load"
