@@ -83,7 +83,14 @@ def router(context: Context) -> APIRouter:
         plan = ChatPlan(plan.prompt, job, plan.rules)
         omits_thoughts = body.thinking is not None and body.thinking.display == "omitted"
         name = body.model or model.spec.name
-        answer = MessageAnswer(plan, generation, name, is_capped=room < body.max_tokens, omits_thoughts=omits_thoughts)
+        answer = MessageAnswer(
+            plan,
+            generation,
+            name,
+            is_capped=room < body.max_tokens,
+            omits_thoughts=omits_thoughts,
+            has_stops=body.stop_sequences is not None,
+        )
         headers = response_headers(loaded, ignored) | await prefix_header(chat, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
 

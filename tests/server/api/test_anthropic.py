@@ -9,6 +9,7 @@ import pytest
 
 from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
+from server.defaults import Defaults
 from server.messages import Thinking
 from server.models.state import ModelSpec
 from tests.doubles.worker import ByteTokenizer
@@ -132,6 +133,16 @@ def test_stop_reasons(serve, answering, connect):
     assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "two", "one ")
     *_, last, _ = ask(client, stop_sequences=["two"], stream=True)
     assert (last.delta.stop_reason, last.delta.stop_sequence) == ("stop_sequence", "two")
+
+
+def test_a_default_stop_string_of_the_model_is_no_stop_sequence(serve, answering, connect):
+    """The operator's stop strings end a turn: the client has named none, so its answer names none."""
+    spec = ModelSpec("null", "null", defaults=Defaults(stop=("two",)))
+    client = connect(serve(script=answering("one two three"), initial=(spec,)))
+    message = ask(client)
+    assert (message.content[0].text, message.stop_reason, message.stop_sequence) == ("one ", "end_turn", None)
+    *_, last, _ = ask(client, stream=True)
+    assert (last.delta.stop_reason, last.delta.stop_sequence) == ("end_turn", None)
 
 
 def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
