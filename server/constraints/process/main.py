@@ -95,7 +95,9 @@ def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings)
 
     def fault_of(schema: str) -> str:
         """Return why a schema cannot be compiled, or an empty text if it can be."""
-        return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema), tokenizer, limits=bounds)
+        alone = LLMatcher.grammar_from_json_schema(schema)
+        is_faulty, told = LLMatcher.validate_grammar_with_warnings(alone, tokenizer, limits=bounds)
+        return told[0] if is_faulty else ""
 
     matcher, faults = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds), list[str]()
     if matcher.is_error() and source.is_lenient:
