@@ -224,7 +224,8 @@ class Runner:
                     record.unanswered += 1
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
             self._publish(record, file_id, kind)
-        record.times.setdefault(Status.FINALIZING, now())
+        # a new dictionary: this is a thread, and the event loop may be describing the batch
+        record.times = {**record.times, Status.FINALIZING: record.times.get(Status.FINALIZING, now())}
         self._store.end(record, Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
 

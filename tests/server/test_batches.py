@@ -580,6 +580,16 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
     asyncio.run(check())
 
 
+def test_a_batch_can_be_described_while_a_thread_ends_it(tmp_path) -> None:
+    runner = Runner(Store(tmp_path, 1000), None, None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
+    record = record_of(new_id("file-"))
+    record.reach(Status.IN_PROGRESS)
+    described = iter(record.times.items())
+    assert next(described)[0] is Status.IN_PROGRESS
+    runner._finish(record)
+    assert [*described] == [] and [*record.times][1:] == [Status.FINALIZING, Status.COMPLETED]
+
+
 def test_the_sweeper_goes_on_after_an_error_of_the_disk(serve, folder, monkeypatch) -> None:
     sweeps: list[Store] = []
 
