@@ -5,7 +5,8 @@ takes as many characters as it can. Then `name "x"` matches nothing, because the
 that every way to divide a text is tried, as llama.cpp does.
 
 Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, whose
-number grows with the text.
+number grows with the text. So does the number of rules that end together where a rule ends with itself: `x ::= "a" x | "b"` becomes
+`"a"* "b"`.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ class _Flattener:
 
     def run(self) -> None:
         """Flatten all rules. Rules share nodes with the rules that are added for their parts, so these are flattened with them."""
-        for rule in list(self._rules.values()):
+        rules = list(self._rules.items())
+        for name, rule in rules:
+            rule.alternatives = _without_end(name, rule.alternatives)
+        for _, rule in rules:
             rule.alternatives = self._flat(rule.alternatives)
 
     def _flat(self, node: ASTNode) -> ASTNode:
@@ -175,6 +179,24 @@ class _Flattener:
                 return name in self._may_be_empty
             case _:
                 return False
+
+
+def _without_end(name: str, body: ASTNode) -> ASTNode:
+    """Return the body of a rule that does not end with the rule itself: A | B R, the body of a rule R, becomes B* A."""
+    if isinstance(body, RepetitionNode) and (body.min_times, body.max_times) == (0, 1):
+        given = [*(body.node.alternatives if isinstance(body.node, AlternativeNode) else [body.node]), SequenceNode([])]
+    else:
+        given = body.alternatives if isinstance(body, AlternativeNode) else [body]
+    again, last = list[ASTNode](), list[ASTNode]()
+    for one in given:
+        match one:
+            case SequenceNode([*before, RuleRefNode(end)]) if before and end == name:
+                again.append(SequenceNode(before))
+            case _:
+                last.append(one)
+    if not again or not last:
+        return body
+    return SequenceNode([_Repetition(AlternativeNode(again), 0, None), AlternativeNode(last)])
 
 
 def _has_no_gaps(inner: RepetitionNode, least: int, most: int | None) -> bool:

@@ -80,6 +80,14 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ('root ::= a*\na ::= ("x" b*)? | "y"\nb ::= a', "xyxx", True),
         ('root ::= a* "!"\na ::= a*', "!", True),
         ('root ::= a*\na ::= a* | "x"', "xx", True),
+        ('root ::= "x" root | "y" "z" root | "b"', "xyzxb", True),
+        ('root ::= "x" root | "y" "z" root | "b"', "xyxb", False),
+        ('root ::= "x" root | "y" "z" root | "b"', "xx", False),
+        ('root ::= "(" ws ")"\nws ::= ([ \\n] ws)?', "( \n )", True),
+        ('root ::= "(" list ")"\nlist ::= item | item "," list\nitem ::= "a" | "(" list ")"', "(a,(a,a),a)", True),
+        ('root ::= "(" list ")"\nlist ::= item | item "," list\nitem ::= "a" | "(" list ")"', "(a,(a,),a)", False),
+        ('root ::= a\na ::= a a | "x"', "xxx", True),
+        ('root ::= a? "y"\na ::= "x" a', "y", True),
     ],
 )
 def test_a_grammar_allows_its_texts(grammar, text, allowed):
@@ -186,6 +194,9 @@ def test_repetitions_in_repetitions_mean_what_they_say(seed):
         'root ::= ([a-z]* | "1")*',
         "root ::= ([a-z] | ws)*\nws ::= [a-z]*",
         "root ::= ([a-z]* [0-9]*)+",
+        "root ::= [a-z] root | [a-z]",
+        "root ::= ws\nws ::= ([a-z] ws)?",
+        'root ::= word*\nword ::= | [a-z] word | "1"',
     ],
 )
 def test_the_work_of_nested_repetitions_does_not_grow_with_the_text(grammar):
