@@ -17,11 +17,17 @@ from server.api.context import Context, caller
 from server.api.request.fields import Options
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Label, Text
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding, renamed
+from server.api.vectors import Vector, embed_all, plan_embedding
 
 encode = msgspec.json.encode
 Form = Literal["float", "base64"]
+NAMES = {
+    "input": "texts",
+    "dimensions": "output_dimension",
+    "truncate_prompt_tokens": "truncate",
+}  # fields of /v1/embeddings, and of this API
 
 
 class CohereEmbedBody(Options):
@@ -65,7 +71,7 @@ def router(context: Context) -> APIRouter:
         if not all(body.texts):
             raise invalid("texts", "texts has an empty text; expected at least one character in each")
         size = caller(request).num_body_bytes
-        with renamed(input="texts", dimensions="output_dimension"):
+        with in_words(NAMES):
             prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
         vectors = await embed_all(request, prompts, asked, model, loaded, context)
         head = encode({"id": secrets.token_hex(16), "texts": body.texts})[:-1]

@@ -22,8 +22,9 @@ from server.api.request.fields import Options
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.request.texts import encode_prompts, encode_texts, kept_alone, too_long
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
-from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding, renamed
+from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model
 from server.scoring import PairPrompt, Scoring
@@ -317,5 +318,5 @@ def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded:
         truncation_side=body.truncation_side,
         add_special_tokens=body.add_special_tokens,
     )
-    with renamed(input=param):
+    with in_words({"input": param}):
         return plan_embedding(asked, None, model, loaded, settings)

@@ -6,8 +6,7 @@ import asyncio
 import heapq
 import secrets
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import cast
 
@@ -42,16 +41,6 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
     """Return the tokens of each text to embed: see `plan_texts`. Raise ApiError also for the reasons of `check_embedding`."""
     check_embedding(body, model, loaded)
     return plan_texts(body, text, loaded, settings)
-
-
-@contextmanager
-def renamed(**names: str) -> Generator[None]:
-    """In errors, replace names of fields of EmbeddingBody by those that the request's API has."""
-    try:
-        yield
-    except ApiError as error:
-        error.param = names.get(error.param or "", error.param)
-        raise
 
 
 def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:

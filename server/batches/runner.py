@@ -71,10 +71,10 @@ class Runner:
         self._tasks[record.id] = asyncio.create_task(self._guarded(run), name=record.id)
 
     def cancel(self, record: BatchRecord) -> None:
-        """Stop a batch. Lines that run are aborted."""
+        """Stop a batch. Lines that run are aborted, also if the disk refuses the record: a later cancellation would do nothing."""
         record.reach(Status.CANCELLING)
-        self._store.save(record)
         self._runs[record.id].stopped.set()
+        self._store.save(record)
 
     async def close(self) -> None:
         """Leave all batches as they are. The next start continues them."""
@@ -226,7 +226,8 @@ class Runner:
                     record.unanswered += 1
         for file_id, kind in ((record.output_file_id, "output"), (record.error_file_id, "errors")):
             self._publish(record, file_id, kind)
-        record.times.setdefault(Status.FINALIZING, now())
+        # a new dictionary: this is a thread, and the event loop may be describing the batch
+        record.times = {**record.times, Status.FINALIZING: record.times.get(Status.FINALIZING, now())}
         self._store.end(record, Status.CANCELLED if is_cancelled else Status.EXPIRED if record.unanswered else Status.COMPLETED)
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
 

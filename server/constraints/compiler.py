@@ -86,8 +86,8 @@ class ConstraintCompiler:
 
     def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
         """Return the grammar for a text of a constraint, which may be in use or cached. A text that is too long gets a grammar whose `poll`
-        raises the error."""
-        source = Source(constraint.kind, text, constraint.head)
+        raises the error. If the constraint has a trigger, which no client demands, schemas that cannot be compiled are left out."""
+        source = Source(constraint.kind, text, constraint.head, constraint.trigger is not None)
         grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:
             grammar = Grammar(source, self._settings, self._zygote, self._slots, self._keep, salt=salt, key=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +13,8 @@ from server.constraints.process.process_socket import ProcessSocket, no_socket
 from server.constraints.process.wire import Answer, GrammarSettings, Source, framed
 from server.constraints.process.zygote import Zygote
 from server.constraints.retries import Retries
+
+log = logging.getLogger(__name__)
 
 
 class Grammar:
@@ -95,6 +98,10 @@ class Grammar:
         """Take the answer of the process. Raise ConstraintError if the grammar cannot be compiled."""
         if socket.answer is Answer.COMPILED:
             self.memory_bytes = socket.number << 10
+            if faults := socket.text:
+                log.warning(
+                    "schemas of offered tools cannot be compiled, so the arguments that they describe are not held to them: %s", faults
+                )
             self.is_compiled = True
             self._retries.answered()
             self._slots.give_back(self)

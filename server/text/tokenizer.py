@@ -73,6 +73,8 @@ class Tokenizer:
         }
         decoder = self._tokenizer.decoder
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
+        # Sentencepiece's marks of spaces are in added tokens, too: Gemma adds runs of spaces. Other added tokens are written as texts.
+        self._added_bytes: Callable[[str], bytes] = _sentencepiece if self._piece_bytes is _sentencepiece else str.encode
         if self.chat_template is not None:
             with _broken_template():
                 self.chat_template.check()
@@ -127,7 +129,7 @@ class Tokenizer:
         if id in self.special_ids:
             return b""
         if (added := self._added.get(id)) is not None:
-            return added.encode()
+            return self._added_bytes(added)
         piece = self._tokenizer.id_to_token(id)
         return b"" if piece is None else self._piece_bytes(piece)
 

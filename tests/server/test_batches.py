@@ -509,6 +509,27 @@ def test_a_batch_that_waits_after_an_error_can_be_cancelled(serve, folder, monke
     assert ended(client, batch).status == "cancelled"
 
 
+def test_a_batch_stops_although_the_disk_refuses_the_record_of_its_cancellation(serve, folder, monkeypatch) -> None:
+    """The second cancellation answers that the batch is being cancelled, so it must be true."""
+    refused: list[str] = []
+
+    def save(store: Store, record: BatchRecord, whole: Any = Store.save) -> None:
+        if record.status is Status.CANCELLING and not refused:
+            refused.append(record.id)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(store, record)
+
+    monkeypatch.setattr(Store, "save", save)
+    client = serve(batch_dir=folder, script=NullScript(interval_s=0.02)).openai()
+    batch = begin(client, [chat_line(number) for number in range(300)])
+    until(lambda: client.batches.retrieve(batch.id), lambda found: found.request_counts.completed)
+    with pytest.raises(openai.InternalServerError):
+        client.batches.cancel(batch.id)
+    assert refused == [batch.id]
+    batch = ended(client, batch)
+    assert (batch.status, batch.request_counts.failed > 0) == ("cancelled", True)
+
+
 def test_an_upload_that_a_full_disk_refuses_leaves_nothing(tmp_path) -> None:
     class Full:
         def write(self, _data: bytes) -> None:
@@ -595,6 +616,16 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
         await asyncio.wait_for(closing, 20)
 
     asyncio.run(check())
+
+
+def test_a_batch_can_be_described_while_a_thread_ends_it(tmp_path) -> None:
+    runner = Runner(Store(tmp_path, 1000), None, None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
+    record = record_of(new_id("file-"))
+    record.reach(Status.IN_PROGRESS)
+    described = iter(record.times.items())
+    assert next(described)[0] is Status.IN_PROGRESS
+    runner._finish(record)
+    assert [*described] == [] and [*record.times][1:] == [Status.FINALIZING, Status.COMPLETED]
 
 
 def test_the_sweeper_goes_on_after_an_error_of_the_disk(serve, folder, monkeypatch) -> None:

@@ -108,14 +108,18 @@ encode = msgspec.json.encode
 
 class MessageAnswer(BlockAnswer):
     """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `omits_thoughts`:
-    blocks of thoughts have no text."""
+    blocks of thoughts have no text. `has_stops`: the request has stop_sequences; otherwise, stop strings are the model's defaults, of which
+    the client does not know."""
 
-    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool, omits_thoughts: bool) -> None:
+    def __init__(
+        self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool, omits_thoughts: bool, has_stops: bool
+    ) -> None:
         super().__init__(plan, generation)
         self._id = self.new_id(Kind.TEXT)
         self._model = model
         self._is_capped = is_capped
         self._omits_thoughts = omits_thoughts
+        self._has_stops = has_stops
         self._head = b""  # JSON that precedes the text in every delta of the open block
 
     def new_id(self, kind: Kind) -> str:
@@ -154,7 +158,7 @@ class MessageAnswer(BlockAnswer):
     @property
     def _ended(self) -> tuple[str | None, str | None]:
         """The stop reason, and the client's stop string that caused it."""
-        if self.finish == "stop" and isinstance(self.stop_reason, str):
+        if self.finish == "stop" and isinstance(self.stop_reason, str) and self._has_stops:
             return "stop_sequence", self.stop_reason
         if self.finish == "length" and self._is_capped:
             return "model_context_window_exceeded", None

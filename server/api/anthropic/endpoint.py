@@ -18,6 +18,8 @@ from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, job_like, off_loop, require_generator
 from server.api.request.schema import ChatBody
+from server.api.request.texts import TOO_LONG_REMEDY
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.settings import ServerSettings
@@ -34,6 +36,13 @@ def error_body(error: ApiError) -> bytes:
     return msgspec.json.encode({"type": "error", "error": {**fault, "code": error.kind.code, "param": error.param, **error.details}})
 
 
+NAMES = {  # fields of a chat request, and their names in this API
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "system.content": "system",
+}
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -60,11 +69,13 @@ def router(context: Context) -> APIRouter:
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         try:
-            plan = await plan_chat(chat, model, loaded, who, settings)
+            with in_words(NAMES):
+                plan = await plan_chat(chat, model, loaded, who, settings)
         except ApiError as error:
             if error.kind is not CONTEXT_LENGTH_EXCEEDED:
                 raise
-            message = f"prompt is too long: {error.message}"  # clients recognise these words and summarise the conversation
+            found = error.message.removesuffix(TOO_LONG_REMEDY)
+            message = f"prompt is too long: {found}; shorten the conversation."  # clients recognise the first words and summarise it
             raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
         room = plan.job.submit.params.max_tokens
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
@@ -72,7 +83,14 @@ def router(context: Context) -> APIRouter:
         plan = ChatPlan(plan.prompt, job, plan.rules)
         omits_thoughts = body.thinking is not None and body.thinking.display == "omitted"
         name = body.model or model.spec.name
-        answer = MessageAnswer(plan, generation, name, is_capped=room < body.max_tokens, omits_thoughts=omits_thoughts)
+        answer = MessageAnswer(
+            plan,
+            generation,
+            name,
+            is_capped=room < body.max_tokens,
+            omits_thoughts=omits_thoughts,
+            has_stops=body.stop_sequences is not None,
+        )
         headers = response_headers(loaded, ignored) | await prefix_header(chat, plan, loaded)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
 
@@ -83,7 +101,8 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        counted: TokenCount = {"input_tokens": await num_prompt_tokens(chat, model, loaded, who, settings, "messages")}
+        with in_words(NAMES):
+            counted: TokenCount = {"input_tokens": await num_prompt_tokens(chat, model, loaded, who, settings, "messages")}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 
     return routes

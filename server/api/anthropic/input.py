@@ -14,6 +14,7 @@ from server.api.request.schema import (
     ContentPart,
     FunctionDefinition,
     GivenImage,
+    GivenMessage,
     JsonSchemaFormat,
     Message,
     MessageCall,
@@ -40,7 +41,8 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
     """Return the conversation as a ChatBody. Every value of `body` has been validated. The answer may have as many tokens as fit: the
     caller, which then knows how many these are, lowers their number to `max_tokens`."""
     system = _text(body.system, "system")
-    messages = [Message(role="system", content=system if keeps_hash else without_hash(system))] if body.system is not None else []
+    given = system if keeps_hash else without_hash(system)
+    messages: list[Message] = [] if body.system is None else [GivenMessage(role="system", content=given, place="system")]
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     choice, output = body.tool_choice, body.output_config
@@ -70,7 +72,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
     """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own; thoughts and calls become
     fields of the assistant's message. Raise ApiError for a block of unknown type, or one that lacks a field."""
     if isinstance(message.content, str):
-        return [Message(role=message.role, content=message.content)]
+        return [GivenMessage(role=message.role, content=message.content, place=where)]
     made: list[Message] = []
     parts: list[ContentPart] = []
     thoughts: list[str] = []
@@ -91,11 +93,12 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
                 calls.append(MessageCall(id=_required(block.id, f"{at}.id"), type="function", function=function))
             case "tool_result":
                 result = _result(block.content, f"{at}.content", is_error=bool(block.is_error))
-                made.append(Message(role="tool", content=result, tool_call_id=_required(block.tool_use_id, f"{at}.tool_use_id")))
+                call_id = _required(block.tool_use_id, f"{at}.tool_use_id")
+                made.append(GivenMessage(role="tool", content=result, tool_call_id=call_id, place=at))
             case _:
                 raise _not_understood(block, at)
     if parts or thoughts or calls or not made:
-        said = Message(role=message.role, content=joined(parts), reasoning_content="".join(thoughts) or None)
+        said = GivenMessage(role=message.role, content=joined(parts), reasoning_content="".join(thoughts) or None, place=where)
         said.tool_calls = calls or None
         made.append(said)
     return made

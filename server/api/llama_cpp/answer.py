@@ -127,7 +127,7 @@ class LlamaAnswer:
                 choice.text.append(text)
                 choice.token_ids += token_ids
                 choice.probabilities += probabilities
-        return await off_loop(sum(choice.num_tokens for choice in self._choices), self._pieces)
+        return await off_loop(sum(choice.num_tokens + self._num_prompt(choice) for choice in self._choices), self._pieces)
 
     def _pieces(self) -> list[bytes]:
         """Return one object per choice, in a list if there are several."""
@@ -144,7 +144,7 @@ class LlamaAnswer:
                 if text or token_ids or probabilities:
                     yield encode(self._part(choice, text, token_ids, probabilities))
                 if choice.stop_type is not None:
-                    yield self._end(choice)
+                    yield await off_loop(self._num_prompt(choice), lambda choice=choice: self._end(choice))  # decodes the whole prompt
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
         """Record a step in its choice, and return the choice with the text, tokens and probabilities to send. If the choice has a new line
@@ -169,6 +169,10 @@ class LlamaAnswer:
         shown = token_ids if self._body.return_tokens or self._body.stream else ()
         return choice, step.text, shown, [self._probabilities(entry) for entry in step.entries]
 
+    def _num_prompt(self, choice: _Choice) -> int:
+        """Return the number of tokens of the prompt of a choice."""
+        return len(self._jobs[choice.index // self._per_prompt].submit.prompt_ids)
+
     # --- shapes ----------------------------------------------------------------------------------------------------------
 
     def _part(self, choice: _Choice, text: str, token_ids: Sequence[int], probabilities: list[bytes], *, stop: bool = False) -> LlamaPart:
@@ -180,7 +184,7 @@ class LlamaAnswer:
             "stop": stop,
             "id_slot": -1,
             "tokens_predicted": choice.num_tokens,
-            "tokens_evaluated": len(self._jobs[choice.index // self._per_prompt].submit.prompt_ids),
+            "tokens_evaluated": self._num_prompt(choice),
         }
         if self._body.n_probs and probabilities:
             part["completion_probabilities"] = msgspec.Raw(b"[" + b",".join(probabilities) + b"]")  # type: ignore[typeddict-item]

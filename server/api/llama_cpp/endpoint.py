@@ -23,11 +23,13 @@ from server.api.request.media import without_data
 from server.api.request.prepare import context_of, off_loop
 from server.api.request.schema import ChatBody, functions_among
 from server.api.request.texts import encode_prompts
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router, schema_of
 from server.errors import MODEL_NOT_READY, UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model
 
 FRAMING = Framing(end=b"")
+NAMES = {"max_tokens": "n_predict", "n": "n_cmpl", "logprobs": "n_probs"}  # fields of a completion, and their names in this API
 COMPLETIONS = gives(LlamaCompletion, {"type": "array", "items": schema_of(LlamaCompletion)}, event=LlamaPart, done=False)
 ModelName = Annotated[str | None, Query(max_length=1024)]
 
@@ -90,7 +92,8 @@ def router(context: Context) -> APIRouter:
 
         def prepare() -> LlamaAnswer:
             asked = body.completion(written.prompts, loaded.tokenizer, loaded.defaults.max_tokens)
-            jobs = written.given(plan_completion(asked, model, loaded, who, settings))
+            with in_words(NAMES):
+                jobs = written.given(plan_completion(asked, model, loaded, who, settings))
             generations = [Generation(loaded, job, series, who) for job in jobs]
             return LlamaAnswer(body, jobs, generations, body.model or model.spec.name, loaded)
 

@@ -16,6 +16,7 @@ from server.api.request.schema import (
     ContentPart,
     Effort,
     GivenImage,
+    GivenMessage,
     Int,
     JsonObject,
     JsonSchemaFormat,
@@ -32,6 +33,13 @@ from server.errors import UNSUPPORTED_CONTENT, UNSUPPORTED_FIELD, ApiError
 
 Images = Annotated[list[Text], Field(max_length=64, fail_fast=True)]
 KeepAlive = Label | Int | float
+NAMES = {  # fields of chat, completions and embeddings, and their names in this API
+    **{name: f"options.{name}" for name in SamplingBody.model_fields},
+    "max_tokens": "options.num_predict",
+    "response_format": "format",
+    "response_format.json_schema.schema": "format",
+}
+OF_PROMPT = {**NAMES, "messages": "prompt", "prompt.content": "prompt", "system.content": "system"}  # the same for /api/generate
 NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # how a keep_alive of 0 is written
 
 
@@ -66,7 +74,7 @@ class OllamaMessage(Options):
     """A message of a conversation. `images` are base64."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Text = ""
+    content: Text | None = None
     thinking: Text | None = None
     images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=4096, fail_fast=True)] | None = None
@@ -162,14 +170,15 @@ class OllamaShowBody(Options):
 
 def chat_of(body: OllamaChatBody) -> ChatBody:
     """Convert a conversation."""
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())]
+    messages: list[Message] = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages or ())]
     return _chat(body, messages, body.tools)
 
 
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
     """Convert a prompt to a conversation, because Ollama applies the chat template to prompts too."""
-    system = [Message(role="system", content=body.system)] if body.system else []
-    return _chat(body, [*system, Message(role="user", content=_content(body.prompt or "", body.images, "images"))], None)
+    system = [GivenMessage(role="system", content=body.system, place="system")] if body.system else []
+    asked = GivenMessage(role="user", content=_content(body.prompt or "", body.images, "images"), place="prompt")
+    return _chat(body, [*system, asked], None)
 
 
 def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
@@ -202,8 +211,8 @@ def _chat(body: OllamaBody, messages: list[Message], tools: Tools | None) -> Cha
 
 def _message(message: OllamaMessage, where: str) -> Message:
     """Convert one message, whose path in the request is `where`."""
-    content = _content(message.content, message.images, f"{where}.images")
-    made = Message(role=message.role, content=content, reasoning_content=message.thinking, name=message.tool_name)
+    content = _content(message.content or "", message.images, f"{where}.images")
+    made = GivenMessage(role=message.role, content=content, reasoning_content=message.thinking, name=message.tool_name, place=where)
     made.tool_call_id = message.tool_call_id
     made.tool_calls = [MessageCall(id=call.id, type="function", function=call.function) for call in message.tool_calls or ()] or None
     return made

@@ -16,6 +16,8 @@ from server.api.context import Context, caller
 from server.api.health import distribution_version
 from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated
 from server.api.ollama.body import (
+    NAMES,
+    OF_PROMPT,
     OllamaChatBody,
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
@@ -34,6 +36,7 @@ from server.api.request.limits import check_sizes
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, off_loop, require_generator
 from server.api.request.schema import ChatBody, EmbeddingBody
+from server.api.request.words import in_words
 from server.api.routes import Responses, gives, new_router, schema_of
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import ApiError
@@ -123,7 +126,8 @@ def router(context: Context) -> APIRouter:
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
         made = await _made(request, body, lambda: chat_of(body))
-        plan = await plan_chat(made, model, loaded, caller(request), settings)
+        with in_words(NAMES):
+            plan = await plan_chat(made, model, loaded, caller(request), settings)
         return await answer(request, plan, body, ignored, model, loaded, asked=made)
 
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
@@ -135,12 +139,15 @@ def router(context: Context) -> APIRouter:
         who = caller(request)
         if not (body.raw or body.suffix or loaded.renderer is None):
             made = await _made(request, body, lambda: chat_of_prompt(body))
-            return await answer(request, await plan_chat(made, model, loaded, who, settings), body, ignored, model, loaded, asked=made)
+            with in_words(OF_PROMPT):
+                planned = await plan_chat(made, model, loaded, who, settings)
+            return await answer(request, planned, body, ignored, model, loaded, asked=made)
         require_generator(model, loaded)
 
         def plan() -> ChatPlan:
             check_sizes(body)
-            (job,) = plan_completion(completion_of(body, loaded.defaults.max_tokens), model, loaded, who, settings)
+            with in_words(NAMES):
+                (job,) = plan_completion(completion_of(body, loaded.defaults.max_tokens), model, loaded, who, settings)
             return ChatPlan(body.prompt or "", job, loaded.dialect.rules(split_reasoning=False))
 
         return await answer(request, await off_loop(who.num_body_bytes, plan), body, ignored, model, loaded)
@@ -152,7 +159,8 @@ def router(context: Context) -> APIRouter:
         model, loaded, ignored = context.begin(request, body, body.model)
         keep = None if body.truncate is False else -1
         asked = EmbeddingBody.model_construct(input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep)
-        vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
+        with in_words({"truncate_prompt_tokens": "truncate"}):
+            vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedded = {
             "model": body.model,
             "embeddings": [],
@@ -171,7 +179,8 @@ def router(context: Context) -> APIRouter:
         """Turn one text into a vector. /api/embed supersedes this endpoint."""
         model, loaded, ignored = context.begin(request, body, body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1)
-        (vector,), _ = await _embedded(request, asked, model, loaded, context)
+        with in_words({"input": "prompt"}):
+            (vector,), _ = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedding = {"embedding": vector.tolist()}
         return json_answer(embedded, headers=response_headers(loaded, ignored))
 

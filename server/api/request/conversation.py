@@ -15,6 +15,7 @@ from server.api.request.schema import (
     TEXT_PARTS,
     VIDEO_PARTS,
     ContentPart,
+    GivenMessage,
     Message,
     MessageCall,
 )
@@ -34,7 +35,12 @@ NOT_UNDERSTOOD = {
 def for_template(messages: Sequence[Message], markers: Mapping[str, str] = NO_MARKERS) -> list[dict[str, object]]:
     """Return the messages for a template. `markers`: by the type of a part, the text that stands for such a part in a content. A part whose
     type has no marker is refused unless it is a text."""
-    return [_message(message, f"messages[{index}]", markers) for index, message in enumerate(messages)]
+    return [_message(message, place_of(message, index), markers) for index, message in enumerate(messages)]
+
+
+def place_of(message: Message, index: int) -> str:
+    """Return the path of a message in the client's request. `index` is its index in the conversation."""
+    return message.place if isinstance(message, GivenMessage) else f"messages[{index}]"
 
 
 def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[str, object]:

@@ -265,6 +265,12 @@ class Message(Options):
     reasoning: Text | None = None  # another name of reasoning_content; answers have both
 
 
+class GivenMessage(Message):
+    """A message of another API's request, converted to one of chat. No body is validated as this class."""
+
+    place: str  # path of the message in that request
+
+
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
 
 

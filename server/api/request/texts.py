@@ -19,6 +19,7 @@ SPARSE = 6  # characters per token; most texts have fewer, so that one piece usu
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
 NOTHING_AROUND = TextTemplate()
+TOO_LONG_REMEDY = "; shorten the prompt, lower max_tokens, or set truncate_prompt_tokens."
 LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
 
 
@@ -80,9 +81,8 @@ def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTem
 def too_long(context: int, found: str, param: str) -> ApiError:
     """Return the error for a prompt that does not fit. Its message begins with OpenAI's words, by which most clients recognise the error.
     LangChain recognises the error's code in the message."""
-    remedy = "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens"
-    message = f"This model's maximum context length is {context} tokens. However, {found} ({CONTEXT_LENGTH_EXCEEDED.code}); {remedy}."
-    return ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=param)
+    message = f"This model's maximum context length is {context} tokens. However, {found} ({CONTEXT_LENGTH_EXCEEDED.code})"
+    return ApiError(CONTEXT_LENGTH_EXCEEDED, message + TOO_LONG_REMEDY, param=param)
 
 
 def most_chars(tokenizer: Tokenizer, context: int) -> int:

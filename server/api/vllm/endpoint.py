@@ -10,10 +10,13 @@ from server.api.context import Context, caller
 from server.api.openai.completions import plan_completion
 from server.api.request.limits import check_sizes
 from server.api.request.prepare import capped_header, check_ids, off_loop
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
 from server.api.vllm.answer import GeneratedTokens, TokensAnswer, TokensChunk
 from server.api.vllm.body import GenerateTokensBody, TokenSampling
-from server.errors import ApiError
+
+OF_SAMPLING = TokenSampling.model_fields.keys() - GenerateTokensBody.model_fields.keys()
+NAMES = {"prompt": "token_ids", **{name: f"sampling_params.{name}" for name in OF_SAMPLING}}  # fields of a completion, and their names here
 
 
 def router(context: Context) -> APIRouter:
@@ -29,11 +32,8 @@ def router(context: Context) -> APIRouter:
             check_sizes(body)
             check_ids(body.token_ids, loaded.tokenizer, "token_ids")
             completion = body.completion(loaded.defaults.max_tokens)
-            try:
+            with in_words(NAMES):
                 (job,) = plan_completion(completion, model, loaded, who, context.settings)
-            except ApiError as error:
-                error.param = _field(error.param)
-                raise
             answer = TokensAnswer(completion, Generation(loaded, job, series, who), job.submit.num_choices, model, loaded)
             return answer, capped_header(body.sampling_params.max_tokens, job, name="sampling_params.max_tokens")
 
@@ -42,11 +42,3 @@ def router(context: Context) -> APIRouter:
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     return routes
-
-
-def _field(param: str | None) -> str | None:
-    """Return this request's name of a field of the completion."""
-    if param == "prompt":
-        return "token_ids"
-    own = (param or "").partition(".")[0]
-    return f"sampling_params.{param}" if own in TokenSampling.model_fields and own not in GenerateTokensBody.model_fields else param

@@ -3,6 +3,10 @@
 llguidance has a translation of its own, of which only the parser is used. It makes terminals of rules such as `[a-z]+`, and a terminal
 takes as many characters as it can. Then `name "x"` matches nothing, because the name takes the x. Here each terminal is one character, so
 that every way to divide a text is tried, as llama.cpp does.
+
+Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, whose
+number grows with the text. So does the number of rules that end together where a rule ends with itself: `x ::= "a" x | "b"` becomes
+`"a"* "b"`.
 """
 
 from __future__ import annotations
@@ -12,12 +16,15 @@ import re
 from collections.abc import Iterator
 
 from llguidance.gbnf_to_lark import (
+    AlternativeNode,
     ASTNode,
     GbnfToLarkError,
     GrammarParser,
     LiteralNode,
     Position,
     RegexNode,
+    RepetitionNode,
+    RuleNode,
     RuleRefNode,
     SequenceNode,
 )
@@ -38,9 +45,12 @@ def lark_of_gbnf(grammar: str) -> str:
     rules = _Parser().parse(grammar)
     if "root" not in rules:
         raise ValueError("no rule is called root")
-    for number, (name, rule) in enumerate(rules.items()):
-        rule.comment, rule.name = "", "start" if name == "root" else f"rule_{number}"
+    for rule in rules.values():
+        rule.comment = ""
         rule.alternatives = rule.alternatives.simplify()
+    _Flattener(rules).run()
+    for number, (name, rule) in enumerate(rules.items()):
+        rule.name = "start" if name == "root" else f"rule_{number}"
     for node in [node for rule in rules.values() for node in _below(rule)]:
         if isinstance(node, RegexNode) and node.rx == ".":
             node.rx = ANY_CHARACTER
@@ -58,8 +68,154 @@ def _below(node: ASTNode) -> Iterator[ASTNode]:
         yield from _below(child)
 
 
+class _Repetition(RepetitionNode):
+    """A repetition that is written in parentheses within another one."""
+
+    def is_atomic(self) -> bool:
+        return False
+
+
+class _Flattener:
+    """Flattens the repetitions of a grammar in place."""
+
+    def __init__(self, rules: dict[str, RuleNode]) -> None:
+        """`rules` gets further rules."""
+        self._rules = rules
+        self._may_be_empty: set[str] = set()  # names of rules that match the empty text
+        self._added: dict[tuple[int, ...], str] = {}  # by the identities of parts: the name of the rule that has them as alternatives
+        users: dict[str, list[str]] = {}  # by the name of a rule: the rules that refer to it
+        for name, rule in rules.items():
+            for node in _below(rule):
+                if isinstance(node, RuleRefNode):
+                    users.setdefault(node.name, []).append(name)
+        pending = list(rules)
+        while pending:
+            name = pending.pop()
+            if name not in self._may_be_empty and self._matches_nothing(rules[name].alternatives):
+                self._may_be_empty.add(name)
+                pending += users.get(name, ())
+
+    def run(self) -> None:
+        """Flatten all rules. Rules share nodes with the rules that are added for their parts, so these are flattened with them."""
+        rules = list(self._rules.items())
+        for name, rule in rules:
+            rule.alternatives = _without_end(name, rule.alternatives)
+        for _, rule in rules:
+            rule.alternatives = self._flat(rule.alternatives)
+
+    def _flat(self, node: ASTNode) -> ASTNode:
+        """Return a node that matches the same texts. Nodes below it are changed in place."""
+        match node:
+            case SequenceNode(nodes) | AlternativeNode(nodes):
+                nodes[:] = map(self._flat, nodes)
+            case RepetitionNode(inner, least, most):
+                node.node = self._flat(inner)
+                return self._repeated(node.node, least, most)
+            case _:
+                pass
+        return node
+
+    def _repeated(self, node: ASTNode, least: int, most: int | None) -> ASTNode:
+        """Return the repetition of a node, `least` to `most` times; `most` is None if there is no limit."""
+        if most == 0:
+            return SequenceNode([])
+        if most is None and least <= 1:
+            parts = list({str(part): part for part in self._parts(node, set())}.values())
+            if not parts:
+                return SequenceNode([])
+            return _Repetition(self._one_of(parts), 0 if self._matches_nothing(node) else least, None)
+        if least == most == 1:
+            return node
+        if isinstance(node, RepetitionNode) and _has_no_gaps(node, least, most):
+            most = None if most is None or node.max_times is None else most * node.max_times
+            return _Repetition(node.node, least * node.min_times, most)
+        return _Repetition(node, least, most)
+
+    def _one_of(self, parts: list[ASTNode]) -> ASTNode:
+        """Return a node that matches one of the parts. Parts may belong to another rule, even contain the repetition for which they are
+        wanted, so they become a rule."""
+        if len(parts) == 1 and isinstance(parts[0], LiteralNode | RegexNode | RuleRefNode):
+            return parts[0]
+        key = tuple(map(id, parts))
+        if key not in self._added:
+            self._added[key] = name = f"parts {len(self._rules)}"  # no name in GBNF has a space
+            self._rules[name] = RuleNode(name, AlternativeNode(parts), "")
+        return RuleRefNode(self._added[key])
+
+    def _parts(self, node: ASTNode, seen: set[str]) -> list[ASTNode]:
+        """Return nodes, none of which matches the empty text. Their endless repetition, in any order, matches the same texts as that of
+        `node`. `seen`: names of the rules whose parts were returned already."""
+        match node:
+            case AlternativeNode(nodes):
+                return [part for one in nodes for part in self._parts(one, seen)]
+            case SequenceNode(nodes) if all(map(self._matches_nothing, nodes)):
+                return [part for one in nodes for part in self._parts(one, seen)]
+            case RepetitionNode(_, _, 0):
+                return []
+            case RepetitionNode(inner, least, _) if least <= 1 or self._matches_nothing(inner):
+                return self._parts(inner, seen)
+            case RuleRefNode(name) if name in self._rules:
+                if name in seen:
+                    return []
+                seen.add(name)
+                body = self._rules[name].alternatives
+                parts = self._parts(body, seen)
+                own = body.alternatives if isinstance(body, AlternativeNode) else [body]
+                is_plain = len(parts) == len(own) and all(part is one for part, one in zip(parts, own, strict=True))
+                return [node] if is_plain else parts
+            case _:
+                return [node]
+
+    def _matches_nothing(self, node: ASTNode) -> bool:
+        """Return whether a node matches the empty text."""
+        match node:
+            case SequenceNode(nodes):
+                return all(map(self._matches_nothing, nodes))
+            case AlternativeNode(nodes):
+                return any(map(self._matches_nothing, nodes))
+            case RepetitionNode(inner, least, _):
+                return not least or self._matches_nothing(inner)
+            case RuleRefNode(name):
+                return name in self._may_be_empty
+            case _:
+                return False
+
+
+def _without_end(name: str, body: ASTNode) -> ASTNode:
+    """Return the body of a rule that does not end with the rule itself: A | B R, the body of a rule R, becomes B* A."""
+    if isinstance(body, RepetitionNode) and (body.min_times, body.max_times) == (0, 1):
+        given = [*(body.node.alternatives if isinstance(body.node, AlternativeNode) else [body.node]), SequenceNode([])]
+    else:
+        given = body.alternatives if isinstance(body, AlternativeNode) else [body]
+    again, last = list[ASTNode](), list[ASTNode]()
+    for one in given:
+        match one:
+            case SequenceNode([*before, RuleRefNode(end)]) if before and end == name:
+                again.append(SequenceNode(before))
+            case _:
+                last.append(one)
+    if not again or not last:
+        return body
+    return SequenceNode([_Repetition(AlternativeNode(again), 0, None), AlternativeNode(last)])
+
+
+def _has_no_gaps(inner: RepetitionNode, least: int, most: int | None) -> bool:
+    """Return whether a repetition of a repetition is a repetition: whether each number between the smallest and the largest is possible. It
+    is not in `(a{2})*`."""
+    if inner.max_times is None:
+        return least > 0 or inner.min_times <= 1
+    # between n and n + 1 times, nothing is left out; what holds for the smallest n holds for larger ones
+    return least == most or least * inner.max_times + 1 >= (least + 1) * inner.min_times
+
+
 class _Parser(GrammarParser):
     """Reads all escapes of GBNF, and writes characters as Lark reads them."""
+
+    def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
+        pos = super()._parse_repetition(pos, nodes)
+        if nodes and isinstance(found := nodes[-1], RepetitionNode):
+            nodes[-1] = _Repetition(found.node, found.min_times, found.max_times)
+        return pos
 
     def _parse_literal(self, pos: Position) -> tuple[ASTNode, Position]:
         chars, pos = list[ASTNode](), pos.advance()

@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from runtime import generated_code
 from server.constraints.process.fork_server import ForkServer, die_with
-from server.constraints.process.sources import grammar_of
+from server.constraints.process.sources import grammar_of, without_faults
 from server.constraints.process.vocabulary import tokenizer_of
 from server.constraints.process.wire import (
     MAX_TEXT_BYTES,
@@ -72,18 +72,19 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: 
     try:
         if isinstance(tokenizer, str):
             raise ValueError(tokenizer)
-        matcher = _compiled(tokenizer, source, settings)
+        matcher, faults = _compiled(tokenizer, source, settings)
     except ValueError as error:
         write_answer(sock, Answer.ERROR, str(error).encode())
         return
     finally:
         timer.stop()
-    write_answer(sock, Answer.COMPILED, number=_own_memory_kib())
+    write_answer(sock, Answer.COMPILED, "; ".join(faults).encode(), number=_own_memory_kib())
     ForkServer(sock, lambda own: _serve_sequence(own, matcher, settings)).run()
 
 
-def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> LLMatcher:
-    """Compile a grammar. Raise ValueError if it is faulty or too large."""
+def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> tuple[LLMatcher, list[str]]:
+    """Compile a grammar. Return its matcher, and the faults of schemas that a lenient source was compiled without. Raise ValueError if it
+    is faulty or too large."""
     bounds = LLParserLimits(
         initial_lexer_fuel=settings.initial_fuel,
         max_grammar_size=settings.grammar_size,
@@ -91,12 +92,23 @@ def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings)
         step_max_items=settings.step_items,
         verbose_errors=False,
     )
-    matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)
+
+    def fault_of(schema: str) -> str:
+        """Return why a schema cannot be compiled, or an empty text if it can be."""
+        alone = LLMatcher.grammar_from_json_schema(schema)
+        is_faulty, told = LLMatcher.validate_grammar_with_warnings(alone, tokenizer, limits=bounds)
+        return told[0] if is_faulty else ""
+
+    matcher, faults = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds), list[str]()
+    if matcher.is_error() and source.is_lenient:
+        weaker, faults = without_faults(source.source, fault_of)
+        if faults:
+            matcher = LLMatcher(tokenizer, grammar_of(msgspec.structs.replace(source, source=weaker)), log_level=0, limits=bounds)
     if not matcher.is_error():
         matcher.compute_bitmask()  # expands the grammar's expressions once, so that all sequences share the result
     if matcher.is_error():
         raise ValueError(f"the {source.kind} cannot be compiled: {matcher.get_error()}")
-    return matcher
+    return matcher, faults
 
 
 def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSettings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from llguidance import LLMatcher
 
@@ -11,6 +12,8 @@ from server.constraints.process.gbnf import is_lark, lark_of_gbnf
 from server.constraints.process.wire import Source
 from server.messages import ConstraintKind
 
+SCHEMA = re.compile(r"(?m)^(\w+: %json )(\{.*\})$")  # a rule that is a schema, as the dialects write it
+TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 
@@ -28,6 +31,30 @@ def grammar_of(source: Source) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(re.escape, _choices(source.source))))
         case ConstraintKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(_lark(source.source))
+
+
+def without_faults(lark: str, fault_of: Callable[[str], str]) -> tuple[str, list[str]]:
+    """Return a Lark grammar in which each rule that is a schema with a fault allows any value of the schema's type, and the faults.
+    `fault_of` returns why a schema cannot be compiled, or an empty text if it can be."""
+    faults: list[str] = []
+
+    def weakened(found: re.Match[str]) -> str:
+        """Return a rule, with a weaker schema if its own has a fault."""
+        fault = fault_of(found[2])
+        if not fault:
+            return found[0]
+        faults.append(fault)
+        schema = json.loads(found[2])
+        kept = {word: value for word, value in schema.items() if word == "x-guidance" or (word == "type" and _names_types(value))}
+        return found[1] + json.dumps(kept)
+
+    return SCHEMA.sub(weakened, lark), faults
+
+
+def _names_types(value: object) -> bool:
+    """Return whether a value names one or more types of JSON."""
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
 
 
 def _answer_of(kind: ConstraintKind, source: str) -> str:

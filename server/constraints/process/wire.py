@@ -29,7 +29,7 @@ class Answer(IntEnum):
     """The kinds of answers, and what their number and payload mean."""
 
     BORN = 1  # number: pid of the process
-    COMPILED = 2  # number: KiB of memory that the process does not share
+    COMPILED = 2  # number: KiB of memory that the process does not share; payload: why schemas of a lenient source were left out
     COMPLETE = 3  # no token may follow; number: how many of the last tokens the grammar refuses
     GOES_ON = 4  # a token may follow; number: as for COMPLETE; payload: the forced tokens
     MASK = 5
@@ -60,6 +60,7 @@ class Source(msgspec.Struct, frozen=True):
     kind: str
     source: str
     head: str
+    is_lenient: bool = False  # a schema in the source that cannot be compiled allows more, instead of refusing the whole source
 
 
 def num_mask_words(vocab_size: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
+from server.defaults import Defaults
 from server.messages import Thinking
 from server.models.state import ModelSpec
 from tests.doubles.worker import ByteTokenizer
@@ -22,6 +23,7 @@ ADD = {"name": "add", "description": "Add.", "input_schema": {"type": "object", 
 HERMES = (ModelSpec("null", "null", tool_parser="hermes", reasoning=True),)
 PNG = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 HI = [{"role": "user", "content": "hi"}]
+LARGE = {"type": "json_schema", "schema": {"type": "object", "title": "x" * 70_000}}
 
 
 @pytest.fixture
@@ -131,6 +133,16 @@ def test_stop_reasons(serve, answering, connect):
     assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "two", "one ")
     *_, last, _ = ask(client, stop_sequences=["two"], stream=True)
     assert (last.delta.stop_reason, last.delta.stop_sequence) == ("stop_sequence", "two")
+
+
+def test_a_default_stop_string_of_the_model_is_no_stop_sequence(serve, answering, connect):
+    """The operator's stop strings end a turn: the client has named none, so its answer names none."""
+    spec = ModelSpec("null", "null", defaults=Defaults(stop=("two",)))
+    client = connect(serve(script=answering("one two three"), initial=(spec,)))
+    message = ask(client)
+    assert (message.content[0].text, message.stop_reason, message.stop_sequence) == ("one ", "end_turn", None)
+    *_, last, _ = ask(client, stream=True)
+    assert (last.delta.stop_reason, last.delta.stop_sequence) == ("end_turn", None)
 
 
 def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
@@ -286,6 +298,8 @@ def test_tokens_are_counted(server, connect):
         ({"max_tokens": 5, "messages": HI, "tools": [ADD], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"max_tokens": 5, "messages": HI, "mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"max_tokens": 5, "messages": HI, "container": "x"}, "container"),
+        ({"max_tokens": 5, "messages": HI, "stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"max_tokens": 5, "messages": HI, "output_config": {"format": LARGE}}, "output_config.format.schema"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(server, body, param):
@@ -293,6 +307,7 @@ def test_what_is_not_understood_is_refused_by_name(server, body, param):
     answer = response.json()
     assert response.status_code == 400 and answer["type"] == "error", response.text
     assert (answer["error"]["type"], answer["error"]["param"]) == ("invalid_request_error", param)
+    assert "response_format" not in answer["error"]["message"] and not answer["error"]["message"].startswith("stop ")
 
 
 def test_errors_have_the_shape_of_this_api(serve, connect):
@@ -316,7 +331,8 @@ def test_errors_have_the_shape_of_this_api(serve, connect):
 def test_an_overflow_is_worded_as_clients_know_it(server, connect):
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(connect(server), messages=[{"role": "user", "content": "x" * 5000}])
-    assert caught.value.body["error"]["message"].startswith("prompt is too long: ")
+    message = caught.value.body["error"]["message"]
+    assert message.startswith("prompt is too long: ") and "truncate_prompt_tokens" not in message, "this API has no such field"
 
 
 def test_a_failure_in_a_stream_is_an_event(serve, answering, connect):

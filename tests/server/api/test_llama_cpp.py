@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from server.api.llama_cpp.body import LlamaSampling
 from server.errors import ApiError
 from server.messages import Stats
-from tests.doubles.worker import ByteTokenizer
+from tests.doubles.worker import ByteTokenizer, NullScript
 
 SAID = "Hello from the null device."
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
@@ -89,6 +90,21 @@ def test_how_an_answer_ends(server, fields, content, stop_type, word):
     assert (answer["content"], answer["stop_type"], answer["stopping_word"]) == (content, stop_type, word)
     *parts, last = stream(server, **fields)
     assert "".join(part["content"] for part in parts) == content and (last["stop_type"], last["stopping_word"]) == (stop_type, word)
+
+
+def test_a_long_prompt_is_decoded_on_a_thread(serve):
+    """The last event has the prompt as text. Decoding 100,000 tokens on the event loop would hold up all other streams."""
+    threads = []
+
+    class Watched(ByteTokenizer):
+        def decode(self, ids, skip_special_tokens=True):
+            threads.append(threading.current_thread().name)
+            return super().decode(ids, skip_special_tokens)
+
+    server = serve(tokenizer=Watched(1 << 15), script=NullScript(max_context=1 << 15))
+    assert stream(server, prompt="x" * 20_000)[-1]["prompt"].endswith("xx")
+    assert complete(server, prompt="x" * 20_000)["prompt"].endswith("xx")
+    assert len(threads) == 2 and all(name.startswith("asyncio_") for name in threads), threads
 
 
 def test_time_is_up_behind_the_first_new_line(serve, answering):
@@ -186,6 +202,7 @@ def test_samplers_that_are_off_are_no_fault(server):
         ("/completion", {"n_probs": 21}, "n_probs"),
         ("/completion", {"logit_bias": [[65, True]]}, "logit_bias[0]"),
         ("/completion", {"logit_bias": [[65, 101]]}, "logit_bias[0]"),
+        ("/completion", {"n_cmpl": 200}, "n_cmpl"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
         ("/tokenize", {"content": "a", "parse_special": False, "prompt": None}, "parse_special"),
         ("/tokenize", {"content": "a"}, "prompt"),

@@ -103,6 +103,15 @@ def test_a_prompt_goes_through_the_template_unless_it_is_raw(serve, connect):
     assert 258 in server.worker.submits[-1].prompt_ids and {*b"abcd"} <= {*server.worker.submits[-1].prompt_ids}
 
 
+def test_a_message_with_calls_may_have_null_as_content(server):
+    """Ollama reads null as an empty text. Clients that follow OpenAI's shape send it beside calls."""
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+    told = {"role": "tool", "content": "2", "tool_name": "add"}
+    response = server.http().post("/api/chat", json={"model": "null", "messages": [*HI, called, told], "stream": False})
+    assert response.status_code == 200, response.text
+    assert prompt_of(server).count("None") == 0
+
+
 def test_a_request_without_a_prompt_finds_the_model_loaded(server, connect):
     assert connect(server).generate(model="null").done_reason == "load"
     assert connect(server).chat(model="null").done_reason == "load"
@@ -152,12 +161,20 @@ def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):
         ("/api/generate", {"model": "null", "prompt": "x", "context": [1]}, "context"),
         ("/api/generate", {"model": "null", "prompt": "x", "images": ["x"]}, "images[0]"),
         ("/api/embed", {"model": "null"}, "input"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"stop": ["x"] * 17}}, "options.stop"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"stop_token_ids": [10**6]}}, "options.stop_token_ids"),
+        ("/api/chat", {"model": "null", "messages": HI, "options": {"min_tokens": 3, "num_predict": 2}}, "options.min_tokens"),
+        ("/api/chat", {"model": "null", "messages": HI, "format": {"type": "object", "title": "x" * 70_000}}, "format"),
+        ("/api/generate", {"model": "null", "prompt": "x", "format": {"type": "object", "title": "x" * 70_000}}, "format"),
+        ("/api/generate", {"model": "null", "prompt": "x" * 5000}, "prompt"),
+        ("/api/generate", {"model": "null", "prompt": "x", "raw": True, "options": {"stop": [""]}}, "options.stop"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(server, path, body, param):
     response = server.http().post(path, json=body)
     answer = response.json()
     assert response.status_code == 400 and isinstance(answer["error"], str) and answer["param"] == param, response.text
+    assert not any(name in answer["error"] for name in ("response_format", "max_tokens", " truncate_prompt_tokens")), response.text
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["no type", "curl -d"])

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from server.constraints import isolated
 from server.constraints.lazy import LazyMatcher
+from server.constraints.matcher import ConstraintError
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
 from server.engine.loop import Engine
@@ -22,7 +23,7 @@ from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
 from tests.doubles.model import hashed_logits
-from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
+from tests.server.constraints.processes import allowed_by, answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320
 TRIGGER, OPEN, CLOSE = 310, 311, 312  # token ids beyond the tokenizer's vocabulary, which have no text
@@ -187,6 +188,31 @@ def test_there_may_be_a_weaker_grammar(rig, tokenizer, constraints) -> None:
     names = msgspec.structs.replace(IMPOSSIBLE, fallback='start: "name;"')
     outcome = rig(constraints=constraints, logits_of=eager).run([submit_of(names, 1)])["r1", 0]
     assert all(text.startswith("name;") for text in calls(tokenizer, outcome.token_ids)[:-1])
+
+
+def test_a_schema_that_cannot_be_compiled_frees_no_other(tokenizer, constraints, caplog) -> None:
+    """One strict tool has a schema with a keyword that cannot be enforced. The arguments of the other strict tool are still held to theirs,
+    and those of the faulty one are an object."""
+    faulty = json.dumps({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    rules = ["start: good | bad", 'good: "good " colour ";"', 'bad: "bad " arguments ";"']
+    rules += [f"colour: %json {ARGUMENTS}", f"arguments: %json {faulty}"]
+    constraint = msgspec.structs.replace(CALL, source="\n".join(rules), fallback='start: "any;"')
+    good = matcher_of(constraints, constraint)
+    good.advance([TRIGGER, *tokenizer.encode('good "gree').ids])
+    assert {tokenizer.decode([token_id]) for token_id in allowed_by(mask_of(good))} <= {"n", "k", 'n"', 'k"'}
+    bad = matcher_of(constraints, constraint)
+    bad.advance([TRIGGER, *tokenizer.encode("bad ").ids])
+    assert {tokenizer.decode([token_id])[0] for token_id in allowed_by(mask_of(bad))} == {"{"}
+    bad.advance(tokenizer.encode('{"a": [1, 1]}').ids)
+    assert {tokenizer.decode([token_id])[0] for token_id in allowed_by(mask_of(bad))} == {";"}
+    assert "uniqueItems" in caplog.text
+
+
+def test_a_client_s_own_grammar_keeps_every_schema(constraints) -> None:
+    """A constraint of the whole answer is demanded, so it is refused rather than weakened."""
+    source = 'start: arguments\narguments: %json {"type": "array", "uniqueItems": true}'
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        matcher_of(constraints, Constraint(ConstraintKind.GRAMMAR, source))
 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])

@@ -82,6 +82,18 @@ def test_sentencepiece_bytes_are_the_text_behind_a_space() -> None:
     assert tokenizer.token_bytes(3 + 0xE4) == b"\xe4"
 
 
+@pytest.mark.parametrize("normalized", [True, False])
+def test_an_added_run_of_spaces_is_spaces(normalized) -> None:
+    """Gemma's vocabulary adds runs of the mark that stands for a space: the indentation of code."""
+    raw = sentencepiece()
+    raw.normalizer = normalizers.Replace(" ", "▁")  # like Gemma's, which puts no space before a text
+    raw.add_tokens([tokenizers.AddedToken("▁▁▁▁", normalized=normalized, special=False)])
+    tokenizer = load(raw)
+    (run,) = [id for id, token in raw.get_added_tokens_decoder().items() if token.content == "▁▁▁▁"]
+    assert tokenizer.token_bytes(run) == b"    "
+    assert tokenizer.decode([3 + 0x41, run, 3 + 0x42]) == "A    B"
+
+
 def test_wordpiece_bytes_begin_words_with_a_space() -> None:
     tokenizer = load(wordpiece())
     ids = tokenizer.encode("Hello worlds", add_special_tokens=True)

@@ -27,6 +27,7 @@ from server.api.request.paging import NO_ID, page_after
 from server.api.request.prefix import prefix_header
 from server.api.request.prepare import ChatPlan, capped_header, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
+from server.api.request.words import in_words
 from server.api.routes import gives, new_router
 from server.errors import INTERNAL, NOT_FOUND_PATH, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.mcp.servers import McpServers
@@ -35,11 +36,13 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-PARAMS = {  # fields of a chat request, and their names in this API
+NAMES = {  # fields of a chat request, and their names in this API
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "thinking_token_budget": "reasoning",
+    "instructions.content": "instructions",
 }
 KNOWN = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message", "reasoning")
 MOST_LISTED = 100
@@ -69,10 +72,8 @@ def router(context: Context) -> APIRouter:
     ) -> tuple[ChatPlan, Generation]:
         """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn. Raise ApiError if the
         model cannot answer."""
-        try:
+        with in_words(NAMES):
             plan = await plan_chat(chat, model, loaded, who, settings)
-        except ApiError as error:
-            raise _in_words_of_this_api(error) from error
         if deadline is not None:
             plan = replace(plan, job=replace(plan.job, submit=msgspec.structs.replace(plan.job.submit, deadline=deadline)))
         return plan, Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
@@ -129,7 +130,8 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
-        num_tokens = await num_prompt_tokens(chat, model, loaded, who, settings, "input")
+        with in_words(NAMES):
+            num_tokens = await num_prompt_tokens(chat, model, loaded, who, settings, "input")
         counted: InputTokens = {"object": "response.input_tokens", "input_tokens": num_tokens}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 
@@ -239,11 +241,3 @@ def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
         raise ApiError(UNSUPPORTED_FIELD, "stream is not supported with background; ask for the response later", param="stream")
     if body.background and body.store is False:
         raise invalid("store", "store is false and background is true; a background response is fetched later, so it must be stored")
-
-
-def _in_words_of_this_api(error: ApiError) -> ApiError:
-    """Return an error of a chat request with the name that its field has in this API."""
-    head, dot, rest = (error.param or "").partition(".")
-    name, bracket, index = head.partition("[")
-    error.param = PARAMS[name] + bracket + index + dot + rest if name in PARAMS else error.param
-    return error

@@ -34,6 +34,7 @@ from server.api.request.schema import (
     FunctionDefinition,
     GivenAudio,
     GivenImage,
+    GivenMessage,
     JsonSchemaFormat,
     Message,
     MessageCall,
@@ -125,7 +126,7 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mc
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier, mcp)
     if body.instructions is not None:
-        messages.insert(0, Message(role="system", content=body.instructions))
+        messages.insert(0, GivenMessage(role="system", content=body.instructions, place="instructions"))
     if not messages:
         raise invalid("input", "input is empty; expected at least one item")
     tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
@@ -161,7 +162,8 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
         if kind == "function_call_output":
             growing = None
             output = _content(_required(item.output, f"{where}.output"), f"{where}.output")
-            messages.append(Message(role="tool", content=output, tool_call_id=_required(item.call_id, f"{where}.call_id")))
+            call_id = _required(item.call_id, f"{where}.call_id")
+            messages.append(GivenMessage(role="tool", content=output, tool_call_id=call_id, place=where))
             continue
         if kind in MCP_TYPES:
             growing = _add_mcp(item, requests, mcp, messages, growing, where)
@@ -169,11 +171,11 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
         if kind == "message" and item.role != "assistant":
             growing = None
             content = _content(_required(item.content, f"{where}.content"), f"{where}.content")
-            messages.append(Message(role=_required(item.role, f"{where}.role"), content=content))
+            messages.append(GivenMessage(role=_required(item.role, f"{where}.role"), content=content, place=where))
             continue
         text = text_of(item.content, f"{where}.content")
         if growing is None or (kind == "message" and (growing.content or growing.tool_calls)) or (kind == "reasoning" and _said(growing)):
-            growing = Message(role="assistant")
+            growing = GivenMessage(role="assistant", place=where)
             messages.append(growing)
         if kind == "message":
             growing.content = text
@@ -236,11 +238,11 @@ def _add_mcp(
     function = function_name(mcp, _required(call.server_label, f"{where}.server_label"), name)
     called = CalledFunction(name=function, arguments=call.arguments or "{}")
     if growing is None:
-        growing = Message(role="assistant")
+        growing = GivenMessage(role="assistant", place=where)
         messages.append(growing)
     call_id = _required(call.id, f"{where}.id")
     growing.tool_calls = [*(growing.tool_calls or ()), MessageCall(id=call_id, type="function", function=called)]
-    messages.append(Message(role="tool", content=result, tool_call_id=call_id))
+    messages.append(GivenMessage(role="tool", content=result, tool_call_id=call_id, place=where))
     return None
 
 

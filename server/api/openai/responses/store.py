@@ -73,11 +73,14 @@ class ResponseStore:
 
     def put(self, stored: Stored) -> None:
         """Store a response. To make room, remove the least recently used ones of the owner that stores most, so that no owner displaces the
-        responses of owners that store less. A response that alone exceeds the limit is not stored."""
+        responses of owners that store less. A response that alone exceeds the limit is not stored. A response replaces the one with its id:
+        an ingress may send a request again, whose response has the same id."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
         self._running.pop(stored.id, None)
+        if (earlier := self._kept.get(stored.id)) is not None:
+            self._remove(earlier)
         if stored.num_bytes > self._max_bytes:
             return
         self._kept[stored.id] = stored

@@ -356,7 +356,11 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "hi", "prompt": {"id": "x"}}, "prompt"),
         ({"input": "hi", "text": {"verbosity": "loud"}}, "text.verbosity"),
-        ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.json_schema.schema"),
+        ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {"input": "hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "x" * 70_000}}}},
+            "text.format.schema",
+        ),
         ({"input": "hi", "background": True, "stream": True}, "stream"),
         ({"input": "hi", "background": True, "store": False}, "store"),
     ],
@@ -487,3 +491,19 @@ def test_pages_of_input_items_end(server):
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.input_items.list(made.id, after="msg_none")
     assert caught.value.param == "after"
+
+
+INGRESS = "key-of-an-ingress"
+
+
+def test_a_request_that_an_ingress_sends_again_stores_one_response(serve):
+    """Its ids follow from the ingress's nonce, so the second response has the id of the first. A response that continues another must be
+    asked of the server that has the other, so both may reach one server."""
+    server = serve(ingress_key=INGRESS, response_store_bytes=3000)
+    http = server.http(headers={"x-relaxserve-open": f"{INGRESS} {'ab' * 16} 1700000000"})
+    ids = {http.post("/v1/responses", json={"model": "null", "input": "hi"}).json()["id"] for _ in range(6)}
+    (response_id,) = ids
+    assert http.delete(f"/v1/responses/{response_id}").json()["deleted"] is True
+    assert http.get(f"/v1/responses/{response_id}").status_code == 404
+    own = server.http().post("/v1/responses", json={"model": "null", "input": "hi"}).json()["id"]
+    assert server.http().get(f"/v1/responses/{own}").status_code == 200, "nothing is counted that is not stored"

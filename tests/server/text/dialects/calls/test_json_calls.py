@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.text.dialects.calls import json_parser
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.registry import WRITTEN
 from server.text.dialects.tool import ToolSchema
@@ -120,3 +122,17 @@ def test_no_more_calls_than_allowed():
 def test_mistral_ids_have_nine_letters():
     (start, *_) = MISTRAL.parser(TOOLS, None).push(f"[TOOL_CALLS][{ADD}]")
     assert isinstance(start, CallStart) and len(start.id) == 9 and start.id.isalnum()
+
+
+def test_arguments_written_as_a_string_are_unpacked_once(monkeypatch):
+    """Reading the string again with each token would take a time that grows with the square of its length."""
+    read = []
+
+    def loads(text):
+        read.append(text)
+        return json.loads(text)
+
+    monkeypatch.setattr(json_parser, "json", SimpleNamespace(loads=loads))
+    long = json.dumps(json.dumps({"a": "x" * 500}))
+    assert parse(HERMES, f'<tool_call>{{"name": "add", "arguments": {long}}}</tool_call>', []) == ("", [("add", json.loads(long))])
+    assert [len(text) > 100 for text in read].count(True) == 1
