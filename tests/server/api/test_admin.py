@@ -164,7 +164,8 @@ def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, f
     assert server.registry.budget.free_bytes == free and said(server, model="a") == "old"
 
 
-def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
+@pytest.mark.parametrize("name", ["a", "a:latest"])
+def test_a_replacement_is_given_up_with_its_model(name, serve, folder, answering):
     states = ["one"]
     server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
     client = server.http()
@@ -172,7 +173,7 @@ def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
     states.append("two")
     server.scripts["a"] = answering("new", load_s=30)
     operation = client.post("/admin/models", json={"source": "a"}).json()
-    assert client.delete("/admin/models/a").status_code == 200
+    assert client.delete(f"/admin/models/{name}").status_code == 200
     assert wait_for(client, operation)["state"] == "cancelled"
     assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
 
@@ -317,6 +318,7 @@ def test_a_pinned_model_stays(serve):
     ("method", "path", "body"),
     [
         ("DELETE", "/admin/models/friend", None),
+        ("DELETE", "/admin/models/friend:latest", None),
         ("POST", "/v1/models/friend/unload", {}),
         ("POST", "/v2/repository/models/friend/unload", {}),
         ("POST", "/models/unload", {"model": "friend"}),
