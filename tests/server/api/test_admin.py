@@ -537,6 +537,30 @@ def test_a_model_that_comes_back_takes_no_alias_back(serve, folder):
     assert {spec.name: spec.aliases for spec in read_state(state).models} == {"a": ("mine",), "b": ("yours",)}
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [ModelSpec("lost", "x"), ModelSpec("gone", "x", aliases=("lost", "late"))],
+    ids=["name", "alias"],
+)
+def test_a_model_that_cannot_come_back_keeps_no_name_that_another_has_got(lost, serve, folder, answering):
+    """Its name becomes an alias of another model, or its alias the name of another. Otherwise one of the two would not load at the next
+    start."""
+    state = folder / "state.json"
+    write_state(state, SavedState((lost,)))
+    broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
+    server = serve(initial=(ModelSpec("fine", "y"),), state_file=state, scripts={lost.name: broken})
+    http = server.http()
+    if lost.name == "lost":
+        assert http.put("/admin/aliases/lost", json={"model": "fine"}).status_code == 200
+    else:
+        assert http.post("/admin/models", json={"source": "a", "name": "lost", "wait": True}).status_code == 200
+    server.stop()
+    again = serve(initial=(), state_file=state)  # all disks are mounted
+    assert again.http().get("/admin/models").json()["failed"] == []
+    assert again.chat(model="lost").status_code == 200
+    assert {"fine"} <= {model.spec.name for model in again.registry.models()}
+
+
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
     state = folder / "models.json"
     state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("a", "x"), ModelSpec("b", "y", aliases=("a",))))))
