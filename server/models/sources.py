@@ -112,21 +112,28 @@ def offered(settings: ServerSettings) -> list[Offer]:
     num_seen = 0
     while pending:
         folder, depth = pending.popleft()
-        try:
-            entries = sorted(islice(folder.iterdir(), MOST_ENTRIES))
-            for entry in entries:
-                num_seen += 1
-                if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
-                    continue
+        for entry in _entries(folder):
+            num_seen += 1
+            if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
+                continue
+            try:
                 if entry.suffix == GGUF and entry.is_file():
                     found.append(_offer(root, entry, [entry]))
                 elif entry.is_dir() and (entry / "config.json").is_file():
                     found.append(_offer(root, entry, [file for file in islice(entry.iterdir(), MOST_ENTRIES) if file.is_file()]))
                 elif entry.is_dir() and depth + 1 < MOST_LEVELS:
                     pending.append((entry, depth + 1))
-        except OSError:  # removed or made unreadable just now
-            continue
+            except OSError:  # removed just now, or this user may not read it
+                continue
     return sorted(found, key=lambda offer: offer.source)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the first entries of a folder, sorted. The list is empty if the folder was removed just now, or this user may not read it."""
+    try:
+        return sorted(islice(folder.iterdir(), MOST_ENTRIES))
+    except OSError:
+        return []
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:

@@ -684,6 +684,26 @@ def test_a_link_to_itself_below_the_root_is_no_source(name, serve, folder):
     assert {answer.status_code for answer in answers} <= {400, 404}, [answer.text for answer in answers]
 
 
+def test_a_folder_that_may_not_be_read_hides_no_other_model(serve, folder, monkeypatch):
+    """A disk that is mounted as the root has the folder `lost+found`, which only its administrator may read."""
+    server = serve(initial=())
+    root = server.settings.model_root
+    (root / "lost+found").mkdir()
+    for name in ("a", "z", "secret"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "config.json").write_text("{}")
+
+    def refusing(look, place, *arguments, **options):
+        if "lost+found" in place.parts[:-1] or (look == "iterdir" and place.name in ("lost+found", "secret")):
+            raise PermissionError(13, "Permission denied", str(place))
+        return originals[look](place, *arguments, **options)
+
+    originals = {look: getattr(Path, look) for look in ("stat", "iterdir")}
+    for look in originals:
+        monkeypatch.setattr(Path, look, lambda place, *arguments, look=look, **options: refusing(look, place, *arguments, **options))
+    assert [one["source"] for one in server.http().get("/admin/sources").json()["data"]] == ["a", "z"]
+
+
 def test_a_root_that_is_a_link_to_itself_offers_nothing(serve, folder):
     (folder / "loop").symlink_to("loop")
     client = serve(initial=(), model_root=folder / "loop").http()
