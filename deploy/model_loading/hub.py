@@ -74,6 +74,13 @@ def held() -> list[Held]:
     return [one for one, _ in _held()]
 
 
+def means(source: str, held_source: str) -> bool:
+    """Return whether a source stands for a model that `held` lists as `held_source`."""
+    repo, patterns = _parted(source)
+    name, _, file = held_source.partition(":")
+    return name == repo and (not file if patterns is PATTERNS else _fits(file, patterns))
+
+
 def remove(source: str) -> int:
     """Delete a model from this machine. Return the number of bytes freed: 0 if the model was not on this machine."""
     repo, patterns = _parted(source)

@@ -4,6 +4,7 @@ stands for a model of either origin; every other source is one of the hub."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +64,7 @@ def here(source: str) -> Path | None:
 def held() -> list[Held]:
     """Return the downloaded models on this machine, sorted by name. Without the extra `hub`, models of the hub are left out."""
     try:
-        from_hub = hub().held()
+        from_hub = _held_of(hub())
     except LoadError:
         from_hub = []
     return sorted((*packages.held(), *from_hub), key=lambda one: one.source)
@@ -75,6 +76,12 @@ def remove(source: str) -> int:
     if (entry := packaged(source)) is not None:
         return packages.remove(entry)
     return hub().remove(hub_source(source))
+
+
+def _held_of(library: ModuleType) -> list[Held]:
+    """Return the models of the hub on this machine, with their names in the catalogue. `library` is `deploy.model_loading.hub`."""
+    named = [(entry.name, entry.origin) for entry in catalogue.ENTRIES if isinstance(entry.origin, str)]
+    return [replace(one, names=tuple(name for name, origin in named if library.means(origin, one.source))) for one in library.held()]
 
 
 def hub(purpose: str = "access to the hub") -> ModuleType:

@@ -14,7 +14,6 @@ class Listed:
     name: str
     about: str
     licence: str
-    origin: str  # the model's hub source, or its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,7 @@ class Stored:
     source: str
     num_bytes: int
     used_s: float  # time of the last use in seconds since the epoch
+    names: tuple[str, ...] = ()  # short names that stand for this model
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
-from deploy import demo, library
+from deploy import catalogue, demo, library
+from deploy.catalogue import Entry
 from deploy.cli.commands import app
 from deploy.library import Downloads
-from deploy.model_loading import hub
+from deploy.model_loading import hub, packages
 from deploy.model_loading.locate import files_of_model, identity_of, locate, weigh
 from server.interfaces import LoadError
 from server.models.library import Pulled
@@ -232,6 +233,20 @@ def test_commands_pull_list_and_remove(endpoint: str, monkeypatch: pytest.Monkey
     assert "org/name:model-q4.gguf" in said("ls") and json.loads(said("ls", "--json"))[0]["bytes"] == 2
     assert "gave back 2 B" in said("rm", "org/name:q4")
     assert "these models are: none" in said("rm", "org/name:q4", status=2)
+
+
+def test_a_short_name_is_here_once_its_file_is(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue abbreviates names of files, and writes them in another case than the hub."""
+    sources = {"four": "org/name:Q4", "large": "org/name:large", "whole": "org/name", "other": "org/other"}
+    monkeypatch.setattr(catalogue, "ENTRIES", tuple(Entry(name, "", "MIT", source) for name, source in sources.items()))
+    monkeypatch.setattr(packages, "ENTRIES", ())
+    here = lambda: {one["name"] for one in json.loads(CliRunner().invoke(app, ["ls", "--available", "--json"]).output) if one["here"]}  # noqa: E731
+    assert here() == set()
+    for name in ("four", "large", "whole"):
+        locate(sources[name])
+    assert here() == {"four", "large", "whole"}
+    hub.remove("org/name:q4")
+    assert here() == {"large", "whole"}
 
 
 def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
