@@ -258,7 +258,7 @@ def router(context: Context) -> APIRouter:
         """List the compiled models on disk."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
-        listed: CachedModels = {"object": "list", "data": registry.cache.entries()}
+        listed: CachedModels = {"object": "list", "data": await asyncio.to_thread(registry.cache.entries)}
         return json_answer(listed)
 
     @routes.delete("/cache", responses=gives(Freed))
@@ -267,7 +267,7 @@ def router(context: Context) -> APIRouter:
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
-        freed: Freed = {"freed_bytes": registry.cache.clear(keep=used)}
+        freed: Freed = {"freed_bytes": await asyncio.to_thread(registry.cache.clear, keep=used)}
         return json_answer(freed)
 
     return routes

@@ -18,7 +18,7 @@ from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
 from server.api.admin.endpoint import LoadBody, WeightForm
 from server.errors import ApiError
-from server.interfaces import LoadError
+from server.interfaces import CachedModel, LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint, FormEstimate, Unloaded
 from server.models.state import ModelSpec, SavedState, read_state, write_state
@@ -609,6 +609,39 @@ def test_cache_without_a_cache(server):
     for method in ("GET", "DELETE"):
         response = server.http().request(method, "/admin/cache")
         assert response.status_code == 501 and response.json()["error"]["code"] == "cache_unavailable"
+
+
+class SlowCache:
+    """A cache of compiled models on a slow disk: its methods end when `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end, self.late = threading.Event(), threading.Event(), False
+
+    def wait(self) -> None:
+        self.begun.set()
+        self.late |= not self.may_end.wait(60)
+
+    def entries(self) -> list[CachedModel]:
+        self.wait()
+        return [CachedModel("key", 5, 1.0)]
+
+    def clear(self, *, keep: frozenset[str]) -> int:
+        self.wait()
+        return 5
+
+
+def test_a_cache_on_a_slow_disk_delays_no_request(serve):
+    server = serve()
+    answers = []
+    for method in ("GET", "DELETE"):
+        server.registry.cache = cache = SlowCache()
+        asking = threading.Thread(target=lambda method=method: answers.append(server.http().request(method, "/admin/cache").json()))
+        asking.start()
+        assert cache.begun.wait(60)
+        assert server.chat(model="null").status_code == 200 and not cache.late and asking.is_alive()
+        cache.may_end.set()
+        asking.join(60)
+    assert [answer.get("freed_bytes") for answer in answers] == [None, 5] and len(answers[0]["data"]) == 1
 
 
 def index(client, **body) -> dict:
