@@ -148,7 +148,8 @@ def gather(
         variable = PREFIX + setting.name.upper()
         if variable in environment:
             values[setting.name] = parse(setting.name, environment[variable], variable)
-    values |= {name: value for name, value in arguments.items() if value is not None}
+    given = {name: value for name, value in arguments.items() if value is not None}
+    values |= {name: at_home(str(value)) if isinstance(value, Path) else value for name, value in given.items()}
     specs = [model_spec(text) for text in models] or specs
     check_models(specs)
     return ServerSettings(**values), specs
@@ -302,6 +303,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
 
 def read_document(path: Path) -> dict[Any, Any]:
     """Read the YAML document of a configuration file, without checking its keys and values."""
+    path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
@@ -374,6 +376,8 @@ def model_entry(entry: object, where: str) -> ModelSpec:
     values = {"name": named.name, "embeddings": named.embeddings, **entry, "source": named.source}
     if "name" not in entry and isinstance(given := entry.get("aliases", []), list):
         values["aliases"] = [*given, *(alias for alias in named.aliases if alias not in given)]
+    if isinstance(text := values.get("calibrate"), str):
+        values["calibrate"] = absolute(text)
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
             values["kv_cache_bytes"] = num_bytes_or_share(size)
@@ -417,6 +421,11 @@ def model_spec(text: str) -> ModelSpec:
     found = str(settled(at_home(source))) if exists else source
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def absolute(text: str) -> str:
+    """Return an absolute path for the path of a file. The empty text, which names no file, stays."""
+    return text and str(at_home(text).absolute())
 
 
 def _exists(source: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.sources import OPTIONS
 from deploy.settings import SETTINGS, downloadable, gather, model_spec, num_bytes, parse, service_links, stages_of
 from server.settings import ServerSettings, SettingsError
 
@@ -92,6 +93,27 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     (tmp_path / "demo").mkdir()
     assert model_spec("demo").source == str(tmp_path / "demo"), "a folder of that name comes first"
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
+
+
+def test_a_path_in_the_home_of_the_user_is_meant_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces the tilde in `--config=~/FILE`, in a file of variables or in a unit of systemd."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, "model_root: ~/models").rename(tmp_path / "config.yaml")
+    for options in ({"config": Path("~/config.yaml")}, {"config": None}):
+        variables = {} if options["config"] else {"RELAXSERVE_CONFIG": "~/config.yaml"}
+        assert gather({"state_file": Path("~/state.json")}, {"RELAXSERVE_API_KEY_FILE": "~/keys", **variables}, **options)[0] == (
+            ServerSettings(model_root=tmp_path / "models", state_file=tmp_path / "state.json", api_key_file=tmp_path / "keys")
+        )
+
+
+def test_the_text_to_calibrate_on_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state file keeps its path, and the next start may have another working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    models = "[{source: org/a, calibrate: texts/own.txt}, {source: org/b, calibrate: ~/own.txt}, org/c]"
+    _, specs = gather({}, {}, config=write(tmp_path, f"models: {models}"))
+    assert [spec.calibrate for spec in specs] == [str(tmp_path / "texts/own.txt"), str(tmp_path / "own.txt"), ""]
+    assert (parser := OPTIONS["calibrate"].parser) is not None and parser("texts/own.txt") == str(tmp_path / "texts/own.txt")
 
 
 def test_a_path_in_the_home_of_nobody_is_refused() -> None:
