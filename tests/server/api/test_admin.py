@@ -443,6 +443,19 @@ def test_the_forms_of_weights_are_the_compiler_s():
         assert {f"{kind}-{group}" for group in range(1, 257) if _parses(f"{kind}-{group}")} <= set(get_args(WeightForm))
 
 
+def test_a_number_of_bits_is_a_form_of_weights(serve, folder):
+    client = serve(initial=()).http()
+    for number, bits in enumerate(("4.4", "4.6", "5", "5.25", "6.5")):
+        assert WeightFormat.parse(bits).budget == float(bits)
+        body = {"source": "a", "name": f"m{number}", "quantize": bits, "wait": True}
+        loaded = client.post("/admin/models", json=body)
+        assert loaded.status_code == 200 and loaded.json()["result"]["quantize"] == bits, loaded.text
+    assert client.post("/admin/models", json={"source": "b", "dtype": "4.6", "wait": True}).json()["result"]["quantize"] == "4.6"
+    for wrong in ("4,6", "4.6bit", "-4.6", "1e1", "nan", "4.", "46", "٤.٦"):
+        refused = client.post("/admin/models", json={"source": "c", "quantize": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "quantize", refused.text
+
+
 def _parses(form: str) -> bool:
     try:
         return bool(WeightFormat.parse(form))
