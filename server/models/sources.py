@@ -24,6 +24,7 @@ HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("hu
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
+NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
@@ -38,7 +39,10 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
     if not path.is_relative_to(root):
         raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
-        return str(settled(root / source))
+        found = str(settled(root / source))
+        if not is_unicode(found):
+            raise _invalid(source, NO_UNICODE)
+        return found
     plain = without_host(source)
     may_be_downloaded = plain in names or is_hub_id(plain)
     if settings.allow_hub and may_be_downloaded:
@@ -75,6 +79,15 @@ def settled(path: Path) -> Path:
     """Return a path whose folders are no symbolic links. A link to a file keeps its name: the hub's cache stores files by their digests,
     and the parts of a split file are found by their names."""
     return real(path) if path.is_dir() else real(path.parent) / path.name
+
+
+def is_unicode(path: str) -> bool:
+    """Return whether a path can be written as UTF-8, as messages and the state file are."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def names_of(source: str) -> tuple[str, tuple[str, ...]]:
@@ -125,7 +138,7 @@ def offered(settings: ServerSettings) -> list[Offer]:
                     pending.append((entry, depth + 1))
             except OSError:  # removed just now, or this user may not read it
                 continue
-    return sorted(found, key=lambda offer: offer.source)
+    return sorted((offer for offer in found if is_unicode(offer.path)), key=lambda offer: offer.source)
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -116,6 +116,16 @@ def test_the_text_to_calibrate_on_is_found_from_every_folder(tmp_path: Path, mon
     assert (parser := OPTIONS["calibrate"].parser) is not None and parser("texts/own.txt") == str(tmp_path / "texts/own.txt")
 
 
+def test_a_path_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """Neither a worker nor a state file can be told of such a path."""
+    folder = tmp_path / "m\udcff"
+    folder.mkdir()
+    with pytest.raises(SettingsError, match=r"leads to a path that is no Unicode; rename it"):
+        model_spec(f"{folder}=name")
+    with pytest.raises(SettingsError, match=r"--model-root is .*; expected a path"):
+        gather({"model_root": folder}, {})
+
+
 def test_a_path_in_the_home_of_nobody_is_refused() -> None:
     with pytest.raises(SettingsError, match="RELAXSERVE_API_KEY_FILE is '~no-such-user/keys'; expected a path"):
         gather({}, {"RELAXSERVE_API_KEY_FILE": "~no-such-user/keys"})
@@ -161,7 +171,10 @@ def test_what_cannot_be_downloaded_is_refused_before_the_hub_is_asked(source: st
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
+    ("text", "expected"),
+    [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
+    + [("9" * 400, None), ("99999999T", None), (str(1 << 63), None)],
+    ids=lambda value: str(value)[:12],
 )
 def test_bytes(text: str, expected: int | None) -> None:
     if expected is None:
@@ -209,6 +222,8 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("port: 1\nport: 2", "port occurs twice"),
         ("models: [{source: o/n, pin: true, pin: false}]", "pin occurs twice"),
         ("models: [{source: o/n, kv_cache_bytes: lots}]", "expected a number of bytes"),
+        ("models: [{source: o/n, kv_cache_bytes: 99999999T}]", "kv_cache_bytes of model 1 in"),
+        ("models: [{source: o/n, kv_cache_bytes: 99999999999999999999}]", "kv_cache_bytes of model 1 in"),
         ("models: [/no/such/folder]", "does not exist"),
         ("models: [{source: o/n, name: ''}]", "model 'o/n' is called ''; expected letters, digits"),
         ("models: ['o/n=my model']", "is called 'my model'; expected letters, digits"),

@@ -750,6 +750,19 @@ def test_a_folder_that_may_not_be_read_hides_no_other_model(serve, folder, monke
     assert [one["source"] for one in server.http().get("/admin/sources").json()["data"]] == ["a", "z"]
 
 
+def test_a_folder_whose_name_is_no_unicode_hides_no_other_model(serve, folder):
+    """JSON cannot name it, and a worker cannot be told of it."""
+    server = serve(initial=())
+    root, client = server.settings.model_root, server.http()
+    for name in ("a", "m\udcff", "m\udcff.gguf"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "config.json").write_text("{}")
+    (root / "link").symlink_to("m\udcff")
+    assert [one["source"] for one in client.get("/admin/sources").json()["data"]] == ["a"]
+    refused = client.post("/admin/models", json={"source": "link"})
+    assert refused.status_code == 400 and "leads to a path that is no Unicode; rename it" in refused.json()["error"]["message"]
+
+
 def test_a_root_that_is_a_link_to_itself_offers_nothing(serve, folder):
     (folder / "loop").symlink_to("loop")
     client = serve(initial=(), model_root=folder / "loop").http()
