@@ -61,7 +61,7 @@ def eval_(
     check_bounds: Annotated[
         bool, typer.Option(help="First check every index in hand-written loop nests with the interpreter; slow.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Compile a program and call it on random inputs.
 
