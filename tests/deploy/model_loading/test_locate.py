@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -91,6 +94,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint=url, cache_dir=tmp_path / "hub", token=False))
         monkeypatch.setattr(hub, "scan_cache_dir", partial(hub.scan_cache_dir, tmp_path / "hub"))
+        monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         yield url
         server.shutdown()
 
@@ -206,6 +210,30 @@ def test_a_file_that_was_not_verified_before_a_kill_is_verified_by_the_next_down
     with monkeypatch.context() as verified:
         verified.setattr(hub, "_require_digest", lambda path: pytest.fail(f"{path} is verified again"))
         assert locate("org/name:Q4") == path
+
+
+KILLED = "import os; from deploy.model_loading import hub; hub.download('org/name:q4', lambda _: os.kill(os.getpid(), 9))"
+
+
+def test_a_killed_download_fills_no_disk(endpoint: str, tmp_path: Path) -> None:
+    """The hub's library never uses the part of a file again, and gives each download a file of its own."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+    def killed() -> list[Path]:
+        ended = subprocess.run([sys.executable, "-c", KILLED], env=environment, cwd=Path(__file__).parents[3], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        return [*(tmp_path / "hub").rglob("*.incomplete")]
+
+    (first,) = killed()
+    (second,) = killed()
+    assert first != second
+    second.write_bytes(b"xx")  # the killed process had not written them yet
+    assert hub.remove("org/name:q4") == 2 and not second.exists() and hub.remove("org/name:q4") == 0
+    (part,) = killed()
+    with (tmp_path / "hub" / ".locks" / "models--org--name" / "model-q4.gguf.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if another process were downloading it
+        assert hub.remove("org/name") == 0 and part.exists()
+    assert locate("org/name:q4").read_bytes() == b"xx" and not part.exists()
 
 
 def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
