@@ -71,11 +71,13 @@ def held() -> list[Held]:
 
 
 def remove(source: str) -> int:
-    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if the model is
-    one of the hub, whose extra is not installed."""
-    if (entry := packaged(source)) is not None:
-        return packages.remove(entry)
-    return hub().remove(hub_source(source))
+    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if this user may
+    not remove it, or if the model is one of the hub, whose extra is not installed."""
+    entry = packaged(source)
+    try:
+        return hub().remove(hub_source(source)) if entry is None else packages.remove(entry)
+    except OSError as error:
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} cannot be removed from this machine: {error}") from error
 
 
 def _held_of(library: ModuleType) -> list[Held]:

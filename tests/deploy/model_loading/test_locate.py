@@ -27,7 +27,7 @@ from deploy import catalogue, demo, library
 from deploy.catalogue import Entry
 from deploy.cli.commands import app
 from deploy.library import Downloads
-from deploy.model_loading import hub, packages
+from deploy.model_loading import hub, origins, packages
 from deploy.model_loading.locate import files_of_model, identity_of, locate, weigh
 from server.interfaces import LoadError
 from server.models.library import Pulled
@@ -297,6 +297,17 @@ def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: py
             await anext(part async for part in downloads.pull("org/none") if part.completed_bytes)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("source", ["org/name:q4", "smollm2"])
+def test_what_may_not_be_removed_is_told(source: str, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache of the hub may belong to another user, or be mounted to be read only."""
+    locate("org/name:q4")
+    monkeypatch.setattr(packages, "path_of", lambda _entry: tmp_path / "smollm2.gguf")
+    (tmp_path / "smollm2.gguf").touch()
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(13, "Permission denied", "/the/file")))
+    with pytest.raises(LoadError, match=f"'{source}' cannot be removed from this machine: .*Permission denied: '/the/file'"):
+        origins.remove(source)
 
 
 def test_a_stopped_download_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
