@@ -245,6 +245,11 @@ def _kept() -> Kept:
     from runtime import flags
 
     folder = flags.current().cache
-    if folder.exists() and not folder.is_dir():
+    try:
+        is_other = folder.exists() and not folder.is_dir()
+    except OSError as error:
+        text = f"the cache {folder} cannot be read: {error.strerror}; set RELAXSERVE_CACHE to a folder of this user"
+        raise typer.BadParameter(text) from error
+    if is_other:
         raise typer.BadParameter(f"the cache {folder} is not a folder; set RELAXSERVE_CACHE to a folder")
     return Kept(folder)

@@ -16,10 +16,10 @@ class ExportError(Exception):
 def new_folder(path: Path) -> Generator[Path]:
     """Create the folder, for an export that fills it. If the export fails or is interrupted, remove what it has written. Raise ExportError
     if the folder has files, which an export never overwrites, or cannot be made."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
-    is_new = not path.exists()
     try:
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"{path} cannot be made: {error.strerror}; name another folder with --output") from error
