@@ -400,7 +400,8 @@ def model_entry(entry: object, where: str) -> ModelSpec:
         expectation, _, place = str(error).partition(" - at `$.")
         key = re.split(r"\W", place)[0]
         expected = expectation[:1].lower() + expectation[1:]
-        raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}") from error
+        remedy = ": put it in quotes" if re.fullmatch(r"expected `str[^`]*`, got `(int|float|bool)`", expected) else ""
+        raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}{remedy}") from error
 
 
 def stages_of(text: str) -> tuple[str, ...]:

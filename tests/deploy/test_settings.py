@@ -215,6 +215,8 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("models: [{name: x}]", "or fields with a source"),
         ("models: [{source: o/n, quantise: int8}]", "quantise of model 1"),
         ("models: [{source: o/n, max_batch: many}]", "is 'many'; expected `int`"),
+        ("models: [{source: o/n, quantize: 4.6}]", "is 4.6; expected `str`, got `float`: put it in quotes"),
+        ("models: [{source: o/n, name: 7}]", "is 7; expected `str`, got `int`: put it in quotes"),
         ("models: [{source: o/n, max_batch: 0}]", "max_batch of model 1 in"),
         ("models: [{source: o/n, max_context: -5}]", "is -5; expected `int` >= 16"),
         ("models: [{source: o/n, aliases: [a, 7]}]", "aliases of model 1 in"),
