@@ -49,9 +49,7 @@ class Downloads:
     """The server's library of models (`server.models.library.Library`)."""
 
     names = frozenset(entry.name for entry in ENTRIES)
-    catalogue = tuple(
-        Listed(entry.name, entry.about, entry.licence, entry.origin if isinstance(entry.origin, str) else entry.name) for entry in ENTRIES
-    )
+    catalogue = tuple(Listed(entry.name, entry.about, entry.licence) for entry in ENTRIES)
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token
@@ -107,7 +105,7 @@ def _carry_out(order: Order) -> None:
     generated_code.keep()
     if order.what == "list":
         for one in origins.held():
-            _say(Line(stored=Stored(one.source, one.num_bytes, one.used_s)))
+            _say(Line(stored=Stored(one.source, one.num_bytes, one.used_s, one.names)))
         return
     if order.what == "remove":
         _say(Line(freed=origins.remove(order.source)))

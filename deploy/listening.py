@@ -17,6 +17,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
+    except UnicodeError as error:  # a part of the name is empty or too long
+        raise SettingsError(f"cannot listen on {host} port {port}: it is no name of a host; choose another address or port") from error
     except OSError as error:
         # a negative errno is an error of name resolution
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror

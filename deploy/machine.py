@@ -93,8 +93,8 @@ def _huge_pages() -> str:
 
 
 def _cache_folder(path: Path) -> CacheFolder:
-    there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    used = sum(map(_num_bytes, path.rglob("*")))
+    there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # false where this user may not look
+    used = sum(map(_num_bytes, path.rglob("*"))) if there == path else 0
     return CacheFolder(path, there.is_dir() and os.access(there, os.W_OK | os.X_OK), used, shutil.disk_usage(there).free)
 
 

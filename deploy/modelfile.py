@@ -5,12 +5,11 @@ ModelfileError        an instruction is unknown, incomplete or not supported, or
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 UNSUPPORTED = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
 KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")
@@ -59,8 +58,7 @@ def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        word, _, value = line.strip().partition(" ")
-        value = value.strip()
+        word, value = _split(line)
         before, quotes, begun = value.partition(QUOTED)
         if quotes:
             while QUOTED not in begun:
@@ -75,15 +73,29 @@ def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _add(parameters: dict[str, Any], text: str, where: str) -> None:
-    name, _, value = text.partition(" ")
-    value = value.strip()
+    name, value = _split(text)
     if not value:
         raise ModelfileError(f"{where}: PARAMETER {name[:40]} has no value; expected PARAMETER NAME VALUE")
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = value[1:-1]
     if name == "stop":
         parameters.setdefault(name, []).append(value)
-    elif re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?|true|false", value):
-        parameters[name] = msgspec.json.decode(value)
+    elif value in ("true", "false"):
+        parameters[name] = value == "true"
     else:
-        parameters[name] = value
+        parameters[name] = _number(value)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split a text after its first word. Spaces and tabs separate words."""
+    word, *rest = text.split(None, 1)
+    return word, "".join(rest).strip()
+
+
+def _number(text: str) -> int | float | str:
+    """Return the number that a text stands for, or the text if it is no finite number, or has too many digits."""
+    if re.fullmatch(r"[+-]?[0-9]{1,4000}", text):
+        return int(text)
+    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) and math.isfinite(number := float(text)):
+        return number
+    return text

@@ -43,8 +43,8 @@ class Logged:
     def is_repeatable(self) -> bool:
         """Whether the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were drawn."""
         options = self.body.get("options")
-        has_seed = "seed" in self.body or (isinstance(options, dict) and "seed" in options)
-        return has_seed or self.body.get("temperature") == 0
+        seeds = self.body.get("seed"), options.get("seed") if isinstance(options, dict) else None
+        return seeds != (None, None) or self.body.get("temperature") == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,20 @@ def _logged(log: Path, number: int, line: str) -> Logged | None:
             return None
         body = json.loads(fields["request"])
         found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, fields["answer"])
-        _add_seed(found.path, body, fields["seed"])
+        _set_seed(found.path, body, fields["seed"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = f"line {number} of {log} is no kept request; expected a file that the setting keep_requests names"
         raise ServerFault(text) from None
     return found
 
 
-def _add_seed(path: str, body: dict[str, Any], seed: int) -> None:
-    """Add the seed that the server drew for a request without one."""
+def _set_seed(path: str, body: dict[str, Any], seed: int) -> None:
+    """Set the seed with which tokens were drawn. It is that of the request, or a random one if the request had none, or null, or one that
+    asks for a random one."""
     if path in SEEDED:
-        body.setdefault("seed", seed)
+        body["seed"] = seed
     elif path in SEEDED_OPTIONS:
-        body.setdefault("options", {}).setdefault("seed", seed)
+        body["options"] = {**(body.get("options") or {}), "seed": seed}
 
 
 # --- comparing answers -----------------------------------------------------------------------------------------------------

@@ -164,6 +164,12 @@ def warn_of_open_names(settings: ServerSettings) -> None:
         log.warning(text, names, also)
 
 
+def warn_of_absent_names(registry: Registry) -> None:
+    """Warn of names to publish if no model of that name loads at the start. The name may be misspelt."""
+    for name in sorted({*registry.settings.publish} - {model.spec.name for model in registry.models()}):
+        log.warning("publish names %r; no model of that name is loaded from the start", name)
+
+
 def with_descriptors(settings: ServerSettings) -> ServerSettings:
     """Raise the limit on open files, and lower max_connections so that enough descriptors remain for other files. Without free descriptors,
     a worker that died could not be restarted."""
@@ -203,8 +209,6 @@ async def _serve(
     events: CacheEvents | None,
 ) -> bool:
     """Load the models and serve until stopped. Return False if `greet` ended the server."""
-    for name in sorted({*settings.publish} - {spec.name for spec in models}):
-        log.warning("publish names %r; no model of that name is loaded from the start", name)
     registry = Registry(
         settings,
         partial(make_worker, settings=settings, hub_token=hub_token, events=events),
@@ -221,6 +225,7 @@ async def _serve(
         publications=publications(settings, cache, hub_token),
     )
     await registry.open()  # the workers start while this process imports and builds the application
+    warn_of_absent_names(registry)
     try:
         server = await asyncio.to_thread(http_server, settings, registry, tracer)
     except BaseException:

@@ -22,7 +22,7 @@ from deploy import catalogue, demo
 from runtime.files import at_home, regular
 from runtime.flags import SWITCHES
 from server.defaults import DefaultsError, read_values
-from server.models.sources import GGUF, is_hub_id, names_of, settled, without_host
+from server.models.sources import GGUF, NO_UNICODE, is_hub_id, is_unicode, names_of, settled, without_host
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 from server.stages.places import PlaceError, parse_places, require_places
@@ -148,7 +148,9 @@ def gather(
         variable = PREFIX + setting.name.upper()
         if variable in environment:
             values[setting.name] = parse(setting.name, environment[variable], variable)
-    values |= {name: value for name, value in arguments.items() if value is not None}
+    for name, value in arguments.items():
+        if value is not None:
+            values[name] = parse(name, str(value), f"--{name.replace('_', '-')}") if isinstance(value, Path) else value
     specs = [model_spec(text) for text in models] or specs
     check_models(specs)
     return ServerSettings(**values), specs
@@ -204,11 +206,15 @@ def parse(name: str, text: str, where: str) -> Any:
 
 
 def num_bytes(text: str) -> int:
-    """Parse a size such as `64M`, `1.5GiB` or `1000000`. Units are powers of 1024."""
+    """Parse a size such as `64M`, `1.5GiB` or `1000000`. Units are powers of 1024. Raise ValueError for other texts, and for a number of
+    more than 63 bits."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ValueError(text)
-    return round(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
+    size = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")
+    if size >= 1 << 63:
+        raise ValueError(text)
+    return round(size)
 
 
 def num_bytes_or_share(text: str) -> int | float:
@@ -302,6 +308,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
 
 def read_document(path: Path) -> dict[Any, Any]:
     """Read the YAML document of a configuration file, without checking its keys and values."""
+    path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
@@ -374,10 +381,12 @@ def model_entry(entry: object, where: str) -> ModelSpec:
     values = {"name": named.name, "embeddings": named.embeddings, **entry, "source": named.source}
     if "name" not in entry and isinstance(given := entry.get("aliases", []), list):
         values["aliases"] = [*given, *(alias for alias in named.aliases if alias not in given)]
+    if isinstance(text := values.get("calibrate"), str):
+        values["calibrate"] = absolute(text)
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
             values["kv_cache_bytes"] = num_bytes_or_share(size)
-        except (ValueError, OverflowError):
+        except ValueError:
             raise SettingsError(
                 f"kv_cache_bytes of {where} is {_shown(size)}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
             ) from None
@@ -391,7 +400,8 @@ def model_entry(entry: object, where: str) -> ModelSpec:
         expectation, _, place = str(error).partition(" - at `$.")
         key = re.split(r"\W", place)[0]
         expected = expectation[:1].lower() + expectation[1:]
-        raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}") from error
+        remedy = ": put it in quotes" if re.fullmatch(r"expected `str[^`]*`, got `(int|float|bool)`", expected) else ""
+        raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}{remedy}") from error
 
 
 def stages_of(text: str) -> tuple[str, ...]:
@@ -415,8 +425,15 @@ def model_spec(text: str) -> ModelSpec:
     if not exists:
         source = downloadable(source, "does not exist; expected a folder, a .gguf file, ")
     found = str(settled(at_home(source))) if exists else source
+    if not is_unicode(found):
+        raise SettingsError(f"model {source!r:.200} {NO_UNICODE}")
     default, aliases = names_of(found)
     return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def absolute(text: str) -> str:
+    """Return an absolute path for the path of a file. The empty text, which names no file, stays."""
+    return text and str(at_home(text).absolute())
 
 
 def _exists(source: str) -> bool:

@@ -232,12 +232,14 @@ def _named_key(path: Path) -> bytes:
 
 
 def require_private(folder: Path) -> None:
-    """Raise UnsafeCache if the folder belongs to another user, or if another user can write to it. A missing folder is private. The
-    folder's parents do not matter: whoever replaces the folder owns the replacement."""
+    """Raise UnsafeCache if the folder belongs to another user, if another user can write to it, or if this user may not look at it. A
+    missing folder is private. The folder's parents do not matter: whoever replaces the folder owns the replacement."""
     try:
         status = folder.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        raise UnsafeCache(f"{folder} cannot be read: {error.strerror}; set RELAXSERVE_CACHE to a folder of this user") from error
     _require_trusted(folder, status, "chmod go-w")
 
 

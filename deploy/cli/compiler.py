@@ -61,7 +61,7 @@ def eval_(
     check_bounds: Annotated[
         bool, typer.Option(help="First check every index in hand-written loop nests with the interpreter; slow.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Compile a program and call it on random inputs.
 
@@ -245,6 +245,11 @@ def _kept() -> Kept:
     from runtime import flags
 
     folder = flags.current().cache
-    if folder.exists() and not folder.is_dir():
+    try:
+        is_other = folder.exists() and not folder.is_dir()
+    except OSError as error:
+        text = f"the cache {folder} cannot be read: {error.strerror}; set RELAXSERVE_CACHE to a folder of this user"
+        raise typer.BadParameter(text) from error
+    if is_other:
         raise typer.BadParameter(f"the cache {folder} is not a folder; set RELAXSERVE_CACHE to a folder")
     return Kept(folder)

@@ -22,7 +22,7 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Continue the text itself, without the model's chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
+    seed: Annotated[int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
     **form: Any,
 ) -> None:
@@ -43,7 +43,7 @@ def generate(
         servable = require_generator(load, report)
         generator = loaded(servable)
     load_s = time.perf_counter() - began_s
-    asked = Prompt(prompt, raw, max_tokens, temperature, seed)
+    asked = Prompt(prompt, raw, max_tokens, temperature, seed % 2**64)  # as the server reads seeds
     answer = generate_text(servable.tokenizer, generator, asked, (lambda _: None) if as_json else _write)
     if as_json:
         answers.print_json(json.dumps({"text": answer.text, **_figures(answer), "load_s": round(load_s, 3)}))

@@ -41,8 +41,8 @@ def pull(
     source: Wanted,
     label: Annotated[bool, typer.Option(help="Measure the quality in which `serve` serves the model.")] = True,
 ) -> None:
-    """Download a model. Skip files that are already here and resume an interrupted download. Then measure how far the predictions of the
-    form that is served are from those of the exact weights; servers state it with the model.
+    """Download the files of a model that are not here yet. Then measure how far the predictions of the form that is served are from those
+    of the exact weights; servers state it with the model.
 
     [bold]Examples[/bold]
 
@@ -106,7 +106,7 @@ def ls(as_json: AsJson = False, available: Annotated[bool, typer.Option(help="Li
 
     models = origins.held()
     if available:
-        _list_available({one.source for one in models}, as_json)
+        _list_available({name for one in models for name in one.names}, as_json)
         return
     if as_json:
         answers.print_json(data=[{"source": one.source, "bytes": one.num_bytes, "used_at": one.used_s} for one in models])
@@ -127,7 +127,7 @@ def _list_available(held: set[str], as_json: bool) -> None:
             "about": entry.about,
             "licence": entry.licence,
             "origin": "package index" if packaged(entry.name) else f"hub: {hub_source(entry.name)}",
-            "here": entry.name in held or hub_source(entry.name) in held,
+            "here": entry.name in held,
         }
         for entry in ENTRIES
     ]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
-from deploy.settings import model_spec, num_bytes_or_share
+from deploy.settings import absolute, model_spec, num_bytes_or_share
 from runtime.device.registry import NAME as DEVICE_NAME
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_RANKS, MOST_SEQUENCES
 from server.messages import Load
@@ -68,7 +68,7 @@ OPTIONS: dict[str, LoadOption] = {
         "Number format of the weights: auto (that of the files), bf16, int8, 6bit, 5bit, 4bit, a number of bits such as 4.6, f32, "
         "auto-fast, int8-fast, int8-128, int4-32 (docs/models.md).",
     ),
-    "calibrate": LoadOption(str, "Text on which 4bit and other numbers of bits measure which weights matter.", "FILE"),
+    "calibrate": LoadOption(str, "Text on which 4bit and other numbers of bits measure which weights matter.", "FILE", parser=absolute),
     "max_context": LoadOption(
         int,
         "Longest sequence, in tokens; by default the model's, if memory suffices.",

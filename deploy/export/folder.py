@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk, or of this user's share of it, that is full
+
 
 class ExportError(Exception):
-    """Raised if the output folder of an export is not empty."""
+    """Raised if the output folder of an export is not empty, cannot be made, or is on a full disk."""
 
 
 @contextmanager
 def new_folder(path: Path) -> Generator[Path]:
     """Create the folder, for an export that fills it. If the export fails or is interrupted, remove what it has written. Raise ExportError
-    if the folder has files, which an export never overwrites."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
-    is_new = not path.exists()
-    path.mkdir(parents=True, exist_ok=True)
+    if the folder has files, which an export never overwrites, if it cannot be made, or if its disk is full."""
+    try:
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
+        is_new = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be made: {error.strerror}; name another folder with --output") from error
     try:
         yield path
-    except BaseException:
+    except BaseException as error:
         for written in [path] if is_new else [*path.iterdir()]:
             if written.is_dir():
                 shutil.rmtree(written, ignore_errors=True)
             else:
                 written.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL:
+            text = f"{path} cannot be written: {error.strerror}; free space there, or name another folder with --output"
+            raise ExportError(text) from error
         raise

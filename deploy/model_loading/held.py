@@ -12,3 +12,4 @@ class Held:
     source: str
     num_bytes: int
     used_s: float  # time of the last use, in seconds since 1970
+    names: tuple[str, ...] = ()  # names of the catalogue that stand for this model

@@ -6,16 +6,19 @@ A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file o
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
+from huggingface_hub import CacheNotFound, DryRunFileInfo, constants, scan_cache_dir, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import tqdm
 
 from deploy.model_loading.held import Held
@@ -26,14 +29,16 @@ PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*mmproj*.gguf"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = re.compile(r"(.+)\.[0-9a-f]{8}\.incomplete")  # a part of a file with this tag, which only the process that began it continues
 STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
-    """Download a model by its hub id, or resume an interrupted download. Return the model's folder or GGUF file. Call `report` with the
-    completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names a file, but no or several GGUF
-    models match. Errors of the library pass through."""
+    """Download a model by its hub id. An interrupted download continues with the first file that is missing. Return the model's folder or
+    GGUF file. Call `report` with the completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names
+    a file, but no or several GGUF models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
+    _remove_parts(repo)
     fresh = [file for file in _offered(source, token) if file.will_download]
     if fresh:
         _note(Path(fresh[0].local_path.removesuffix(fresh[0].filename)), {file.filename for file in fresh})
@@ -74,16 +79,40 @@ def held() -> list[Held]:
     return [one for one, _ in _held()]
 
 
-def remove(source: str) -> int:
-    """Delete a model from this machine. Return the number of bytes freed: 0 if the model was not on this machine."""
+def means(source: str, held_source: str) -> bool:
+    """Return whether a source stands for a model that `held` lists as `held_source`."""
     repo, patterns = _parted(source)
-    freed = 0
+    name, _, file = held_source.partition(":")
+    return name == repo and (not file if patterns is PATTERNS else _fits(file, patterns))
+
+
+def remove(source: str) -> int:
+    """Delete a model from this machine, and what killed downloads of its repository have left. Return the number of bytes freed: 0 if there
+    was nothing of the model."""
+    repo, patterns = _parted(source)
+    freed = _remove_parts(repo)
     for one, paths in _held():
         name, _, file = one.source.partition(":")
         if name == repo and (patterns is PATTERNS or _fits(file, patterns)):
             freed += one.num_bytes
             for path in paths:
                 path.unlink(missing_ok=True)
+    return freed
+
+
+def _remove_parts(repo: str) -> int:
+    """Remove the parts of files that killed downloads of a repository have left, and return the number of bytes freed. A download that runs
+    holds the lock of its file."""
+    cache, name = Path(constants.HF_HUB_CACHE), repo_folder_name(repo_id=repo, repo_type="model")
+    freed = 0
+    for path in (cache / name / "blobs").glob("*.incomplete"):
+        if (found := _PART.fullmatch(path.name)) is None:
+            continue
+        with suppress(OSError), (cache / ".locks" / name / f"{found[1]}.lock").open("a") as lock:  # it is locked, or the cache is read-only
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            num_bytes = path.stat().st_size
+            path.unlink()
+            freed += num_bytes
     return freed
 
 

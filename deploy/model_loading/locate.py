@@ -1,5 +1,6 @@
 """Resolve a model source to a path on this machine: `demo` is the built-in model, a path names a file of the model or a folder that holds
-it, and anything else is downloaded unless it is here already (`origins.py`). An interrupted download is resumed."""
+it, and anything else is downloaded unless it is here already (`origins.py`). An interrupted download continues with the first file
+that is missing."""
 
 from __future__ import annotations
 

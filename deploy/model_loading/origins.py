@@ -4,6 +4,7 @@ stands for a model of either origin; every other source is one of the hub."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ def unwatched(fraction: float) -> None:
 
 
 def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """Download a model, or resume an interrupted download. Return its folder or its GGUF file. Raise LoadError if the download fails."""
+    """Download a model, or the files of it that are missing. Return its folder or its GGUF file. Raise LoadError if the download fails."""
     if (entry := packaged(source)) is not None:
         try:
             return packages.download(entry, report)
@@ -63,18 +64,26 @@ def here(source: str) -> Path | None:
 def held() -> list[Held]:
     """Return the downloaded models on this machine, sorted by name. Without the extra `hub`, models of the hub are left out."""
     try:
-        from_hub = hub().held()
+        from_hub = _held_of(hub())
     except LoadError:
         from_hub = []
     return sorted((*packages.held(), *from_hub), key=lambda one: one.source)
 
 
 def remove(source: str) -> int:
-    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if the model is
-    one of the hub, whose extra is not installed."""
-    if (entry := packaged(source)) is not None:
-        return packages.remove(entry)
-    return hub().remove(hub_source(source))
+    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if this user may
+    not remove it, or if the model is one of the hub, whose extra is not installed."""
+    entry = packaged(source)
+    try:
+        return hub().remove(hub_source(source)) if entry is None else packages.remove(entry)
+    except OSError as error:
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} cannot be removed from this machine: {error}") from error
+
+
+def _held_of(library: ModuleType) -> list[Held]:
+    """Return the models of the hub on this machine, with their names in the catalogue. `library` is `deploy.model_loading.hub`."""
+    named = [(entry.name, entry.origin) for entry in catalogue.ENTRIES if isinstance(entry.origin, str)]
+    return [replace(one, names=tuple(name for name, origin in named if library.means(origin, one.source))) for one in library.held()]
 
 
 def hub(purpose: str = "access to the hub") -> ModuleType:

@@ -66,7 +66,9 @@ def download(entry: Entry, report: Callable[[float], None]) -> Path:
 def held() -> list[Held]:
     """Return the models on this machine."""
     found = ((entry, _files(path_of(entry))) for entry in ENTRIES if isinstance(entry.origin, Packages))
-    return [Held(entry.name, _num_bytes(files), max(file.stat().st_atime for file in files)) for entry, files in found if files]
+    return [
+        Held(entry.name, _num_bytes(files), max(file.stat().st_atime for file in files), (entry.name,)) for entry, files in found if files
+    ]
 
 
 def remove(entry: Entry) -> int:

@@ -1,7 +1,7 @@
 """The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
 of length. The excerpts of a request are sent before it, one message each, so that no message keeps the front's event loop busy for long. A
-message that is too large is not sent. If it belongs to one request, only that request fails; otherwise the channel counts as lost, and the
-worker ends.
+message that is too large or cannot be written is not sent. If it belongs to one request, only that request fails; otherwise the channel
+counts as lost, and the worker ends.
 
 The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
 not read, the outbox fills; the engine then runs no steps, but still accepts aborts.
@@ -44,11 +44,12 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class ChannelError(Exception):
-    """A message is too large, or the length in front of a received message is."""
+    """A message is too large or cannot be written, or the length in front of a received message is too large."""
 
 
 def frames(message: FromFront) -> Iterator[bytearray]:
-    """Yield the frames of a message: one for each excerpt of a request, then one for the rest. Raise ChannelError if one is too large."""
+    """Yield the frames of a message: one for each excerpt of a request, then one for the rest. Raise ChannelError if one is too large or
+    cannot be written."""
     if isinstance(message, Submit) and message.excerpts:
         for excerpt in message.excerpts:
             yield frame(Part(message.request_id, excerpt))
@@ -57,9 +58,13 @@ def frames(message: FromFront) -> Iterator[bytearray]:
 
 
 def frame(message: FromFront | Part | FromWorker) -> bytearray:
-    """Return an encoded message with its length before it. Raise ChannelError if it is too large."""
+    """Return an encoded message with its length before it. Raise ChannelError if it is too large, or has a number of more than 64 bits or
+    a text that is no Unicode."""
     found = bytearray(LENGTH_BYTES)
-    encode_into(message, found, LENGTH_BYTES)
+    try:
+        encode_into(message, found, LENGTH_BYTES)
+    except (OverflowError, UnicodeError) as error:
+        raise ChannelError(f"a message has a value that MessagePack cannot write: {error}") from error
     found[:LENGTH_BYTES] = _allowed(len(found) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little")
     return found
 
@@ -70,17 +75,18 @@ def payload_bytes(header: bytes) -> int:
 
 
 def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
-    """Return a Failed message for the request to which the too large `message` belongs, or None if it belongs to no single request."""
+    """Return a Failed message for the request to which `message` belongs, or None if it belongs to no single request. `error` says why the
+    message cannot be sent."""
     if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
         return None
-    text = f"the request or its answer is too large to pass between processes: {error}; ask for less in one request"
+    text = f"the request or its answer cannot pass between processes: {error}"
     return Failed(message.request_id, ErrorCode.INVALID_VALUE, text)
 
 
 def _allowed(length: int) -> int:
     """Return a length of a message. Raise ChannelError if it is too large."""
     if length > MAX_MESSAGE_BYTES:
-        raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}")
+        raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}; ask for less in one request")
     return length
 
 
@@ -152,7 +158,7 @@ class WorkerChannel:
 
 
 def _framed(message: FromWorker) -> bytearray:
-    """Return the frame of a message, or the frame of its request's failure if the message is too large."""
+    """Return the frame of a message, or the frame of its request's failure if the message cannot be sent."""
     try:
         return frame(message)
     except ChannelError as error:

@@ -12,7 +12,8 @@ LATEST = ":latest"
 
 
 def names_like(name: str) -> tuple[str, str]:
-    """Return the names that may be meant: the name in a request, and the name without the tag that Ollama's clients add."""
+    """Return the names that may be meant, in the order in which they win: the name in a request, and the name without the tag that Ollama's
+    clients add."""
     return name, name.removesuffix(LATEST)
 
 
@@ -45,8 +46,8 @@ class Aliases:
         return {alias: own for alias, own in self._presets.items() if self._owners[alias] == name}
 
     def preset_of(self, alias: str) -> Defaults:
-        """Return the defaults of an alias, which may have the tag of Ollama's clients. They are empty if it has none of its own."""
-        return next((self._presets[one] for one in names_like(alias) if one in self._presets), Defaults())
+        """Return the defaults of an alias. They are empty if it has none of its own."""
+        return self._presets.get(alias, Defaults())
 
     def point(self, aliases: Iterable[str], name: str) -> list[str]:
         """Point aliases at a model. Return the other models that lost an alias and have none left."""

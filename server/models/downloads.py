@@ -43,7 +43,7 @@ async def _download(operation: Operation, library: Library, registry: Registry) 
                 operation.count(part)
     except asyncio.CancelledError:
         operation.end(OperationState.CANCELLED)
-        log.info("the download of %s was cancelled; the next one continues it", operation.model)
+        log.info("the download of %s was cancelled; the next one continues with the first file that is missing", operation.model)
         raise
     except LoadError as error:
         operation.end(OperationState.FAILED, registry.budget.as_api_error(error))

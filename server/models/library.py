@@ -14,7 +14,6 @@ class Listed:
     name: str
     about: str
     licence: str
-    origin: str  # the model's hub source, or its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +23,7 @@ class Stored:
     source: str
     num_bytes: int
     used_s: float  # time of the last use in seconds since the epoch
+    names: tuple[str, ...] = ()  # short names that stand for this model
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Library(Protocol):
         ...
 
     def pull(self, source: str, /) -> AsyncGenerator[Pulled, None]:
-        """Download a model and yield the progress. Closing the generator stops the download; the next `pull` resumes it. Raise LoadError if
-        the download fails."""
+        """Download a model and yield the progress. Closing the generator stops the download; the next `pull` continues with the first file
+        that is missing. Raise LoadError if the download fails."""
         ...
 
     async def remove(self, source: str, /) -> int:

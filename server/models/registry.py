@@ -193,7 +193,8 @@ class Registry:
     def find(self, name: str) -> Model:
         """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag. Raise
         ApiError if there is none."""
-        model = next((found for one in names_like(name) if (found := self._models.get(self._aliases.owner(one) or one)) is not None), None)
+        meant = self._meant(name)
+        model = self._models.get(self._aliases.owner(meant) or meant)
         if model is None:
             loaded = [
                 one
@@ -203,6 +204,11 @@ class Registry:
             ]
             raise not_loaded(name, loaded)
         return model
+
+    def _meant(self, name: str) -> str:
+        """Return the name or alias that a request means: as `names_like` says, the first of them that is known. If none is, return the name
+        itself."""
+        return next((one for one in names_like(name) if one in self._models or one in self._aliases), name)
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, and its loaded parts with the defaults of the name. A request without a name gets the
@@ -223,7 +229,7 @@ class Registry:
                 param="model",
                 headers={"retry-after": "1"},
             )
-        return model, next((found for one in names_like(name) if (found := model.loaded.variants.get(one)) is not None), model.loaded)
+        return model, model.loaded.variants.get(self._meant(name), model.loaded)
 
     # --- loading -------------------------------------------------------------------------------------------------------
 
@@ -409,6 +415,7 @@ class Registry:
             await self._saved.written()
             held_bytes = await self.resident_bytes()
             return Unloaded(name, 0, held_bytes, held_bytes)
+        name = self._meant(name)
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
                 NAME_IS_ALIAS,
@@ -444,7 +451,7 @@ class Registry:
         alias, which win over those of `name`. Raise LoadError if a default cannot be used, or ApiError if the alias is the name of a model,
         or if `name` is not ready or fails the probe."""
         model, loaded = self._may_be_called(alias, name)
-        preset = (own or Defaults()).over(self._aliases.preset_of(name))
+        preset = (own or Defaults()).over(self._aliases.preset_of(self._meant(name)))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
         await require_answer(model.spec.name, loaded, probe)
         model, now = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile

@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 
 class SavedModels:
-    """The models of the state file. A model that failed to load stays in the file until it is unloaded. A task writes the file on a thread,
-    because a busy disk may take seconds."""
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded, or until its name becomes an
+    alias of another model. A task writes the file on a thread, because a busy disk may take seconds."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -36,10 +36,11 @@ class SavedModels:
         self._specs.pop(name, None)
 
     def write(self, loaded: Iterable[ModelSpec]) -> None:
-        """Begin to write the file. `loaded` are the models that are loaded; all others lose the aliases that these have."""
+        """Begin to write the file. `loaded` are the models that are loaded. All others lose the names that these have: their aliases, or
+        their place in the file. Otherwise one of two models with the same name would not load at the next start."""
         found = {spec.name: spec for spec in loaded}
-        taken = {alias for spec in found.values() for alias in spec.aliases}
-        self._specs = {name: spec.without(taken) for name, spec in self._specs.items()} | found
+        taken = {name for spec in found.values() for name in (spec.name, *spec.aliases)}
+        self._specs = {name: spec.without(taken) for name, spec in self._specs.items() if name in found or name not in taken} | found
         self._is_outdated = self._file is not None
         if self._is_outdated and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write())

@@ -24,6 +24,7 @@ HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("hu
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
+NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
@@ -38,7 +39,10 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
     if not path.is_relative_to(root):
         raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
-        return str(settled(root / source))
+        found = str(settled(root / source))
+        if not is_unicode(found):
+            raise _invalid(source, NO_UNICODE)
+        return found
     plain = without_host(source)
     may_be_downloaded = plain in names or is_hub_id(plain)
     if settings.allow_hub and may_be_downloaded:
@@ -77,6 +81,15 @@ def settled(path: Path) -> Path:
     return real(path) if path.is_dir() else real(path.parent) / path.name
 
 
+def is_unicode(path: str) -> bool:
+    """Return whether a path can be written as UTF-8, as messages and the state file are."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def names_of(source: str) -> tuple[str, tuple[str, ...]]:
     """Return the default name of a source, and its aliases. A GGUF file is called by its name without the suffix and the number of a part,
     because users call models so; the whole name of the file is an alias, if requests can use it. A folder of the hub's cache is called by
@@ -112,21 +125,28 @@ def offered(settings: ServerSettings) -> list[Offer]:
     num_seen = 0
     while pending:
         folder, depth = pending.popleft()
-        try:
-            entries = sorted(islice(folder.iterdir(), MOST_ENTRIES))
-            for entry in entries:
-                num_seen += 1
-                if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
-                    continue
+        for entry in _entries(folder):
+            num_seen += 1
+            if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
+                continue
+            try:
                 if entry.suffix == GGUF and entry.is_file():
                     found.append(_offer(root, entry, [entry]))
                 elif entry.is_dir() and (entry / "config.json").is_file():
                     found.append(_offer(root, entry, [file for file in islice(entry.iterdir(), MOST_ENTRIES) if file.is_file()]))
                 elif entry.is_dir() and depth + 1 < MOST_LEVELS:
                     pending.append((entry, depth + 1))
-        except OSError:  # removed or made unreadable just now
-            continue
-    return sorted(found, key=lambda offer: offer.source)
+            except OSError:  # removed just now, or this user may not read it
+                continue
+    return sorted((offer for offer in found if is_unicode(offer.path)), key=lambda offer: offer.source)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the first entries of a folder, sorted. The list is empty if the folder was removed just now, or this user may not read it."""
+    try:
+        return sorted(islice(folder.iterdir(), MOST_ENTRIES))
+    except OSError:
+        return []
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:

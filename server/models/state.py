@@ -30,7 +30,7 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
-    kv_cache_bytes: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None
+    kv_cache_bytes: Annotated[int, Meta(ge=1, le=2**63 - 1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None
     tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()

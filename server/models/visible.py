@@ -30,11 +30,12 @@ class VisibleModels:
                 shown = ", ".join(sorted(names)) or "none"
                 raise ApiError(MISSING_FIELD, f"model is absent, and the key may use {len(models)} models: {shown}", param="model")
             return self.registry.serve(names[0], has_begun=has_begun)
-        if not any(one in names for one in names_like(name)):
+        meant = next((one for one in names_like(name) if one in names), None)
+        if meant is None:
             raise not_loaded(
                 name, [one for model in self.registry.models() if model.state is ModelState.READY for one in self.names_of(model)]
             )
-        return self.registry.serve(name, has_begun=has_begun)
+        return self.registry.serve(meant, has_begun=has_begun)  # `name` itself may be that of a model that the caller may not use
 
     def names_of(self, model: Model) -> list[str]:
         """Return the names of a model that the caller may use, its own name first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from server.messages import Failed, FromFront, FromWorker
 from server.process_state import fields_of
 from server.signal_names import name_of
 from server.workers.starting import start, take
+
+log = logging.getLogger(__name__)
 
 # No request can make the worker send itself these signals.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -61,7 +64,7 @@ class WorkerProcess:
         writer: asyncio.StreamWriter,
         on_refused: Callable[[Failed], None],
     ) -> None:
-        """`on_refused` is called with the failure of each request that is too large to be sent."""
+        """`on_refused` is called with the failure of each request that cannot be sent."""
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
         self._is_blameless = True  # False once the front has killed a worker that stopped responding, because a request may be the cause
@@ -146,14 +149,15 @@ class WorkerProcess:
             return  # `receive` notices the end as well
 
     async def _send(self, message: FromFront) -> None:
-        """Send a message. A request that is too large fails."""
+        """Send a message. A request that is too large or cannot be written fails."""
         try:
             for framed in frames(message):
                 self._writer.write(framed)
                 await self._writer.drain()  # waits while the worker does not read; only this task waits
         except ChannelError as error:
             if (failed := refused(message, error)) is None:
-                self.kill()  # a worker cannot do without the message
+                log.error("worker %d is killed, since it cannot do without a message that cannot be sent: %s", self.pid, error)
+                self.kill()
             else:
                 self._on_refused(failed)
 

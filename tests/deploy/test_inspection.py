@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from deploy import demo
+from deploy.cli.commands import app
+from deploy.export.folder import ExportError, new_folder
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model, part_of, remedies
 from deploy.machine import _cache_folder
 from deploy.model_loading.files import Opened
 from deploy.model_loading.known import begin
 from deploy.model_loading.modes import format_named
 from deploy.model_loading.stages import advance
+from runtime.errors import UnsafeCache
+from runtime.sealed import require_private
 from server.interfaces import LoadError
 from server.messages import Load
 
@@ -89,6 +96,29 @@ def test_a_cache_that_is_no_folder_cannot_be_written(tmp_path: Path) -> None:
     assert _cache_folder(tmp_path / "none" / "yet").writable
     assert not _cache_folder(tmp_path / "file").writable
     assert not _cache_folder(tmp_path / "file" / "below").writable
+
+
+def test_a_cache_where_this_user_may_not_look_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such is ~/.cache in a container that runs as another user than its home says."""
+    locked, look = tmp_path / "locked", os.stat
+    locked.mkdir()
+
+    def refusing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if not isinstance(path, int) and Path(os.fsdecode(path)).is_relative_to(locked / "cache"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) != locked)
+    found = _cache_folder(locked / "cache")
+    assert not found.writable and found.used_bytes == 0
+    with pytest.raises(UnsafeCache, match="cannot be read: Permission denied; set RELAXSERVE_CACHE to a folder of this user"):
+        require_private(locked / "cache")
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(locked / "cache"))
+    said = CliRunner().invoke(app, ["cache", "ls"], prog_name="relaxserve", env={"COLUMNS": "300"})
+    assert said.exit_code == 2 and "cannot be read: Permission denied; set RELAXSERVE_CACHE to a folder" in said.output
+    with pytest.raises(ExportError, match="cannot be made: Permission denied"), new_folder(locked / "cache"):
+        pass
 
 
 def test_a_context_beyond_the_model_s_is_refused_with_the_limit() -> None:

@@ -48,6 +48,12 @@ def test_a_file_that_closes_meanwhile_hides_no_socket(monkeypatch: pytest.Monkey
     assert closed
 
 
+@pytest.mark.parametrize("host", [".foo", "a..b", f"{'a' * 64}.b"])
+def test_a_name_that_cannot_be_one_is_refused(host: str) -> None:
+    with pytest.raises(SettingsError, match=r"cannot listen on .* port 1: it is no name of a host; choose another address or port"):
+        listen(host, 1)
+
+
 def test_a_name_that_does_not_exist_has_its_own_reason() -> None:
     with pytest.raises(SettingsError, match=r"cannot listen on no\.such\.host\.invalid port 1: .*; choose another"):
         listen("no.such.host.invalid", 1)

@@ -48,3 +48,34 @@ def test_what_is_wrong_is_named_with_its_line(text: str, message: str) -> None:
 def test_a_text_keeps_characters_that_are_no_line_feeds() -> None:
     text = "one\u2028two\x0cthree\x85four\nfive"
     assert read(f'FROM a\nSYSTEM """{text}"""', "Modelfile").fields["system"] == text
+
+
+def test_tabs_separate_words_too() -> None:
+    text = 'FROM\tllama3.2\nPARAMETER\ttemperature\t0.5\nPARAMETER \t stop \t"a b"\nSYSTEM\t"""one\n\ttwo"""'
+    assert read(text, "Modelfile") == Modelfile("llama3.2", {"system": "one\n\ttwo"}, {"temperature": 0.5, "stop": ["a b"]})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("042", 42),
+        ("-1", -1),
+        ("+7", 7),
+        (".5", 0.5),
+        ("-.5", -0.5),
+        ("1.", 1.0),
+        ("00.5", 0.5),
+        ("1e+2", 100.0),
+        ("true", True),
+        ("1e999", "1e999"),
+        ("nan", "nan"),
+        ("1_0", "1_0"),
+        ("\u0663", "\u0663"),
+        ("9" * 5000, "9" * 5000),
+        ("-", "-"),
+        (".", "."),
+    ],
+    ids=lambda value: str(value)[:9],
+)
+def test_numbers_are_those_that_ollama_reads(text: str, value: object) -> None:
+    assert read(f"FROM a\nPARAMETER seed {text}", "Modelfile").parameters == {"seed": value}

@@ -18,11 +18,19 @@ from tests.server.http.test_kept_requests import lines
 __all__ = ["serve"]
 
 ASKED = [{"role": "user", "content": "hi"}]
+SEEDLESS = [  # a seed that is null, or that asks for a random one, is no seed
+    ("/v1/chat/completions", {"messages": ASKED, "seed": None}),
+    ("/v1/completions", {"prompt": "hi", "seed": None}),
+    ("/completion", {"prompt": "hi", "n_predict": 4, "seed": -1}),
+    ("/api/chat", {"model": "null", "messages": ASKED, "options": None}),
+    ("/api/generate", {"model": "null", "prompt": "hi", "options": {"seed": None}}),
+]
 BODIES = [
     ("/v1/chat/completions", {"messages": ASKED}),
     ("/v1/chat/completions", {"messages": ASKED, "stream": True, "logprobs": True, "n": 2}),
     ("/v1/completions", {"prompt": "hi", "temperature": 0.7}),
     ("/api/chat", {"model": "null", "messages": ASKED}),
+    *SEEDLESS,
     ("/v1/messages", {"model": "null", "max_tokens": 9, "messages": ASKED, "temperature": 0, "stream": True}),
     ("/v1/responses", {"input": "hi", "temperature": 0, "stream": True}),
 ]
@@ -56,6 +64,23 @@ def test_the_first_difference_is_shown(logged: tuple[Any, Path]) -> None:
     assert found.difference.request.line == 2 and found.difference.field.startswith("choices[0].")
     result = CliRunner().invoke(app, ["replay", str(log), "--url", server.url])
     assert result.exit_code == 1 and "line 2: choices[0]." in result.output and "logged" in result.output
+
+
+def test_a_request_without_a_seed_is_sent_with_the_one_that_was_drawn(logged: tuple[Any, Path]) -> None:
+    server, log = logged
+    drawn = {json.loads(line)["seed"] for line in log.read_text().splitlines()}
+    server.worker.submits.clear()
+    replay(log, Client(server.url))
+    seeds = {submit.params.seed for submit in server.worker.submits if submit.params.temperature}
+    assert seeds and seeds <= drawn
+
+
+def test_a_null_seed_makes_no_random_answer_repeatable(tmp_path: Path) -> None:
+    kept = {"status": 200, "complete": True, "method": "POST", "request_id": "1", "system_fingerprint": "fp", "seed": 5, "answer": "{}"}
+    body = {"model": "null", "max_tokens": 9, "messages": ASKED, "seed": None}
+    (tmp_path / "log").write_text(json.dumps({**kept, "path": "/v1/messages", "request": json.dumps(body)}) + "\n")
+    (logged,) = read_log(tmp_path / "log")
+    assert logged is not None and not logged.is_repeatable
 
 
 def test_the_command_says_that_all_are_equal(logged: tuple[Any, Path]) -> None:

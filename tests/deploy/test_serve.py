@@ -13,9 +13,12 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-from deploy.serve import WORKER, ignore_field_warnings, own_state, serve, warn_of_open_names
-from server.models.state import StateError
+from deploy.serve import WORKER, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
+from server.models.state import ModelSpec, SavedState, StateError, write_state
 from server.settings import ServerSettings
+from tests.server.conftest import serve as null_server
+
+__all__ = ["null_server"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,15 @@ def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> N
 def test_a_server_for_others_without_keys_warns(settings: dict[str, Any], warning: str, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_open_names(ServerSettings(**settings))
     assert warning in caplog.text and bool(caplog.text) is bool(warning)
+
+
+def test_a_saved_model_to_publish_is_no_mistake(null_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_state(tmp_path / "state.json", SavedState((ModelSpec("saved", "x"),)))
+    given = ModelSpec("given", "y")
+    server = null_server(initial=(given,), state_file=tmp_path / "state.json", publish=("saved", "given", "misspelt"))
+    warn_of_absent_names(server.registry)
+    assert caplog.messages[-1] == "publish names 'misspelt'; no model of that name is loaded from the start"
+    assert sum("publish names" in message for message in caplog.messages) == 1
 
 
 def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.sources import OPTIONS
 from deploy.settings import SETTINGS, downloadable, gather, model_spec, num_bytes, parse, service_links, stages_of
 from server.settings import ServerSettings, SettingsError
 
@@ -94,6 +95,37 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
 
 
+def test_a_path_in_the_home_of_the_user_is_meant_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces the tilde in `--config=~/FILE`, in a file of variables or in a unit of systemd."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, "model_root: ~/models").rename(tmp_path / "config.yaml")
+    for options in ({"config": Path("~/config.yaml")}, {"config": None}):
+        variables = {} if options["config"] else {"RELAXSERVE_CONFIG": "~/config.yaml"}
+        assert gather({"state_file": Path("~/state.json")}, {"RELAXSERVE_API_KEY_FILE": "~/keys", **variables}, **options)[0] == (
+            ServerSettings(model_root=tmp_path / "models", state_file=tmp_path / "state.json", api_key_file=tmp_path / "keys")
+        )
+
+
+def test_the_text_to_calibrate_on_is_found_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state file keeps its path, and the next start may have another working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    models = "[{source: org/a, calibrate: texts/own.txt}, {source: org/b, calibrate: ~/own.txt}, org/c]"
+    _, specs = gather({}, {}, config=write(tmp_path, f"models: {models}"))
+    assert [spec.calibrate for spec in specs] == [str(tmp_path / "texts/own.txt"), str(tmp_path / "own.txt"), ""]
+    assert (parser := OPTIONS["calibrate"].parser) is not None and parser("texts/own.txt") == str(tmp_path / "texts/own.txt")
+
+
+def test_a_path_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """Neither a worker nor a state file can be told of such a path."""
+    folder = tmp_path / "m\udcff"
+    folder.mkdir()
+    with pytest.raises(SettingsError, match=r"leads to a path that is no Unicode; rename it"):
+        model_spec(f"{folder}=name")
+    with pytest.raises(SettingsError, match=r"--model-root is .*; expected a path"):
+        gather({"model_root": folder}, {})
+
+
 def test_a_path_in_the_home_of_nobody_is_refused() -> None:
     with pytest.raises(SettingsError, match="RELAXSERVE_API_KEY_FILE is '~no-such-user/keys'; expected a path"):
         gather({}, {"RELAXSERVE_API_KEY_FILE": "~no-such-user/keys"})
@@ -139,7 +171,10 @@ def test_what_cannot_be_downloaded_is_refused_before_the_hub_is_asked(source: st
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
+    ("text", "expected"),
+    [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
+    + [("9" * 400, None), ("99999999T", None), (str(1 << 63), None)],
+    ids=lambda value: str(value)[:12],
 )
 def test_bytes(text: str, expected: int | None) -> None:
     if expected is None:
@@ -180,6 +215,8 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("models: [{name: x}]", "or fields with a source"),
         ("models: [{source: o/n, quantise: int8}]", "quantise of model 1"),
         ("models: [{source: o/n, max_batch: many}]", "is 'many'; expected `int`"),
+        ("models: [{source: o/n, quantize: 4.6}]", "is 4.6; expected `str`, got `float`: put it in quotes"),
+        ("models: [{source: o/n, name: 7}]", "is 7; expected `str`, got `int`: put it in quotes"),
         ("models: [{source: o/n, max_batch: 0}]", "max_batch of model 1 in"),
         ("models: [{source: o/n, max_context: -5}]", "is -5; expected `int` >= 16"),
         ("models: [{source: o/n, aliases: [a, 7]}]", "aliases of model 1 in"),
@@ -187,6 +224,8 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("port: 1\nport: 2", "port occurs twice"),
         ("models: [{source: o/n, pin: true, pin: false}]", "pin occurs twice"),
         ("models: [{source: o/n, kv_cache_bytes: lots}]", "expected a number of bytes"),
+        ("models: [{source: o/n, kv_cache_bytes: 99999999T}]", "kv_cache_bytes of model 1 in"),
+        ("models: [{source: o/n, kv_cache_bytes: 99999999999999999999}]", "kv_cache_bytes of model 1 in"),
         ("models: [/no/such/folder]", "does not exist"),
         ("models: [{source: o/n, name: ''}]", "model 'o/n' is called ''; expected letters, digits"),
         ("models: ['o/n=my model']", "is called 'my model'; expected letters, digits"),

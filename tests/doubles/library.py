@@ -12,7 +12,7 @@ class Shelf:
     """A fake model hub that offers every model. `held` lists the models that were downloaded."""
 
     names = frozenset({"known"})
-    catalogue = (Listed("known", "a model with a short name", "MIT", "org/known"),)
+    catalogue = (Listed("known", "a model with a short name", "MIT"),)
 
     def __init__(self) -> None:
         self.held: set[str] = set()
@@ -21,7 +21,7 @@ class Shelf:
         self.pause_s = 0.0
 
     async def stored(self) -> list[Stored]:
-        return [Stored(source, 300, 1.0) for source in sorted(self.held)]
+        return [Stored(source, 300, 1.0, ("known",) if source == "org/known" else ()) for source in sorted(self.held)]
 
     async def pull(self, source: str) -> AsyncGenerator[Pulled, None]:
         self.num_open += 1

@@ -142,6 +142,20 @@ def test_a_model_that_the_key_may_not_use_is_not_found(server):
     assert "unloaded" not in http.post("/api/chat", json={"model": "secret", "keep_alive": 0}).text
 
 
+def test_the_tag_of_ollama_opens_no_other_model(serve, answering):
+    """A key for `m` gets `m` by the name `m:latest`, also if the server has another model of that name."""
+    models = [ModelSpec(name, name) for name in ("m", "m:latest")]
+    scripts = {"m": answering("open"), "m:latest": answering("secret")}
+    server = serve(initial=models, scripts=scripts, api_keys=(f"{ALICE} model=m", BOB))
+    said = {
+        key: client_of(server, key).post("/v1/completions", json={"model": "m:latest", "prompt": "hi"}).json()["choices"][0]["text"]
+        for key in (ALICE, BOB)
+    }
+    assert said == {ALICE: "open", BOB: "secret"}
+    entry = client_of(server).get("/v1/models/m:latest").json()
+    assert entry["id"] == "m"
+
+
 def test_a_missing_name_stands_for_the_only_model_of_the_key(server):
     answer = client_of(server).post("/v1/chat/completions", json={"messages": HI})
     assert answer.status_code == 200 and answer.json()["model"] == "open"

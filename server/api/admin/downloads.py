@@ -63,12 +63,12 @@ def router(context: Context) -> APIRouter:
             stored = [] if library is None else await library.stored()
         except LoadError as error:
             raise registry.budget.as_api_error(error) from error
-        here = {one.source for one in stored}
+        here = {name for one in stored for name in one.names}
         listed: Downloadable = {
             "object": "list",
             "allowed": settings.allow_hub and library is not None,
             "catalogue": [
-                {"name": one.name, "about": one.about, "licence": one.licence, "here": one.name in here or one.origin in here}
+                {"name": one.name, "about": one.about, "licence": one.licence, "here": one.name in here}
                 for one in (() if library is None else library.catalogue)
             ],
             "data": [{"source": one.source, "bytes": one.num_bytes, "used_at": one.used_s} for one in stored],

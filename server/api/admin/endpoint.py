@@ -70,6 +70,7 @@ WeightForm = Literal[
     "int4-64",
     "int4-128",
 ]
+Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$")]  # bits per weight on average, such as 4.6; the worker knows the range
 
 
 class LoadBody(Options):
@@ -77,8 +78,8 @@ class LoadBody(Options):
 
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
-    quantize: WeightForm | None = None
-    dtype: WeightForm | None = None
+    quantize: WeightForm | Bits | None = None
+    dtype: WeightForm | Bits | None = None
     max_context: int | None = Field(default=None, ge=LEAST_CONTEXT, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=MOST_SEQUENCES)
     max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)

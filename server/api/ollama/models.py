@@ -85,7 +85,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download a model, resuming an interrupted download, and load it under the requested name. If the name is that of a served model,
+        """Download the missing files of a model, and load it under the requested name. If the name is that of a served model,
         and nothing can be downloaded under it, there is nothing to do."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)

@@ -81,7 +81,7 @@ export function loadCard(operation, cancel) {
 }
 
 const arrived = ({total_bytes: total, completed_bytes: completed}) =>
-  total ? `${bytes(completed)} of ${bytes(total)}. A stopped download continues where it ended.` : "Waiting for the size of the download";
+  total ? `${bytes(completed)} of ${bytes(total)}. A stopped download continues with the first file that is missing.` : "Waiting for the size of the download";
 
 export function failedDownload(operation, again) {
   const card = h("article", {class: "card", "aria-label": `Failed download of ${operation.model}`},

@@ -357,6 +357,8 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
         (["generate", "./no/such/model", "-p", "x"], 2, "does not exist"),
         (["generate", "demo", "-p", "x", "--kv-dtype", "f64"], 1, "kv_dtype is 'f64'; expected one of auto, f32, f16, bf16, int8"),
+        (["generate", "demo", "-p", "x", "--seed", str(1 << 64)], 2, "Invalid value for '--seed'"),
+        (["export", "demo", "-o", "/proc/x"], 1, "/proc/x cannot be made: No such file or directory; name another folder with --output"),
         (["inspect", "demo", "--quantize", "int3"], 1, "quantize is 'int3'; expected"),
         (["compile", "demo", "--target", "avx3"], 1, "unknown target 'avx3'; known: host, x86-64-v3"),
         (["load", "demo", "--target", "avx3"], 1, "target is 'avx3'; expected one of host, x86-64-v3"),

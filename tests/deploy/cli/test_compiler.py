@@ -142,6 +142,11 @@ def test_run_refuses_what_is_no_dimension(program: Path) -> None:
     assert result.exit_code == 2 and "expected NAME=N" in result.output
 
 
+def test_run_refuses_what_is_no_seed(program: Path) -> None:
+    result = call("eval", program, "main", "--dim", "n=3", "--dim", "k=4", "--seed", "-1")
+    assert result.exit_code == 2 and "'--seed'" in result.output
+
+
 NESTS = """
 func main(x: f32[n, 4], i: i32[m]) -> object {
   z = call_tir @pick(x, i) -> f32[m, 4]

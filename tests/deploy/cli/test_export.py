@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,14 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     with new_folder(tmp_path / "a" / "b") as folder:
         assert folder.is_dir()
     assert folder.is_dir()
+
+
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
+    message = r"out cannot be written: No space left on device; free space there, or name another folder with --output"
+    with pytest.raises(ExportError, match=message), new_folder(tmp_path / "out") as folder:
+        (folder / "part").mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,10 +23,11 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
-from deploy import demo, library
+from deploy import catalogue, demo, library
+from deploy.catalogue import Entry
 from deploy.cli.commands import app
 from deploy.library import Downloads
-from deploy.model_loading import hub
+from deploy.model_loading import hub, origins, packages
 from deploy.model_loading.locate import files_of_model, identity_of, locate, weigh
 from server.interfaces import LoadError
 from server.models.library import Pulled
@@ -90,6 +94,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint=url, cache_dir=tmp_path / "hub", token=False))
         monkeypatch.setattr(hub, "scan_cache_dir", partial(hub.scan_cache_dir, tmp_path / "hub"))
+        monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         yield url
         server.shutdown()
 
@@ -207,6 +212,30 @@ def test_a_file_that_was_not_verified_before_a_kill_is_verified_by_the_next_down
         assert locate("org/name:Q4") == path
 
 
+KILLED = "import os; from deploy.model_loading import hub; hub.download('org/name:q4', lambda _: os.kill(os.getpid(), 9))"
+
+
+def test_a_killed_download_fills_no_disk(endpoint: str, tmp_path: Path) -> None:
+    """The hub's library never uses the part of a file again, and gives each download a file of its own."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+    def killed() -> list[Path]:
+        ended = subprocess.run([sys.executable, "-c", KILLED], env=environment, cwd=Path(__file__).parents[3], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        return [*(tmp_path / "hub").rglob("*.incomplete")]
+
+    (first,) = killed()
+    (second,) = killed()
+    assert first != second
+    second.write_bytes(b"xx")  # the killed process had not written them yet
+    assert hub.remove("org/name:q4") == 2 and not second.exists() and hub.remove("org/name:q4") == 0
+    (part,) = killed()
+    with (tmp_path / "hub" / ".locks" / "models--org--name" / "model-q4.gguf.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if another process were downloading it
+        assert hub.remove("org/name") == 0 and part.exists()
+    assert locate("org/name:q4").read_bytes() == b"xx" and not part.exists()
+
+
 def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
     """Pulled models are listed and can be removed. Removing a single file keeps the other files of its repository."""
     locate("org/name")
@@ -234,6 +263,20 @@ def test_commands_pull_list_and_remove(endpoint: str, monkeypatch: pytest.Monkey
     assert "these models are: none" in said("rm", "org/name:q4", status=2)
 
 
+def test_a_short_name_is_here_once_its_file_is(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue abbreviates names of files, and writes them in another case than the hub."""
+    sources = {"four": "org/name:Q4", "large": "org/name:large", "whole": "org/name", "other": "org/other"}
+    monkeypatch.setattr(catalogue, "ENTRIES", tuple(Entry(name, "", "MIT", source) for name, source in sources.items()))
+    monkeypatch.setattr(packages, "ENTRIES", ())
+    here = lambda: {one["name"] for one in json.loads(CliRunner().invoke(app, ["ls", "--available", "--json"]).output) if one["here"]}  # noqa: E731
+    assert here() == set()
+    for name in ("four", "large", "whole"):
+        locate(sources[name])
+    assert here() == {"four", "large", "whole"}
+    hub.remove("org/name:q4")
+    assert here() == {"large", "whole"}
+
+
 def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server pulls models in a separate process and reports progress. It continues an interrupted download, and removes a model on
     request."""
@@ -254,6 +297,17 @@ def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: py
             await anext(part async for part in downloads.pull("org/none") if part.completed_bytes)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("source", ["org/name:q4", "smollm2"])
+def test_what_may_not_be_removed_is_told(source: str, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cache of the hub may belong to another user, or be mounted to be read only."""
+    locate("org/name:q4")
+    monkeypatch.setattr(packages, "path_of", lambda _entry: tmp_path / "smollm2.gguf")
+    (tmp_path / "smollm2.gguf").touch()
+    monkeypatch.setattr(Path, "unlink", Mock(side_effect=PermissionError(13, "Permission denied", "/the/file")))
+    with pytest.raises(LoadError, match=f"'{source}' cannot be removed from this machine: .*Permission denied: '/the/file'"):
+        origins.remove(source)
 
 
 def test_a_stopped_download_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

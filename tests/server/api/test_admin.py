@@ -164,7 +164,8 @@ def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, f
     assert server.registry.budget.free_bytes == free and said(server, model="a") == "old"
 
 
-def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
+@pytest.mark.parametrize("name", ["a", "a:latest"])
+def test_a_replacement_is_given_up_with_its_model(name, serve, folder, answering):
     states = ["one"]
     server = serve(initial=(), scripts={"a": answering("old")}, identify=lambda _source: states[-1])
     client = server.http()
@@ -172,7 +173,7 @@ def test_a_replacement_is_given_up_with_its_model(serve, folder, answering):
     states.append("two")
     server.scripts["a"] = answering("new", load_s=30)
     operation = client.post("/admin/models", json={"source": "a"}).json()
-    assert client.delete("/admin/models/a").status_code == 200
+    assert client.delete(f"/admin/models/{name}").status_code == 200
     assert wait_for(client, operation)["state"] == "cancelled"
     assert client.get("/admin/models").json()["data"] == [] and server.workers["a"].state == "stopped"
 
@@ -317,6 +318,7 @@ def test_a_pinned_model_stays(serve):
     ("method", "path", "body"),
     [
         ("DELETE", "/admin/models/friend", None),
+        ("DELETE", "/admin/models/friend:latest", None),
         ("POST", "/v1/models/friend/unload", {}),
         ("POST", "/v2/repository/models/friend/unload", {}),
         ("POST", "/models/unload", {"model": "friend"}),
@@ -441,6 +443,19 @@ def test_the_forms_of_weights_are_the_compiler_s():
         assert {f"{kind}-{group}" for group in range(1, 257) if _parses(f"{kind}-{group}")} <= set(get_args(WeightForm))
 
 
+def test_a_number_of_bits_is_a_form_of_weights(serve, folder):
+    client = serve(initial=()).http()
+    for number, bits in enumerate(("4.4", "4.6", "5", "5.25", "6.5")):
+        assert WeightFormat.parse(bits).budget == float(bits)
+        body = {"source": "a", "name": f"m{number}", "quantize": bits, "wait": True}
+        loaded = client.post("/admin/models", json=body)
+        assert loaded.status_code == 200 and loaded.json()["result"]["quantize"] == bits, loaded.text
+    assert client.post("/admin/models", json={"source": "b", "dtype": "4.6", "wait": True}).json()["result"]["quantize"] == "4.6"
+    for wrong in ("4,6", "4.6bit", "-4.6", "1e1", "nan", "4.", "46", "٤.٦"):
+        refused = client.post("/admin/models", json={"source": "c", "quantize": wrong})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "quantize", refused.text
+
+
 def _parses(form: str) -> bool:
     try:
         return bool(WeightFormat.parse(form))
@@ -533,6 +548,30 @@ def test_a_model_that_comes_back_takes_no_alias_back(serve, folder):
     server.http().put("/admin/aliases/yours", json={"model": "b"})
     server.stop()
     assert {spec.name: spec.aliases for spec in read_state(state).models} == {"a": ("mine",), "b": ("yours",)}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [ModelSpec("lost", "x"), ModelSpec("gone", "x", aliases=("lost", "late"))],
+    ids=["name", "alias"],
+)
+def test_a_model_that_cannot_come_back_keeps_no_name_that_another_has_got(lost, serve, folder, answering):
+    """Its name becomes an alias of another model, or its alias the name of another. Otherwise one of the two would not load at the next
+    start."""
+    state = folder / "state.json"
+    write_state(state, SavedState((lost,)))
+    broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
+    server = serve(initial=(ModelSpec("fine", "y"),), state_file=state, scripts={lost.name: broken})
+    http = server.http()
+    if lost.name == "lost":
+        assert http.put("/admin/aliases/lost", json={"model": "fine"}).status_code == 200
+    else:
+        assert http.post("/admin/models", json={"source": "a", "name": "lost", "wait": True}).status_code == 200
+    server.stop()
+    again = serve(initial=(), state_file=state)  # all disks are mounted
+    assert again.http().get("/admin/models").json()["failed"] == []
+    assert again.chat(model="lost").status_code == 200
+    assert {"fine"} <= {model.spec.name for model in again.registry.models()}
 
 
 def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, folder):
@@ -680,6 +719,39 @@ def test_a_link_to_itself_below_the_root_is_no_source(name, serve, folder):
         client.request("DELETE", "/api/delete", json={"model": name}),
     ]
     assert {answer.status_code for answer in answers} <= {400, 404}, [answer.text for answer in answers]
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other_model(serve, folder, monkeypatch):
+    """A disk that is mounted as the root has the folder `lost+found`, which only its administrator may read."""
+    server = serve(initial=())
+    root = server.settings.model_root
+    (root / "lost+found").mkdir()
+    for name in ("a", "z", "secret"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "config.json").write_text("{}")
+
+    def refusing(look, place, *arguments, **options):
+        if "lost+found" in place.parts[:-1] or (look == "iterdir" and place.name in ("lost+found", "secret")):
+            raise PermissionError(13, "Permission denied", str(place))
+        return originals[look](place, *arguments, **options)
+
+    originals = {look: getattr(Path, look) for look in ("stat", "iterdir")}
+    for look in originals:
+        monkeypatch.setattr(Path, look, lambda place, *arguments, look=look, **options: refusing(look, place, *arguments, **options))
+    assert [one["source"] for one in server.http().get("/admin/sources").json()["data"]] == ["a", "z"]
+
+
+def test_a_folder_whose_name_is_no_unicode_hides_no_other_model(serve, folder):
+    """JSON cannot name it, and a worker cannot be told of it."""
+    server = serve(initial=())
+    root, client = server.settings.model_root, server.http()
+    for name in ("a", "m\udcff", "m\udcff.gguf"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "config.json").write_text("{}")
+    (root / "link").symlink_to("m\udcff")
+    assert [one["source"] for one in client.get("/admin/sources").json()["data"]] == ["a"]
+    refused = client.post("/admin/models", json={"source": "link"})
+    assert refused.status_code == 400 and "leads to a path that is no Unicode; rename it" in refused.json()["error"]["message"]
 
 
 def test_a_root_that_is_a_link_to_itself_offers_nothing(serve, folder):

@@ -203,6 +203,16 @@ def test_a_created_model_can_be_copied_created_from_and_deleted(server):
     assert http.post("/api/show", json={"model": "corsair"}).json()["system"] == "Be brief."
 
 
+def test_a_model_whose_name_has_the_tag_of_ollama_has_no_defaults_of_a_created_one(serve):
+    server = serve(initial=(ModelSpec("null:latest", "null"),))
+    http = server.http()
+    body = {"model": "null", "from": "null:latest", "system": "Speak like a pirate.", "stream": False}
+    assert http.post("/api/create", json=body).status_code == 200
+    assert http.post("/api/copy", json={"source": "null:latest", "destination": "plain"}).status_code == 200
+    for name, system in (("null", "Speak like a pirate."), ("null:latest", None), ("plain", None)):
+        assert http.post("/api/show", json={"model": name}).json().get("system") == system, name
+
+
 def test_a_restart_keeps_created_models(serve, tmp_path):
     state = tmp_path / "state.json"
     server = serve(initial=(ModelSpec("null", "null", defaults=SET),), state_file=state)

@@ -10,7 +10,7 @@ import pytest
 
 from server.engine import channel
 from server.engine.channel import LENGTH_BYTES, ChannelError, WorkerChannel, decode_from_worker, frame, frames, payload_bytes
-from server.messages import Clip, Crop, Damaged, Embedding, ErrorCode, Failed, FromWorker, Part, SamplingParams, Submit
+from server.messages import Clip, Crop, Damaged, Embedding, ErrorCode, Failed, FromWorker, Load, Part, SamplingParams, Submit
 
 PARAMS = SamplingParams(max_tokens=1)
 EXCERPTS = (Crop.of(bytes(range(12)), 2, 2), *(Clip.of(bytes([number]) * 6400, 1.0, 10, 5) for number in range(3)))
@@ -51,6 +51,12 @@ def test_a_large_message_is_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frame(Submit("a", (1,), PARAMS))
     with pytest.raises(ChannelError, match="expected at most 6000"):
         frame(Part("a", EXCERPTS[1]))
+
+
+def test_what_messagepack_cannot_write_is_no_frame() -> None:
+    for load in (Load("a", "/m\udcff"), Load("a", "b", kv_cache_bytes=1 << 64)):
+        with pytest.raises(ChannelError, match="MessagePack cannot write"):
+            frame(load)
 
 
 def test_an_answer_that_is_too_large_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,6 +389,29 @@ def test_a_drain_that_takes_too_long_ends_the_rest(caplog: pytest.LogCaptureFixt
     assert "still had running requests after 0.1 s" in caplog.text
 
 
+def test_a_load_that_cannot_be_sent_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise it would wait forever for the progress of a worker that knows nothing of it."""
+
+    async def scenario() -> None:
+        supervisor = Supervisor(COMMAND, Load("null", "/m\udcff"))
+        with pytest.raises(LoadError, match="the worker ended while loading"):
+            await supervisor.start()
+        assert supervisor.state is WorkerState.STOPPED and "MessagePack cannot write" in caplog.text
+
+    run(scenario, timeout_s=60)
+
+
+def test_a_request_that_cannot_be_sent_fails_alone() -> None:
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            wrong = Submit("wrong", (1,), SamplingParams(max_tokens=1, seed=1 << 64))
+            with pytest.raises(RequestError, match="MessagePack cannot write"):
+                await collect(supervisor, wrong)
+            assert await collect(supervisor, submits(1)[0]) and supervisor.restarts == 0
+
+    run(scenario, timeout_s=60)
+
+
 def test_a_load_that_does_not_fit_is_refused_with_figures() -> None:
     async def scenario() -> None:
         heard = []
