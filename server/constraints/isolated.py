@@ -40,6 +40,11 @@ class IsolatedMatcher(Matcher):
             self._ask(Question.STATE)
 
     @property
+    def num_followed(self) -> int:
+        """The number of tokens before the first one that the grammar refused."""
+        return len(self._token_ids) - len(self.refused)
+
+    @property
     def is_complete(self) -> bool:
         return self._is_complete
 

@@ -66,6 +66,7 @@ class LazyMatcher(Matcher):
         self._selection: ToolSelection | None = None
         # matcher of the grammar that applies now, or None; dropped when the grammar is complete, cannot be followed, or is let go
         self._begun: IsolatedMatcher | None = None
+        self._num_begun = 0  # number of tokens that were drawn before this grammar applied
 
     @property
     def is_late(self) -> bool:
@@ -164,6 +165,8 @@ class LazyMatcher(Matcher):
 
     def _read_free(self, token_id: int) -> None:
         """Read a token that no grammar governs."""
+        if self.refuses(token_id):
+            self._selection = None  # an earlier worker dropped the selection here, and drew the token without it
         if self._selection is not None:
             self._say(self._selection, token_id)
         elif self._thinks:
@@ -195,14 +198,12 @@ class LazyMatcher(Matcher):
         if first.grammar is None:
             return
         begun = self._begun = IsolatedMatcher(first.grammar)
+        self._num_begun = len(token_ids)
         if token_ids:
             self._follow(lambda: begun.advance(token_ids))
 
     def _say(self, selection: ToolSelection, token_id: int) -> None:
         """Add a token to the selection of a tool. If the selection is made, begin the grammar."""
-        if self.refuses(token_id):
-            self._selection = None  # possible only if an earlier worker dropped the selection here
-            return
         selection.say(token_id)
         if selection.is_made:
             self._selection = None
@@ -216,8 +217,10 @@ class LazyMatcher(Matcher):
         try:
             step()
         except ConstraintError:
-            # The token that an incomplete grammar refused is skipped: it does not belong to the unconstrained text either.
-            self._free(begun.refused if begun.is_complete else begun.refused[1:])
+            # A refused token of the beginning is skipped, since with it the beginning would begin the same grammar again. Any other refused
+            # token was drawn after an earlier worker had let go of the grammar, or the grammar was complete: it is unconstrained text.
+            is_skipped = begun.num_followed < self._num_begun and not begun.is_complete
+            self._free(begun.refused[is_skipped:])
         else:
             if begun.is_complete and not begun.is_late:
                 self._free([])

@@ -197,8 +197,9 @@ class PageExchange:
     def takings(self) -> Collection[Taking]:
         return self._takings.values()
 
-    def is_taking(self, request: Request) -> bool:
-        return request in self._takings
+    def has_waiting(self, request: Request) -> bool:
+        """Return whether a request waits for pages: from `begin` until `arrived` returns it."""
+        return request in self._takings or request in self._done
 
     def arrived(self) -> list[Request]:
         """Return the requests that need not wait for pages any longer. Each request is returned once."""

@@ -80,8 +80,8 @@ class Requests:
 
     def _schedule(self, request: Request) -> None:
         """Schedule a request, unless it waits for its constraints or for pages of another server."""
-        is_taking = self._exchange is not None and self._exchange.is_taking(request)
-        if not is_taking and not any(seq in self._compiling for seq in request.sequences):
+        waits = self._exchange is not None and self._exchange.has_waiting(request)
+        if not waits and not any(seq in self._compiling for seq in request.sequences):
             self._scheduler.add(request)
 
     def embed(self, embed: Embed) -> None:

@@ -294,9 +294,10 @@ class Supervisor:
             self._worker.send(Drain())
 
     def _fail_all(self, error: RequestError) -> None:
-        """Fail all jobs."""
+        """Fail all jobs, and forget them: no worker is to run them any more."""
         for job in self._jobs.values():
             job.fail(error)
+        self._jobs = {}
 
     # --- the worker ------------------------------------------------------------------------------------------------------
 

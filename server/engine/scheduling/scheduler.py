@@ -243,11 +243,14 @@ class Scheduler:
             num_tokens = len(seq.token_ids) + seq.num_awaited
             if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue) or seq in encoding:
                 continue  # its last token is awaited, or it was preempted just now, or its prompt is not computed
-            count = self._whole(seq, min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens))
+            count = min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens)
             if seq.is_idle:
-                left_for_idle = (self._left_for_idle() if left_for_idle is None else left_for_idle) - count
-                if left_for_idle < 0:
+                left_for_idle = self._left_for_idle() if left_for_idle is None else left_for_idle
+                if left_for_idle < 1:
                     break
+                count = min(count, left_for_idle)
+                left_for_idle -= count
+            count = self._whole(seq, count)
             if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False) and queue is not None:
                 queue.charge(seq.fairness_key, count)
 

@@ -363,6 +363,32 @@ def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenize
         assert [*emitted, *later.token_ids] == whole.token_ids, num_steps
 
 
+def test_a_worker_that_dies_behind_a_call_that_was_let_go_goes_on_exactly(rig, tokenizer, constraints) -> None:
+    """Banned tokens keep each call from its end, so the first worker drops its grammar there. What the model draws then is free text, in
+    which the next trigger counts, also right there."""
+    banned = tuple(token_id for token_id in range(TRIGGER) if "!" in tokenizer.decode([token_id]))
+    constraint = msgspec.structs.replace(CALL, source='start: "AB" ("CD" | "EF") "!"')
+    num_in_a_row = 0
+    for seed in range(8, 11):
+        submit = submit_of(constraint, seed, banned_token_ids=banned)
+        whole = rig(constraints=constraints, logits_of=eager).run([submit])[submit.request_id, 0].token_ids
+        num_in_a_row += sum(call in ("ABCD", "ABEF") for call in calls(tokenizer, whole)[:-1])
+        for at, token_id in enumerate(whole):
+            if token_id == TRIGGER:
+                later = rig(constraints=constraints, logits_of=eager)
+                later.run([msgspec.structs.replace(submit, emitted=(tuple(whole[: at + 1]),))])
+                assert [*whole[: at + 1], *later.outcomes[submit.request_id, 0].token_ids] == whole, (seed, at)
+    assert num_in_a_row
+
+
+def test_a_selection_may_begin_where_an_earlier_worker_dropped_one(tokenizer, constraints) -> None:
+    """A rule banned the first token of the offers, so the worker dropped the selection, and the model wrote the trigger again."""
+    constraint = offering(tokenizer)
+    offer = constraint.trigger.offers[0]
+    once, again = (answered(constraints.open(constraint, (*triggers, *offer))) for triggers in ((TRIGGER,), (TRIGGER, TRIGGER)))
+    assert once.mask() is not None and np.array_equal(once.mask(), again.mask())
+
+
 def test_offers_beyond_the_vocabulary_are_none(rig, constraints, tokenizer) -> None:
     constraint = offering(tokenizer)
     trigger = msgspec.structs.replace(constraint.trigger, offers=(*constraint.trigger.offers, (VOCAB + 80, 1)))

@@ -9,17 +9,19 @@ import msgspec
 import pytest
 
 from runtime.cache_groups import PAGE_SIZE
+from server.constraints.isolated import IsolatedMatcher
 from server.engine import page_exchange
 from server.engine.intake import open_request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.pace import Measured, Pace
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Abort, PagesGiven, Peering, SamplingParams, Submit
+from server.messages import Abort, Constraint, ConstraintKind, PagesGiven, Peering, SamplingParams, Submit
 from server.peers.taking import Arrival
 from server.peers.wire import Offer
 from tests.doubles.model import NullModel, null_page_bytes
 from tests.doubles.transfers import GIVER, PEERING, exchange_with
+from tests.server.constraints.processes import wait_until
 from tests.server.engine.conftest import VOCAB, Rig
 
 BYTES = null_page_bytes(PAGE_SIZE)
@@ -175,6 +177,30 @@ def test_a_request_that_ends_takes_nothing_more() -> None:
     assert counts.num_failed == 1 and counts.waited_s > 0
 
 
+@pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
+def test_a_request_is_scheduled_once_when_all_that_it_waits_for_ends_at_once(constraints, monkeypatch, engine) -> None:
+    """Its pages have arrived. Before the next step, the choice is aborted whose constraint is still compiled; the other one was ready."""
+    monkeypatch.setattr(page_exchange, "FRAME_BYTES", BYTES)
+    giver = Rig(limits=limits(WHOLE))
+    one = msgspec.structs.replace(submit("a", 60, constraint=Constraint(ConstraintKind.REGEX, "a+")), num_choices=2)
+    whole = Rig(engine, limits=limits(WHOLE), constraints=constraints).run([one])
+    exchange = exchange_with(giver.model, giver.engine, lambda _arrivals: [])
+    taker, poll = Rig(engine, limits=limits(WHOLE), constraints=constraints, exchange=exchange), IsolatedMatcher.poll
+    taker.engine.submit(*with_giver([one]))
+    late, ready = taker.engine._requests.living["a"].sequences
+    monkeypatch.setattr(IsolatedMatcher, "poll", lambda self: self is not late.matcher and poll(self))
+    wait_until(lambda: not taker.step() and list(taker.engine._requests._compiling) == [late])
+    (taking,) = taker.engine.exchange.takings
+    taking.transfer.arrivals.put(None)
+    taker.step()
+    assert not taker.engine.exchange.takings and ready not in taker.engine.scheduler.queue
+    taker.engine.abort(Abort("a", 0))
+    monkeypatch.undo()
+    outcomes = taker.run([submit("b", 40)])
+    assert outcomes["a", 1] == whole["a", 1] and outcomes["b", 0].end is not None
+    assert not len(taker.engine.scheduler.queue) and taker.engine.scheduler.queue.head() is None
+
+
 def test_a_small_cache_is_not_emptied_for_pages(random_submits) -> None:
     """The taker's cache holds one long prompt at a time, and its running requests come first."""
     small = GroupLimits(40, page_bytes=BYTES)
@@ -250,7 +276,7 @@ def test_pages_move_in_small_portions() -> None:
     exchange = transfers(taken, taker.engine.scheduler, sent.append, clock=clock_of(taken))
     request = open_request(*with_giver([one]), 0, limits=taker.limits, eos_ids=())
     assert exchange.begin(request)
-    while exchange.is_taking(request):
+    while exchange.takings:
         before_s = taken.now_s
         exchange.work()
         assert taken.now_s - before_s <= most_s
@@ -383,7 +409,7 @@ def test_the_beginning_of_a_prompt_that_was_taken_is_evicted_last() -> None:
     exchange = exchange_with(giver.model, giver.engine)(taker.model, taker.engine.scheduler, lambda _: None)
     request = open_request(*with_giver([one]), 0, limits=taker.limits, eos_ids=())
     assert exchange.begin(request)
-    while exchange.is_taking(request):
+    while exchange.takings:
         exchange.work()
     taker.run([submit("b", 400)])  # needs 27 of 40 pages, 22 of which are free
     short = msgspec.structs.replace(one, request_id="c", prompt_ids=one.prompt_ids[: 10 * PAGE_SIZE])

@@ -731,6 +731,24 @@ def test_sleep_may_fail_what_runs_and_no_room_is_no_waking() -> None:
     run(scenario)
 
 
+def test_a_request_that_failed_when_its_model_fell_asleep_is_not_computed_again() -> None:
+    """Its client has not read the error yet when the model wakes."""
+
+    async def scenario() -> None:
+        failed, other = submits(2, max_tokens=300)
+        async with worker() as supervisor, aclosing(supervisor.generate(failed)) as events:
+            await anext(events)
+            await supervisor.sleep(keep=False)
+            await collect(supervisor, other)
+            await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
+            assert supervisor.stats.prefix_queries == len(other.prompt_ids), "of no other prompt"
+            with pytest.raises(RequestError, match="was put to sleep"):
+                async for _ in events:
+                    pass
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("kind", ["encoder", "embedder", "generator"])
 def test_embeddings_survive_a_kill(kind) -> None:
     async def scenario() -> None:

@@ -396,6 +396,36 @@ def test_a_prompt_that_arrives_late_takes_the_place_of_a_batch_in_the_next_step(
     assert all(outcomes[line.request_id, 0].token_ids == alone[line.request_id, 0].token_ids for line in lines)
 
 
+def test_tokens_that_a_grammar_forces_in_a_batch_run_in_short_steps() -> None:
+    """A step of a batch alone is short, so it may have no room for all tokens that a grammar has forced. They run in several steps."""
+    costs = StepCosts(MACHINES["int4"])
+    scheduler = Scheduler(LIMITS, Pace(LIMITS.max_tokens, Measured(MACHINES["int4"]), UNBOUNDED_S))
+    lines = [open_request(Submit(name, (1, 2, 3), SamplingParams(99), priority=IDLE), 0, limits=LIMITS, eos_ids=()) for name in "ab"]
+    seqs = [seq for line in lines for seq in line.sequences]
+    for number, seq in enumerate(seqs):
+        seq.rank = (IDLE, number, 0)
+        scheduler.add(lines[number])
+
+    def run_step() -> float:
+        plan = scheduler.settle(scheduler.schedule())
+        assert plan.items, "nothing else runs"
+        scheduler.collect(plan)
+        scheduler.observe(plan, step_s := costs(plan.num_tokens))
+        scheduler.check_integrity(seqs)
+        return step_s
+
+    while any(seq.num_computed < seq.num_prompt for seq in seqs):
+        run_step()
+    for seq in seqs:
+        for token_id in range(60):
+            seq.append(token_id)
+    scheduler.pace.observe(1, costs(1))  # a stream has just ended
+    steps_s = [run_step()]
+    while any(seq.num_to_compute for seq in seqs):
+        steps_s.append(run_step())
+    assert steps_s[0] == costs(1) and max(steps_s) <= 1.1 * IDLE_STEP_S
+
+
 @pytest.mark.parametrize("hears", [False, True])
 def test_a_batch_that_leaves_a_plan_gives_its_pages_back(hears: bool) -> None:
     """A prompt that arrives late gets the pages, too, except one with audio that is heard already."""

@@ -21,7 +21,7 @@ from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
 from server.engine.step_model import GroupLimits, SeeingLimits, StepLimits
-from server.messages import Abort, Crop, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
+from server.messages import IDLE, Abort, Crop, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
 from tests.doubles.model import NullModel, hashed_logits
 
 VOCAB = 40
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30),
         max_tokens=st.integers(1, 24),
         num_choices=st.sampled_from((1, 1, 1, 2, 4)),
-        priority=st.sampled_from((0, 0, 0, 1, -1)),
+        priority=st.sampled_from((0, 0, 0, 1, -1, IDLE)),
         key=st.sampled_from("abc"),
         salt=st.sampled_from(("", "", "x")),
         prompt_logprobs=st.sampled_from((None, None, 0)),
