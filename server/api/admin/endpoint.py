@@ -70,7 +70,8 @@ WeightForm = Literal[
     "int4-64",
     "int4-128",
 ]
-Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$")]  # bits per weight on average, such as 4.6; the worker knows the range
+# bits per weight on average, such as 4.6; the worker knows the range
+Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$", max_length=10)]
 
 
 class LoadBody(Options):
