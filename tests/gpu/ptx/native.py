@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 SOURCE = Path(__file__).with_name("native.c")
 MOST_COLUMNS, MOST_DEPTH = 256, 32
+_BYTE = ctypes.c_char
 
 
 class Native:
@@ -40,7 +41,7 @@ class Native:
         shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
         a, b, c = (np.ascontiguousarray(x if x.shape == shape else np.broadcast_to(x, shape)) for x in (a, b, c))
         result = np.empty(shape, np.float32)
-        self._fma(a.ctypes.data, b.ctypes.data, c.ctypes.data, result.ctypes.data, result.size)
+        self._fma(_begin(a), _begin(b), _begin(c), _begin(result), result.size)
         return result
 
     def products(self, a: Array, b: Array, c: Array, terms: int, least_a: int, least_b: int, fraction: int) -> Array | None:
@@ -49,13 +50,18 @@ class Native:
         (*_, rows, depth), columns = a.shape, b.shape[-2]
         a, b, result = np.ascontiguousarray(a), np.ascontiguousarray(b), np.array(c, np.float32, order="C")
         sizes = result.size // (rows * columns), rows, columns, depth, terms, least_a, least_b, fraction
-        return result if self._products(a.ctypes.data, b.ctypes.data, result.ctypes.data, *sizes) else None
+        return result if self._products(_begin(a), _begin(b), _begin(result), *sizes) else None
 
 
 def address(numbers: Array) -> int:
     """Return the address of the first of several int64 numbers, which must be adjacent."""
     assert numbers.dtype == np.int64 and numbers.flags.c_contiguous
-    return numbers.ctypes.data
+    return _begin(numbers)
+
+
+def _begin(array: Array) -> int:
+    """Return the address of a contiguous array. `from_buffer` takes a third of the time of `array.ctypes`, and only what can be written."""
+    return ctypes.addressof(_BYTE.from_buffer(array.data)) if array.flags.writeable and array.size else array.ctypes.data
 
 
 def _function(function: Any, arguments: list[Any], result: Any) -> Any:
