@@ -76,11 +76,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
     options = options or Options()
     started = time.perf_counter()
     planned = plan(module, options)
-    signatures = {
-        name: Signature(signature(module, name), all_vars(func), planned.num_prepared[name])
-        for name, func in module.graph_functions.items()
-    }
-    executable = build(planned.module, options, signatures)
+    executable = build(planned.module, options, signatures_of(module, planned))
     if planned.preparations is not None:
         executable = replace(executable, preparing=compile_module(planned.preparations, replace(options, target=host(), symbols="")))
     if options.texts:
@@ -120,6 +116,14 @@ def plan(module: IRModule, options: Options) -> Planned:
     for name, seconds in timing.seconds.items():
         say(2, f"{1000 * seconds:9.1f} ms  {name}")
     return Planned(planned, counts, preparations)
+
+
+def signatures_of(module: IRModule, planned: Planned) -> dict[str, Signature]:
+    """Return the signatures of a module's functions, of which `planned` is the plan."""
+    return {
+        name: Signature(signature(module, name), all_vars(func), planned.num_prepared[name])
+        for name, func in module.graph_functions.items()
+    }
 
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:

@@ -25,6 +25,7 @@ QUESTION: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 2,  # the prefill step gives the first token, a decoding step the second
 }
+SMALL = ("--max-context", "64", "--max-batch", "1")
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,7 @@ def url(_library: Path, command_line: CommandLine) -> Iterator[str]:
         "demo",
         "--device",
         "cuda",
-        "--max-context",
-        "64",
-        "--max-batch",
-        "1",
+        *SMALL,
         "--port",
         "0",
         "--stall-s",
@@ -104,8 +102,8 @@ def test_the_metrics_tell_the_memory_and_the_work_of_the_card(url: str) -> None:
 
 def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, command_line: CommandLine) -> None:
     """If a model does not fit into GPU memory, its memory plan says so, and the load is refused before anything is copied to the GPU."""
-    environment = SoftwareGpu(_library).environment(arch="8.0", memory=16 << 20)
-    said = command_line.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
+    environment = SoftwareGpu(_library).environment(arch="9.0", memory=16 << 20)
+    said = command_line.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", *SMALL[:2], status=1, **environment)
     assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ (?:[KMG]i)?B are free", " ".join(said.split()))
 
 

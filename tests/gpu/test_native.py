@@ -1,5 +1,5 @@
 """The software GPU computes fused multiply-adds and matrix products of floats to the same bits in C as in NumPy, and records the same
-history of shared memory."""
+histories of shared and global memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.gpu.ptx import native
 from tests.gpu.ptx.faults import Fault
 from tests.gpu.ptx.instructions.floats import fused_multiply_add
 from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
+from tests.gpu.ptx.memory import History
 from tests.gpu.ptx.native import Native
+from tests.gpu.ptx.races import Races
 from tests.gpu.ptx.shadow import Shadow
 
 Array = NDArray[Any]
@@ -123,8 +125,9 @@ def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Arra
             case "copy" if copies and random.random() < 0.6:
                 same("arrive", *copies.pop(), asynchronous=bool(random.integers(2)))
             case "copy":
-                if good := same("announce", some, some * 16, 16, asynchronous=bool(random.integers(2))):
-                    copies.append((some, some * 16, 16))
+                at = some // 2 * 32 if random.random() < 0.3 else some * 16  # several copies to one place, or each to its own
+                if good := same("announce", some, at, 16, asynchronous=bool(random.integers(2))):
+                    copies.append((some, at, 16))
             case "product" if begun and random.random() < 0.6:
                 same("end_reading", begun.pop())
             case "product":
@@ -138,4 +141,55 @@ def test_the_history_of_shared_memory(grain: int, both: Callable[..., tuple[Arra
             case _:
                 same("fence", threads)
         counts["good" if good else "faulty"] += 1
+    assert min(counts.values()) > 120, counts
+
+
+@pytest.mark.parametrize("grain", [1, 4])
+def test_the_history_of_global_memory(grain: int, both: Callable[..., tuple[Array, Array]]) -> None:
+    """Random accesses are faults for the same reason, and leave the same history. The threads of a warp, of a block or of a launch use the
+    same places, and launches follow one another."""
+    random, threads = np.random.default_rng(grain), np.arange(256)
+    slots = threads // 128
+    histories = [History(), History()]
+    counts = {"good": 0, "faulty": 0}
+    time = 1
+    for _ in range(12):
+        waves: list[Any] = []
+        for history in histories:
+            history.time = time
+            shadow = SimpleNamespace(time=time, epoch=np.zeros(256, np.int32), warp_epoch=np.zeros(256, np.int32))
+            launch = SimpleNamespace(begin=time, signals={}, grid=(2, 1, 1))
+            wave: Any = SimpleNamespace(memory=SimpleNamespace(history=history, top=4096), launch=launch, shadow=shadow, threads=threads)
+            wave.program, wave.blocks, wave.slot, wave.thread = SimpleNamespace(global_grain=grain), np.arange(2), slots, threads % 128
+            wave.per_block, wave.cluster, wave.name = 128, 1, lambda thread: f"thread {thread}"
+            waves.append(wave)
+        made = iter(waves)
+        races = both(lambda made=made: Races(next(made)))
+        assert [each._native is None for each in races] == [False, True]  # pyright: ignore[reportPrivateUsage]
+        for _ in range(100):
+            some = np.sort(random.choice(threads, random.integers(1, 256), replace=False))
+            some = some[slots[some] == random.integers(2)] if random.random() < 0.7 else some
+            size = 1 << int(random.integers(grain.bit_length() - 1, 5))
+            offsets = (some if random.random() < 0.6 else random.integers(0, 32, len(some))) * 16 + int(random.integers(2)) * 2048 % 4096
+            offsets = offsets % 4096
+            action = random.choice(["read", "constant", "write", "barrier", "warps"], p=[0.25, 0.05, 0.25, 0.3, 0.15])
+            said: list[str] = []
+            for race, wave in zip(races, waves, strict=True):
+                try:
+                    match action:
+                        case "read" | "constant":
+                            race.read(some, offsets, size, constant=action == "constant")
+                        case "write":
+                            race.write(some, offsets, size)
+                        case _:
+                            wave.shadow.time += 1
+                            (wave.shadow.epoch if action == "barrier" else wave.shadow.warp_epoch)[some] = wave.shadow.time
+                    said.append("")
+                except Fault as fault:
+                    said.append(str(fault))
+            assert said[0] == said[1]
+            for field in ("writer", "write_time", "reader", "read_time", "constant_time"):
+                np.testing.assert_array_equal(*(getattr(each, field) for each in histories), f"{field} after {action}: {said[0]}")
+            counts["faulty" if said[0] else "good"] += 1
+        time = waves[0].shadow.time + 1
     assert min(counts.values()) > 120, counts

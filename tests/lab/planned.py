@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from compiler.backends.registry import backend_of
@@ -37,7 +38,7 @@ class Sizes:
 
 def planned_bytes(module: IRModule, entry: str, target: Target, sizes: Sizes) -> dict[str, int]:
     """Return the bytes that each binding of a step reads, by the binding's name. `module` is the input of the driver."""
-    nests = backend_of(target).pipeline(target, ()).until("lift_weights")(module)
+    nests = _nests(module, target)
     found: dict[str, int] = {}
     for binding in nests.graph(entry).body.bindings:
         if isinstance(binding.value, CallTir):
@@ -52,6 +53,11 @@ def planned_bytes(module: IRModule, entry: str, target: Target, sizes: Sizes) ->
                 if any(place is buffer for place in places)
             )
     return found
+
+
+@lru_cache(maxsize=8)  # callers ask for steps of several sizes of one program
+def _nests(module: IRModule, target: Target) -> IRModule:
+    return backend_of(target).pipeline(target, ()).until("lift_weights")(module)
 
 
 def _count(buffer: Buffer, sizes: Sizes) -> int:

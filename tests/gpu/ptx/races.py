@@ -14,6 +14,7 @@ So a fence in front of a barrier does not publish what other threads have writte
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from tests.gpu.ptx.faults import Fault
 from tests.gpu.ptx.memory import MANY
+from tests.gpu.ptx.native import address, native
 from tests.gpu.ptx.program import Array, Index
 
 WARP = 32
@@ -51,6 +53,20 @@ class Races:
         self.num_blocks = int(np.prod(wave.launch.grid))
         self.block = wave.blocks[wave.slot].astype(np.int32)  # for each thread, the number of its block in the launch
         self.number = self.block * wave.per_block + wave.thread.astype(np.int32)
+        self._native, epoch = native(), wave.shadow.epoch
+        history = self.history
+        arrays = (
+            history.writer,
+            history.write_time,
+            history.reader,
+            history.read_time,
+            history.constant_time,
+            self.number,
+            self.block,
+            epoch,
+        )
+        # `struct races` of native.c
+        self._struct = (ctypes.c_int64 * 11)(*(each.ctypes.data for each in arrays), self.shift, self.begin, wave.per_block)
         # For each thread: when it executed its last fence for the whole card, and what barriers had ordered before it then.
         self.fenced, self.ordered = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
         self.received: dict[int, Signal] = {}  # by thread: what it has read since its last fence
@@ -62,8 +78,16 @@ class Races:
         """Return the indices of the pieces that each access touches: [threads, pieces]."""
         return (offsets >> self.shift)[:, None] + np.arange(max(num_bytes >> self.shift, 1))
 
+    def _accesses(self, threads: Array, offsets: Array, num_bytes: int) -> tuple[Any, ...]:
+        """Return the arguments by which native.c finds the pieces that each access touches, and the time. They are addresses, so the caller
+        keeps the arrays."""
+        return self._struct, address(threads), address(offsets), len(threads), max(num_bytes >> self.shift, 1), self.wave.shadow.time
+
     def read(self, index: Index, offsets: Array, num_bytes: int, *, constant: bool = False) -> None:
         """Note reads. A read of a constant may return what the memory held before the launch, or what a later write stores."""
+        threads = self.wave.threads[index]
+        if self._native is not None and self._native.global_read(*self._accesses(threads, offsets, num_bytes), constant):
+            return
         history, pieces = self.history, self._pieces(offsets, num_bytes)
         own = np.broadcast_to(self.number[index][:, None], pieces.shape)
         written = history.write_time[pieces]
@@ -86,8 +110,18 @@ class Races:
             history.reader[at[together == MANY]] = MANY
 
     def write(self, index: Index, offsets: Array, num_bytes: int) -> None:
+        threads = self.wave.threads[index]
+        done = 0 if self._native is None else self._native.global_write(*self._accesses(threads, offsets, num_bytes))
+        if done == 1:
+            return
         history, pieces = self.history, self._pieces(offsets, num_bytes)
         own = np.broadcast_to(self.number[index][:, None], pieces.shape)
+        if not done:
+            self._overwrite(index, own, pieces)
+        self._refuse(history.writer[pieces] != own, index, history.writer[pieces], "writes at the same time as {}")
+
+    def _overwrite(self, index: Index, own: Array, pieces: Array) -> None:
+        history = self.history
         for who, times, what in (
             (history.writer, history.write_time, "writes over what {} wrote"),
             (history.reader, history.read_time, "writes over what {} read"),
@@ -97,7 +131,6 @@ class Races:
                 self._check(index, own, who[pieces], found, what)
         self._refuse(history.constant_time[pieces] >= self.begin, index, own, "writes what the launch has read as a constant")
         history.writer[pieces], history.write_time[pieces], history.read_time[pieces] = own, self.wave.shadow.time, 0
-        self._refuse(history.writer[pieces] != own, index, history.writer[pieces], "writes at the same time as {}")
 
     def _together(self, a: Array, b: Array) -> Array:
         """Return who stands for the readers `a` and `b` together."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.gpu.ptx.faults import Fault
-from tests.gpu.ptx.native import native
+from tests.gpu.ptx.native import address, native
 
 NOBODY, SEVERAL, ASYNC = -1, -2, -3
 Array = NDArray[Any]
@@ -98,7 +98,7 @@ class Shadow:
 
     def _accesses(self, threads: Array, offsets: Array, num_bytes: int) -> tuple[Any, ...]:
         """Return the arguments by which native.c finds the pieces that each access touches."""
-        return self._struct, _address(threads), _address(offsets), len(threads), max(num_bytes >> self.grain_log2, 1)
+        return self._struct, address(threads), address(offsets), len(threads), max(num_bytes >> self.grain_log2, 1)
 
     def read(self, threads: Array, offsets: Array, num_bytes: int) -> None:
         if self._native is not None and self._native.read(*self._accesses(threads, offsets, num_bytes), self.time):
@@ -154,16 +154,22 @@ class Shadow:
 
     def announce(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:
         """Record that a copy in flight will write these bytes. An asynchronous copy writes through the async proxy."""
+        fast = self._native if self.wave.cluster == 1 else None
+        if fast is not None and fast.announce(*self._accesses(threads, offsets, num_bytes), asynchronous):
+            return
         self._overwrites(threads, offsets, num_bytes)
         pieces = self._pieces(offsets, num_bytes)
         if asynchronous:
             message = "an asynchronous write over what a write{by} left without fence.proxy.async"
             self._refuse(self.generic[pieces], threads, pieces, message, self.writer[pieces])
-        self.arriving[pieces] += 1
+        np.add.at(self.arriving, pieces, 1)
 
     def arrive(self, threads: Array, offsets: Array, num_bytes: int, *, asynchronous: bool) -> None:
+        if self._native is not None:
+            self._native.arrive(*self._accesses(threads, offsets, num_bytes), self.time, asynchronous)
+            return
         pieces = self._pieces(offsets, num_bytes)
-        self.arriving[pieces] -= 1
+        np.subtract.at(self.arriving, pieces, 1)
         self.writer[pieces] = ASYNC if asynchronous else threads[:, None]
         self.write_time[pieces] = self.time
         self.reader[pieces] = NOBODY
@@ -172,7 +178,7 @@ class Shadow:
     def begin_reading(self, thread: int, pieces: Array) -> None:
         """Record that a copy or product in flight, which the thread has started, reads these pieces. No piece is named twice. The caller
         later passes them to `end_reading`."""
-        if self._native is not None and self._native.begin_reading(self._struct, thread, _address(pieces), len(pieces)):
+        if self._native is not None and self._native.begin_reading(self._struct, thread, address(pieces), len(pieces)):
             return
         columns, who = pieces[:, None], np.full(len(pieces), thread)
         self._refuse(self.arriving[columns] > 0, who, columns, "an asynchronous read of what a copy in flight is going to write")
@@ -195,9 +201,3 @@ class Shadow:
         self.leaving[pieces] -= 1
         self.reader[pieces] = SEVERAL
         self.read_time[pieces] = self.time
-
-
-def _address(numbers: Array) -> int:
-    """Return the address of the first of several int64 numbers, which must be adjacent."""
-    assert numbers.dtype == np.int64 and numbers.flags.c_contiguous
-    return numbers.ctypes.data

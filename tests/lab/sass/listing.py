@@ -77,7 +77,7 @@ class Listing:
                 ends[begin] = max(ends.get(begin, 0), number + 1)
         return tuple(sorted((Loop(b, e) for b, e in ends.items()), key=lambda loop: (loop.begin, -loop.end)))
 
-    @property
+    @cached_property
     def innermost(self) -> tuple[Loop, ...]:
         return tuple(loop for loop in self.loops if not any(loop.contains(other) for other in self.loops))
 

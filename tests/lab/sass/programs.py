@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from compiler.driver import Options, build, plan, signatures_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.layers.nn import AS_STORED, WeightFormat
@@ -17,8 +18,9 @@ from compiler.frontend.weights import TensorInfo
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from compiler.ir.numbers import Kind
-from compiler.machine.target import get
+from compiler.machine.target import Target, get
 from deploy.bench.synthetic import FP8, dtypes_of, fp8_model, shapes_of
+from runtime.executable import Executable
 
 MXFP4 = "mxfp4"  # experts as in a checkpoint of gpt-oss
 MXFP4_FORM = Form(4, 32, DType.BF16, kind=Kind.E2M1)
@@ -46,6 +48,13 @@ def in_few_layers(config: ModelConfig) -> ModelConfig:
     if config.recurrence is None:
         return replace(config, num_layers=2)
     return replace(config, num_layers=4, recurrence=replace(config.recurrence, layers=frozenset([0, 1])))
+
+
+def compiled(module: IRModule, target: Target) -> tuple[IRModule, Executable]:
+    """Return a program after all passes, and compiled for a GPU. Preparations of weights are left out: they run on the CPU."""
+    options = Options(target)
+    planned = plan(module, options)
+    return planned.module, build(planned.module, options, signatures_of(module, planned))
 
 
 def _dtypes(tensors: Mapping[str, TensorInfo]) -> dict[str, DType]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.driver import Options, compile_module, plan
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds
 from compiler.ir.dims import Dim
@@ -20,10 +19,10 @@ from compiler.machine.target import get
 from compiler.ops.scan import STATE_SCAN
 from deploy.bench.compute.case import Case
 from runtime.cache_groups import PAGE_SIZE
-from runtime.executable import Executable, Phase
+from runtime.executable import Phase
 from tests.lab.planned import Sizes, planned_bytes
 from tests.lab.sass.listing import Listing
-from tests.lab.sass.programs import step_of
+from tests.lab.sass.programs import compiled, step_of
 from tests.lab.sass.tools import Assembled, Usage, assemble
 
 
@@ -66,9 +65,8 @@ class ProgramCode:
 
     def __init__(self, module: IRModule, target: str) -> None:
         self.target = get(target)
-        self.module, options = module, Options(self.target)
-        self.planned: IRModule = plan(module, options).module
-        self.executable: Executable = compile_module(module, options)
+        self.module = module
+        self.planned, self.executable = compiled(module, self.target)
         self.assembled: Assembled = assemble(self.executable.object_code, target)
         found = [kernel for k in self.executable.meta.kernels for kernel in self._kernels(k.name)]
         self.kernels: Mapping[str, Kernel] = {kernel.name: kernel for kernel in found}

@@ -65,7 +65,11 @@ def _part(copy: Copy, chosen: Array) -> Copy:
 def _do(wave: Any, copy: Copy, due: Array) -> None:
     copy = _part(copy, due)
     span = np.arange(copy.num_bytes)
-    if copy.pieces is None:
+    if copy.pieces is None and (copy.kept == copy.num_bytes).all():
+        whole = f"V{copy.num_bytes}"
+        wave.shared.view(whole)[copy.targets // copy.num_bytes] = wave.memory.bytes.view(whole)[copy.sources // copy.num_bytes]
+        wave.shadow.arrive(copy.threads, copy.targets, copy.num_bytes, asynchronous=False)
+    elif copy.pieces is None:
         data = wave.memory.bytes[np.where(span < copy.kept[:, None], copy.sources[:, None] + span, 0)]
         wave.shared[copy.targets[:, None] + span] = np.where(span < copy.kept[:, None], data, 0)
         wave.shadow.arrive(copy.threads, copy.targets, copy.num_bytes, asynchronous=False)

@@ -14,6 +14,7 @@ from tests.gpu.ptx.instructions.warps import check_whole
 from tests.gpu.ptx.program import Array, Assembler, Index, Instruction, Reader, Step, rule
 from tests.gpu.ptx.wave import WARP
 
+ROW = "V16"  # element type of a row of a matrix, which has 16 bytes
 LANE = np.arange(WARP)
 # the row of a fragment in which each lane has elements, and the lane's position in the row: four lanes share a row
 GROUP, IN_GROUP = LANE // 4, LANE % 4
@@ -38,7 +39,7 @@ def _ldmatrix(code: Assembler, instruction: Instruction) -> Step:
     def step(wave: Any, index: Index) -> None:
         rows = _rows(wave, index, read(wave, index), count)
         wave.shadow.read(_readers(wave, index, count), rows.reshape(-1), 16)
-        found = wave.shared[rows[..., None] + np.arange(16)].view(np.uint16)  # [warps, matrices, 8, 8]
+        found = wave.shared.view(ROW)[rows >> 4].view(np.uint16).reshape(*rows.shape, 8)  # [warps, matrices, 8, 8]
         if transposed:
             found = np.ascontiguousarray(found.swapaxes(2, 3))
         words = found.view(np.uint32).reshape(len(rows), count, WARP)
@@ -57,13 +58,11 @@ def _stmatrix(code: Assembler, instruction: Instruction) -> Step:
 
     def step(wave: Any, index: Index) -> None:
         rows = _rows(wave, index, read(wave, index), count)
-        shape = wave.threads[index].shape
-        words = np.stack([np.broadcast_to(r(wave, index), shape).reshape(-1, WARP) for r in readers], 1)
-        values = np.ascontiguousarray(words).view(np.uint16).reshape(*rows.shape, 8)
+        values = rows_of(_all(readers, wave, index), len(rows), WARP).view(np.uint16).reshape(*rows.shape, 8)
         if transposed:
             values = np.ascontiguousarray(values.swapaxes(2, 3))
         wave.shadow.write(_readers(wave, index, count), rows.reshape(-1), 16)
-        wave.shared[rows[..., None] + np.arange(16)] = values.view(np.uint8)
+        wave.shared.view(ROW)[rows >> 4] = values.view(ROW)[..., 0]
 
     return step
 
@@ -93,8 +92,16 @@ def _readers(wave: Any, index: Index, count: int) -> Array:
 
 def fragment(registers: list[Array], element: Any, warps: int) -> Array:
     """Reshape packed registers [registers, threads] to elements [warps, registers, lanes, elements per register]."""
-    words = np.stack([np.broadcast_to(r, (warps * WARP,)).reshape(warps, WARP) for r in registers], 1)
-    return np.ascontiguousarray(words).view(element).reshape(warps, len(registers), WARP, -1)
+    words = rows_of(registers, warps, WARP)
+    return words.view(element).reshape(warps, len(registers), WARP, -1)
+
+
+def rows_of(registers: list[Array], groups: int, threads: int) -> Array:
+    """Return the registers of groups of threads, [groups, registers, threads]. A register of one number is the same in all."""
+    words = np.empty((groups, len(registers), threads), registers[0].dtype)
+    for number, register in enumerate(registers):
+        words[:, number] = register if len(register) == 1 else register.reshape(groups, threads)
+    return words
 
 
 def matrix_a(parts: Array) -> Array:

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.gpu.ptx.instructions.floats import nan_of
-from tests.gpu.ptx.native import MOST_COLUMNS, native
+from tests.gpu.ptx.native import MOST_COLUMNS, MOST_DEPTH, native
 from tests.gpu.ptx.program import Array
 
 
@@ -49,8 +49,10 @@ def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[
         return (exact.astype(np.int64) + c).astype(np.int32)
     unit = unit_of(arch, eight_bits=a_type in ("e4m3", "e5m2"))
     a, b = a.astype(np.float64), b.astype(np.float64)
-    if (fast := native()) is not None and b.shape[-2] <= MOST_COLUMNS and all(np.isfinite(x).all() for x in (a, b, c)):
-        return fast.products(a, b, c, unit.terms, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)
+    if (fast := native()) is not None and b.shape[-2] <= MOST_COLUMNS and b.shape[-1] <= MOST_DEPTH:
+        found = fast.products(a, b, c, unit.terms, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)
+        if found is not None:
+            return found
     for start in range(0, a.shape[-1], unit.terms):
         part = slice(start, start + unit.terms)
         c = _fused(a[..., part], b[..., part], c, LEAST_EXPONENT[a_type], LEAST_EXPONENT[b_type], unit.fraction)

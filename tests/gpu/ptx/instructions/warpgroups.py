@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.ptx.faults import Fault, UnknownPtx
-from tests.gpu.ptx.instructions.matrices import GROUP, IN_GROUP, gathered
+from tests.gpu.ptx.instructions.matrices import GROUP, IN_GROUP, gathered, rows_of
 from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
 from tests.gpu.ptx.program import SHARED_BASE, Array, Arrive, Assembler, Instruction, waits
 from tests.gpu.ptx.text import Immediate, Register, Vector
@@ -220,8 +220,8 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
                 rows_a = _stored(wave, matrices[0], chosen, element)
             rows_b = _stored(wave, matrix_b, chosen, element)
             order, reverse = _orders_of_sums(n)
-            c = gathered(np.stack([read(wave, who).reshape(count, WARPGROUP) for read in readers], 1), order)
-            c = np.where(adds[chosen][:, None, None], c, accumulator(0))
+            c = gathered(rows_of([read(wave, who) for read in readers], count, WARPGROUP), order)
+            c[~adds[chosen]] = 0
             uneven = wave.launch.uneven is not None and n >= wave.launch.uneven
             d = product(rows_a, rows_b, c, a_type, b_type, OLDER if uneven else wave.launch.arch)
             for group in chosen:
@@ -281,7 +281,8 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
 class Matrix:
     """A matrix in shared memory, of which a product reads 32 bytes of each row."""
 
-    offsets: Array  # of each byte, [rows * 32]
+    offsets: Array  # of the adjacent bytes, in units of `adjacent`
+    adjacent: int  # number of bytes that are adjacent both in a row of the matrix and in memory
     pieces: Array  # of the access history (shadow.py)
 
 
@@ -289,25 +290,28 @@ def operand(wave: Any, threads: Array, descriptors: Array, rows: int, *, in_line
     """Return the matrix that each descriptor names in the shared memory of its thread's block."""
     found: list[Matrix] = []
     for thread, descriptor in zip(threads, descriptors, strict=True):
+        adjacent = 2 if in_lines else 16
         offsets, pieces, low, high = _bytes_of(int(descriptor), rows, wave.shadow.grain, in_lines=in_lines)
         if low < 0 or high >= wave.shared_bytes:
             raise Fault(f"an operand of a product lies at shared offsets {low} to {high}, outside {wave.shared_bytes} bytes")
         start = int(wave.slot[thread]) * wave.shared_stride
-        found.append(Matrix(offsets + start, pieces + start // wave.shadow.grain) if start else Matrix(offsets, pieces))
+        here = (offsets + start // adjacent, pieces + start // wave.shadow.grain) if start else (offsets, pieces)
+        found.append(Matrix(here[0], adjacent, here[1]))
     return found
 
 
 def _stored(wave: Any, matrices: list[Matrix], chosen: Array, element: Any) -> Array:
     """Return the elements of some matrices, [matrices, rows, elements in 32 bytes]."""
     offsets = matrices[int(chosen[0])].offsets if len(chosen) == 1 else np.stack([matrices[number].offsets for number in chosen])
-    return wave.shared[offsets].reshape(len(chosen), -1, 32).view(element)
+    stored = wave.shared.view(f"V{matrices[0].adjacent}")[offsets]
+    return stored.view(element).reshape(len(chosen), -1, 32 // np.dtype(element).itemsize)
 
 
 @lru_cache(maxsize=1024)  # the loops of a kernel use few descriptors again and again
 def _bytes_of(descriptor: int, rows: int, grain: int, *, in_lines: bool) -> tuple[Array, Array, int, int]:
-    """Return the offsets in a block's shared memory of the bytes of a matrix, [rows * 32], their pieces of `grain` bytes, the lowest offset
-    and the highest one. For each row of the matrix, these are 32 bytes along K. `in_lines`: the matrix is stored transposed, so elements of
-    neighbouring rows are adjacent, not those of a row."""
+    """Return where in a block's shared memory the adjacent bytes of a matrix are, in units of their number (see Matrix), their pieces of
+    `grain` bytes, the lowest offset of a byte and the highest one. For each row of the matrix, these are 32 bytes along K. `in_lines`: the
+    matrix is stored transposed, so elements of neighbouring rows are adjacent, not those of a row."""
     start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     if descriptor >> 49 & 7:
         raise Fault("a product whose descriptors have a base offset is not supported")
@@ -326,6 +330,8 @@ def _bytes_of(descriptor: int, rows: int, grain: int, *, in_lines: bool) -> tupl
         address = address ^ ((address >> 7 & (width // 16 - 1)) << 4)
     offsets = address.reshape(-1) - SHARED_BASE
     pieces = np.unique(offsets // grain)
-    for shared in (offsets, pieces):
+    adjacent = 2 if in_lines else 16
+    places = offsets[::adjacent] // adjacent
+    for shared in (places, pieces):
         shared.flags.writeable = False
-    return offsets, pieces, int(offsets.min()), int(offsets.max())
+    return places, pieces, int(offsets.min()), int(offsets.max())

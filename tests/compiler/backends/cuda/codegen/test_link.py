@@ -30,6 +30,7 @@ from runtime.device.cpu.host import ARCH
 from runtime.executable import Executable
 from runtime.objects import elf
 from runtime.session import Session
+from tests.lab.sass.programs import compiled
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
 GPUS = [t.name for t in NAMED.values() if t.arch == "nvptx64"]
@@ -157,7 +158,7 @@ TWINS = ("sm_80", "sm_89")  # targets with the same PTX
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 def test_twins_share_their_ptx(program: str) -> None:
     """Only the first lines differ, which name the target. So `make test` assembles the kernels for one of both."""
-    first, second = (compile_module(parse(program), Options(get(name))).object_code.decode().partition(f".target {name}") for name in TWINS)
+    first, second = (ptx(parse(program), name).decode().partition(f".target {name}") for name in TWINS)
     assert first[1] and second[1] and first[2] == second[2]
 
 
@@ -228,7 +229,12 @@ def assembled(program: str | IRModule, name: str) -> Assembled:
 @cache
 def _assembled(program: str | IRModule, name: str) -> Assembled:
     module = parse(program) if isinstance(program, str) else program
-    return assemble(compile_module(module, Options(get(name))).object_code, name)
+    return assemble(ptx(module, name), name)
+
+
+def ptx(module: IRModule, name: str) -> bytes:
+    _, executable = compiled(module, get(name))
+    return executable.object_code
 
 
 # --- barriers and loop kinds -------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def attention(kind: str) -> ProgramCode:
     return ProgramCode(parse(f"func main({given}, ids: i32[t], at: i32[t]) -> object where {bounds} {body}"), "sm_90a")
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_ATTENTION)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k == "heads of 256" else k for k in KINDS_OF_ATTENTION])
 def test_attention_of_large_heads_copies_parts_while_it_multiplies_others(kind: str) -> None:
     """With one stage, at least two parts are in flight: each is copied for the next split once it has been multiplied. No loop over splits
     keeps numbers on the stack, and products overlap."""
