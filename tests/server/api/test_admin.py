@@ -783,7 +783,7 @@ def test_a_failed_load_stays_visible_until_the_model_is_there(serve, folder):
 
 def gone(client, name: str) -> bool:
     end = time.monotonic() + 60
-    while name in index(client, ready=True) and time.monotonic() < end:
+    while name in index(client) and time.monotonic() < end:
         time.sleep(0.01)
     return name not in index(client)
 
