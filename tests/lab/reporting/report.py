@@ -59,47 +59,81 @@ MACHINES = """
 | Machine | Benchmarks | Measured |
 | --- | --- | --- |
 """
-PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. `A over B` and `A / B` are quotients.
-p50 and p99 are percentiles. A benchmark has a table for each set of options with which it ran. A + after a commit means that files
-differed from the commit.
+PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. A benchmark has a section for each set of
+options with which it ran, and the section states the command. `A over B` and `A / B` mean A divided by B. p50 is the median; 99 % of the
+values are at most p99. A + after a commit means that files differed from the commit. `--quantize int4` in a command is called
+`--quantize int4-32` today.
 """
 # Explanations of the terms in the tables of a benchmark.
 TERMS = {
-    "apis": "The first row is the speed of chat; the other rows are speeds relative to it, measured with the same questions and the "
-    "same tokens. The front is the process that answers HTTP requests.",
+    "apis": "Concurrent clients stream answers. The first row is the speed at which all of them together get tokens from chat. Each other "
+    "row is the speed of another API, divided by that of chat, for the same questions and the same tokens. The front is the process that "
+    "answers HTTP requests.",
     "batch": "Live clients stream answers with pauses, in turns alone and beside a batch. `slower` is the fraction by which the batch "
-    "raises the median latency. The live clients leave to the batch the share of the time in which none of their requests runs while there "
-    "is no batch. `share of what is left` is the lines per second of the batch beside live clients, divided by the product of this share "
-    "and the lines per second of the batch alone. `killed at` lists how many lines were answered at each kill of the server.",
+    "raises the median latency of the live clients. `share of what is left` compares the batch with the time that live clients leave it: "
+    "the fraction of the time in which none of their requests runs, measured while they are alone. The share is the lines per second of "
+    "the batch beside live clients, divided by the product of this fraction and the lines per second of the batch alone. It may exceed 1, "
+    "because lines also run within the steps of live requests. `killed at` lists how many lines were answered at each kill of the server.",
     "cuda_day": "The steps of a day with a card, and below them what they found. The bandwidth of copies counts bytes that are read and "
     "bytes that are written. `planned bytes` are those that the kernels of a step must read; the share of copies is the time for "
     "copying as many bytes, divided by the time of the step. Shapes have few layers; the speed of the whole shape is computed from "
     "the times of the kernels that every layer repeats.",
-    "hostile": "Each row is a field of an endpoint. While requests with large values of the field are sent, one client reads a stream "
-    "and another requests `/health/live` (the probe). The figure is the longest pause of the stream or the longest wait of "
-    "the probe, and the note names the value that caused it. `without requests` is measured in the same way while no "
-    "such request is sent, so it shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; "
-    "`several fields` are requests with large answers. Status 0 means that the server closed the connection before it had read the body.",
+    "embed": "`relaxserve export` has written a model with random weights as a C library, once static (an archive) and once shared. Each "
+    "size of a library includes its header. `a sequence beside its keys and values` is the memory that a sequence needs in addition to "
+    "its keys and values, mostly for intermediate results. The stack is that of a thread which computes a step. The last row divides the "
+    "memory in addition to keys and values by the compute buffer that llama.cpp allocates for the same context and the same number of "
+    "tokens per step.",
+    "fleet_agents": "The same trace of agent sessions is sent to one large replica, to a fleet of replicas behind its router, and to "
+    "these replicas in turn, without the router. A request of a session begins with the prompt of the request before. The router sends a "
+    "request to the replica whose prefix cache has most of its prompt. The large replica has as many pages in its prefix cache as all "
+    "replicas of the fleet together. Hits are the prompt tokens that a prefix cache had, as a fraction of all prompt tokens; those of the "
+    "fleet are then divided by those of the large replica.",
+    "hostile": "While requests or connections that might hold up the server are sent, one client reads a stream, and another requests "
+    "`/health/live` again and again (the probe). A row with a method, a path and a field is about requests with large values of this "
+    "field. Its figure is the longest pause of the stream or the longest wait of the probe, whichever is longer, and the note names the "
+    "value that caused it. `unknown` is a field that no endpoint knows; `several fields` are requests with large answers. Status 0 means "
+    "that the server closed the connection before it had read the body. `without requests` is measured in the same way while no such "
+    "request is sent, so it shows the delays that the machine itself causes. A row that ends in `stream`, `probe` or `growth of the "
+    "front` is about 100 connections without a key, all of which send the same kind of data (`tests/lab/serving/floods.py`). It has the "
+    "longest pause of the stream, the longest wait of the probe, or the growth of the memory of the front, which is the process that "
+    "answers HTTP requests. `no connections` is measured while there are no such connections. Whatever is beyond its goal is measured "
+    "again, in up to five rounds, and the best round counts, because the machine also delays requests at random. Of `without requests` "
+    "and `no connections`, the worst round counts.",
     "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
     "launches. The limit of a kernel is the time that its bytes take at the memory bandwidth, or its operations at the peak of "
     "arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time; it may exceed 1, since data in a "
     "cache are read faster than memory. `limits of weights` are the bandwidth and the peak for kernels that multiply by weights; "
     "`limits of others` are those for all other kernels, with the peak of f32. `ms`, `MB read` and `GFLOP` are sums over all launches "
     "in a step.",
-    "load": "The goal of a memory figure is the memory that the load plans: weights, arena, KV pages and 300 MiB for the process, and "
-    "while loading also the largest shard. The first start has an empty cache. A later start finds the compiled program and the packed "
-    "weights in the cache. A cold start finds them too, but no packed weights in memory, only on disk; its prompt has one token.",
-    "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
-    "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
-    "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
-    "divided by the peer's.",
+    "load": "The goal of a memory figure is the memory that the load plans: weights, arena (the memory for intermediate results), KV "
+    "pages and 300 MiB for the process, and while loading also the largest shard, which is a file of the checkpoint. The first start has "
+    "an empty cache. A later start finds the compiled program and the packed weights in the cache. A cold start finds them too, but the "
+    "packed weights are only on disk, not in memory; its prompt has one token.",
+    "model": "The model has random weights, and the sizes that `deploy/bench/synthetic.py` lists under the name after `--synthetic`; "
+    "`--layers` replaces the number of layers. `prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of "
+    "N sequences whose context has C tokens. `MB read` and `GFLOP` are the bytes that a step has to read and the operations that it has "
+    "to compute. The limit is the speed at which either reading these bytes takes all of the memory bandwidth, or these operations reach "
+    "the peak of arithmetic. Both were measured together with the step. They vary, so a share may exceed 1. In a mixture of experts, a "
+    "share may also exceed 1 because the bytes are an average: tokens may choose fewer experts than independent choices would. The "
+    "speedup over a peer is relaxserve's tokens per second divided by the peer's.",
+    "real": "[BENCHMARKS.md](../../BENCHMARKS.md#real-models-beside-llamacpp) explains the figures. `A / llama.cpp's` is the figure of "
+    "relaxserve divided by that of llama.cpp.",
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The first burst has the "
     "first requests after the load; the second follows, with other prompts. The ideal is the time in which the model, without the engine, "
-    "runs prompts of the same lengths in full chunks and then steps of all sequences; `throughput / ideal` is this time divided by the "
-    "measured time. `over HTTP` is measured through a server process, all other rows inside the engine's process.",
-    "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers, and run in Node. The peak "
-    "is the rate of multiply-adds in registers, in the same engine. A native thread runs the same decode step, compiled for the CPU as for "
-    "the server.",
+    "runs prompts of the same lengths in full chunks (`all prompts`) and then steps of all sequences; `throughput / ideal` is this time "
+    "divided by the measured time. `by CPU time` divides CPU times instead, which other load on the machine does not increase. `share of "
+    "time outside kernels` is the fraction of the time in which no kernel runs. `arrivals` are 2 N clients that arrive at random, as many "
+    "per second as 0.7 times those that the ideal serves; their ideal is the time of the last arrival, plus the time that the model needs "
+    "for as many clients as are there at once on average. `arrival` is a prompt of 2,000 tokens that arrives while 16 other clients "
+    "receive tokens. `over HTTP` is measured through a server process, all other rows inside the engine's process.",
+    "sight": "A model with random weights, which has the shape of SmolVLM 256M except for its vocabulary, reads an image of four "
+    "megapixels. It cuts the image into nine crops of 512 x 512 pixels and a small copy of the whole. The second question is about the "
+    "same image, which the prefix cache then has. A gap is the time between two tokens; the other stream is that of a client that gets "
+    "text while a new image is encoded.",
+    "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers. They run in Node, except "
+    "that the time from the browser's cache and comparisons with another engine are measured in Chromium. The f32 product has 64 rows and "
+    "512 x 512 weights. The peak is the rate of multiply-adds in registers, in the same engine. Decoding is for one sequence, with "
+    "weights of 4 bits. A native thread runs the same decode step, compiled for the CPU as for the server.",
 }
 
 Row = Mapping[str, Any]
@@ -178,11 +212,13 @@ def _of_model(found: Any) -> Iterator[Table]:
     """Yield the table of `model`, and with --beside the table of the quotients of both models' shares."""
     peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
     ratio = found.get("lengthening")
-    longer = [f"a token after the longest context takes {ratio:.2f} times as long as one after the shortest"] if ratio else []
+    longer = [f"decoding a token after the longest context takes {ratio:.2f} times as long as after the shortest"] if ratio else []
+    growth = found.get("growth", [])
+    longest = max((group["window"] or 0 for group in growth), default=0)
     grown = [
-        f"a sequence of one to four windows holds {', '.join(map(str, group['pages']))} pages of the layers "
-        + ("without a window" if group["window"] is None else f"with a window of {group['window']} tokens")
-        for group in found.get("growth", [])
+        f"until a sequence has 1, 2, 3 and 4 times {longest} tokens, it holds at most {', '.join(map(str, group['pages']))} pages of "
+        + ("the layers without a window" if group["window"] is None else f"the layers with a window of {group['window']} tokens")
+        for group in growth
     ]
     yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
     if (beside := found.get("beside")) is not None:

@@ -75,8 +75,8 @@ class Round:
 
     first_s: float  # to the first token of the first question about an image
     second_s: float  # to that of the second question about the same image
-    seen_token_s: float  # per token that follows an image
-    read_token_s: float  # per token that follows a text of the same number of tokens
+    seen_token_s: float  # per token that follows an image and a question
+    read_token_s: float  # per token that follows a question without an image
     gap_s: float  # longest gap between two tokens of another client's stream while the image is encoded
     usual_gap_s: float  # median gap of that stream
 
@@ -183,7 +183,7 @@ def figures_of(rounds: Sequence[Round]) -> list[Figure]:
             note=f"{middle('second_s') * 1e3:.0f} ms",
         ),
         Figure(
-            "time per token: after an image / after a text of the same length",
+            "time per token: after an image and a question / after the question without an image",
             statistics.median(one.seen_token_s / one.read_token_s for one in rounds),
             "x",
             note=f"{middle('seen_token_s') * 1e3:.2f} and {middle('read_token_s') * 1e3:.2f} ms; the image is {CROPS**2 + 1} x 64 tokens",

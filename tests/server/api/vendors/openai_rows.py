@@ -20,7 +20,7 @@ CALLER: dict[str, Row] = {
     "user": no_effect("somebody", note=HABIT),
     "safety_identifier": no_effect("somebody", note=HABIT),
     "prompt_cache_key": no_effect("a key", note="the prefix cache finds shared prefixes by itself"),
-    "prompt_cache_retention": no_effect("in_memory", "24h", None, note="pages are kept while there is room"),
+    "prompt_cache_retention": no_effect("in_memory", "24h", None, note="the prefix cache keeps pages while there is room"),
     "service_tier": no_effect("auto", "default", "flex", "priority", None, note=HABIT),
 }
 COMMON: dict[str, Row] = {
@@ -67,7 +67,7 @@ CHAT: dict[str, Row] = {
     "modalities": no_effect(["text"], None, refused=(["text", "audio"],), note="`text` only; `audio` is refused"),
     "parallel_tool_calls": honoured(False, True, beside={**TOOLS, "tool_choice": "required"}),
     "prediction": no_effect({"type": "content", "content": "Hello"}, None, note="it could only make the answer faster"),
-    "reasoning_effort": honoured("none", "low", "high", None, note="if the chat template knows it"),
+    "reasoning_effort": honoured("none", "low", "high", None, note="by the chat template, or as a [budget of thoughts](dialects.md)"),
     "response_format": honoured(
         {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
     ),
@@ -83,7 +83,7 @@ COMPLETIONS: dict[str, Row] = {
     **COMMON,
     "user": CALLER["user"],
     "prompt": honoured("hello", ["a", "b"], [72, 73], [[72], [73]]),
-    "best_of": honoured(3, 1, None, note="not with `stream`"),
+    "best_of": honoured(3, 1, None, note="with `stream`, a value above `n` is refused"),
     "echo": honoured(True, False, None),
     "logprobs": honoured(2, 0, None),
     "suffix": refused("the end", accepted=(None,), note="unless the model can fill in the middle"),
@@ -107,7 +107,7 @@ RESPONSES: dict[str, Row] = {
     **{name: COMMON[name] for name in ("model", "temperature", "top_p", "stream")},
     **{name: CALLER[name] for name in ("prompt_cache_retention", "service_tier")},
     **{name: honoured(*CALLER[name].accepted, note=RETURNED) for name in ("metadata", "user", "safety_identifier", "prompt_cache_key")},
-    "background": honoured(True, False, None, note="not with `stream`"),
+    "background": honoured(True, False, None, note="together with `stream` it is refused"),
     "context_management": refused([{"type": "compaction"}], accepted=(None,)),
     "conversation": refused("conv_1", {"id": "conv_1"}, accepted=(None,)),
     "include": honoured(
@@ -127,7 +127,8 @@ RESPONSES: dict[str, Row] = {
             {"type": "function_call_output", "call_id": "c", "output": "1"},
         ],
         refused=([*ITEMS, {"type": "image_generation_call", "id": "i", "status": "completed", "result": "aGk="}],),
-        note="text, images, audio, calls, their outputs and reasoning; other items are refused",
+        note="text, images, audio, reasoning, calls and their outputs, items about MCP servers, and references to stored items; "
+        "other items are refused",
     ),
     "instructions": honoured("Be brief.", None),
     "max_output_tokens": honoured(16, None),
@@ -162,12 +163,15 @@ COUNTED = {name: RESPONSES[name] for name in (*IN_A_PROMPT, "parallel_tool_calls
 BATCHES: dict[str, Row] = {
     "input_file_id": honoured(),
     "endpoint": honoured(
-        "/v1/chat/completions", refused=("/v1/images/generations",), note="of chat, completions, embeddings and responses"
+        "/v1/chat/completions",
+        refused=("/v1/images/generations",),
+        note="the paths of chat, completions, embeddings and responses; others are refused",
     ),
     "completion_window": honoured("24h"),
     "metadata": honoured({"a": "b"}, {}, note=RETURNED),
     "output_expires_after": no_effect(
-        {"anchor": "created_at", "seconds": 3600}, note="`batch_store_s` decides; named in `X-Ignored-Params`"
+        {"anchor": "created_at", "seconds": 3600},
+        note="the setting `batch_store_s` says how long output files are kept; named in `X-Ignored-Params`",
     ),
 }
 ENDPOINTS: dict[str, dict[str, Row]] = {

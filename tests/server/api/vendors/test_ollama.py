@@ -43,7 +43,8 @@ OPTIONS: dict[str, Row] = {
     **dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta"), refused(2, accepted=(0,), note=NO_SAMPLER)),
     "tfs_z": refused(0.5, accepted=(0,), note=NO_SAMPLER),
     **dict.fromkeys(
-        ("f16_kv", "logits_all", "vocab_only", "embedding_only"), no_effect(True, note="former options; named in `X-Ignored-Params`")
+        ("f16_kv", "logits_all", "vocab_only", "embedding_only"),
+        no_effect(True, note="options of earlier versions of Ollama; named in `X-Ignored-Params`"),
     ),
 }
 FEW: tuple[Any, ...] = ({"seed": 7, "temperature": 0.5}, {"num_predict": 5, "num_ctx": 2048}, {"stop": ["null"]}, {})
@@ -51,9 +52,9 @@ SHARED: dict[str, Row] = {
     "model": honoured("null"),
     "stream": honoured(False, True),
     "format": honoured("json", SCHEMA, ""),
-    "options": honoured(*FEW, note="see below"),
-    "keep_alive": no_effect("5m", 300, -1, note="models stay loaded; 0 puts the model to sleep"),
-    "think": honoured(True, False, "low", note="if the chat template knows it"),
+    "options": honoured(*FEW, note="see the [next table](#ollama-options)"),
+    "keep_alive": no_effect("5m", 300, -1, note="models stay loaded; only 0 has an effect, it puts the model to sleep"),
+    "think": honoured(True, False, "low", note="if the model has thoughts; otherwise named in `X-Ignored-Params`"),
     "logprobs": honoured(True),
     "top_logprobs": honoured(2, beside={"logprobs": True}),
 }
@@ -79,7 +80,7 @@ GENERATE: dict[str, Row] = {
     "suffix": refused("the end", note="unless the model can fill in the middle"),
     "template": refused("{{ .Prompt }}"),
     "context": refused([1, 2]),
-    "images": refused(["aGk="], accepted=([],), note="unless the model sees images"),
+    "images": refused(["aGk="], accepted=([],), note="unless the model reads images"),
     **dict.fromkeys(("width", "height", "steps"), no_effect(8, note="no images are generated; named in `X-Ignored-Params`")),
 }
 EMBED: dict[str, Row] = {
