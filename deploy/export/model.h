@@ -60,7 +60,8 @@ void rs_stop(rs_sequence *sequence);
  * `count` is 0, if the sequence would exceed RS_MAX_CONTEXT, or if a token is negative or not less than RS_VOCAB_SIZE. */
 const float *rs_step(rs_sequence *sequence, const int32_t *tokens, size_t count);
 
-/* Draw a token from the logits of the last step. Return a negative number if a logit is NaN or infinite. */
+/* Draw a token from the logits of the last step. Return a negative number if a logit is NaN or
+ * positive infinity, or if no token may be drawn. */
 int32_t rs_sample(rs_sequence *sequence, const rs_sampling *sampling);
 
 /* Shorten the sequence to its first `length` tokens. */

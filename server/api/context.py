@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from server.api.request.fields import Options, check_unknown
+from server.audio.decoder import AudioDecoder
 from server.batches.service import Batches
 from server.history import History
 from server.http.auth import Access
@@ -77,6 +78,7 @@ class Context:
     registry: Registry
     batches: Batches
     history: History
+    recordings: AudioDecoder  # decodes the files of all transcriptions, and limits the samples that they hold together
     kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property

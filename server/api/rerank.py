@@ -225,9 +225,10 @@ async def _scores_of_pairs(
     """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, if a
     pair is too long, or if a field asks for something that pairs do not have."""
     prompt = loaded.ready.pair_prompt
-    for param, is_asked in (("truncation_side", body.truncation_side == "left"), ("add_special_tokens", body.add_special_tokens is False)):
+    cuts_left = body.truncation_side == "left" and body.truncate_prompt_tokens is not None
+    for param, is_asked in (("truncation_side", cuts_left), ("add_special_tokens", body.add_special_tokens is False)):
         if is_asked:
-            reason = "a reranker reads the beginnings of both texts, with the special tokens of a pair; leave it out"
+            reason = "a reranker reads the beginnings of both texts, in the form in which it was trained; leave it out"
             raise ApiError(UNSUPPORTED_FIELD, f"{param} is {getattr(body, param)!r}: {reason}", param=param)
     if body.instruction is not None and prompt is None:
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")

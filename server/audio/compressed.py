@@ -19,7 +19,8 @@ FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "ma
 PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
 PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
-ID3_BYTES = 10  # bytes of the head of a tag of ID3
+ID3_BYTES = 10  # bytes of the head of a tag of ID3, and of its footer
+ID3_FOOTER = 0x10  # flag of a tag that has a footer
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 
@@ -38,8 +39,9 @@ def format_of(data: bytes) -> str | None:
 
 
 def _id3_size(data: bytes) -> int:
-    """Return the number of bytes that follow the head of a tag of ID3, which are written in digits of 7 bits."""
-    return sum((digit & 127) << 7 * place for place, digit in enumerate(reversed(data[6:ID3_BYTES])))
+    """Return the number of bytes that follow the head of a tag of ID3: those of the tag, written in digits of 7 bits, and of a footer."""
+    size = sum((digit & 127) << 7 * place for place, digit in enumerate(reversed(data[6:ID3_BYTES])))
+    return size + (ID3_BYTES if len(data) > 5 and data[5] & ID3_FOOTER else 0)
 
 
 def load_library() -> None:

@@ -10,10 +10,12 @@ buffer, so a killed server loses no answer that it has written; `recover` remove
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +30,7 @@ MAX_FILES = 10_000
 ID = re.compile(r"[A-Za-z]+[-_][0-9a-f]{24}")
 PIECE_BYTES = 1 << 20
 R = TypeVar("R", FileRecord, BatchRecord)
+T = TypeVar("T")
 
 
 class Store:
@@ -37,8 +40,11 @@ class Store:
         """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # guards `num_bytes` and the writing of records, because several threads write files
+        self._lock = threading.Lock()  # guards `num_bytes`; never held while the disk works, because the event loop takes it
+        self._recording = threading.Lock()  # held while a record is written, because several threads may write the same one
         self._appending = threading.Lock()  # held while a line is written to a file, which may take long
+        # Uploads have threads of their own: those of the loop's executor tokenize the texts of other requests.
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in folder.glob("*/*.tmp"):
@@ -49,6 +55,10 @@ class Store:
         self.num_bytes = sum(path.stat().st_size for path in (folder / "files").glob("*.data"))
 
     # --- files -----------------------------------------------------------------------------------------------------------
+
+    async def on_disk(self, work: Callable[[], T]) -> T:
+        """Run on a thread what writes an uploaded file, so that no other request waits for the disk."""
+        return await asyncio.get_running_loop().run_in_executor(self._writers, work)
 
     def file(self, file_id: str, owner: str) -> FileRecord:
         """Return a file of this owner that has not expired, or raise FILE_NOT_FOUND."""
@@ -189,7 +199,7 @@ class Store:
         """Write a record into a folder."""
         path = self._folder / part / f"{record.id}.json"
         temporary = path.with_suffix(".tmp")
-        with self._lock:
+        with self._recording:
             temporary.write_bytes(msgspec.json.encode(record))
             temporary.replace(path)
 
@@ -210,42 +220,53 @@ class Store:
 
 
 class Upload:
-    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`. Only `add` does not wait for the disk."""
+    """A file while it arrives. It is kept by `finish`, and otherwise removed by `abandon`. All methods but `add` wait for the disk, so
+    they run on a thread of `Store.on_disk`."""
 
     def __init__(self, store: Store, file_id: str) -> None:
-        self._store = store
+        self.store = store
         self.id = file_id
         self.num_bytes = 0
         self._unwritten: list[bytes] = []
         self._writing = threading.Lock()  # a thread may still write for a task that was cancelled
+        self._is_abandoned = False
         self._file = store.data(file_id).open("xb")
 
     def add(self, data: bytes) -> None:
         """Add bytes, to be written. Raise STORE_FULL if there is no room for them."""
-        self._store.reserve(len(data))
+        self.store.reserve(len(data))
         self.num_bytes += len(data)
         self._unwritten.append(data)
 
     def write(self) -> None:
         """Write what was added."""
         with self._writing:
-            unwritten, self._unwritten = self._unwritten, []
-            for data in unwritten:
-                self._file.write(data)
+            self._flush()
 
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
-        """Keep the file. `describe` makes its record from the id and the number of bytes."""
-        self.write()
-        self._file.close()
-        record = describe(self.id, self.num_bytes)
-        self._store.keep(record)
+        """Keep the file. `describe` makes its record from the id and the number of bytes. Raise ValueError if the file was abandoned."""
+        with self._writing:  # `abandon` waits, and then removes what is kept here
+            if self._is_abandoned:
+                raise ValueError(f"upload {self.id} was abandoned")
+            self._flush()
+            self._file.close()
+            record = describe(self.id, self.num_bytes)
+            self.store.keep(record)
         return record
 
     def abandon(self) -> None:
         """Remove the file."""
-        with self._writing, suppress(OSError):  # a full disk refuses what is left to write
-            self._file.close()
-        self._store.delete_file(self.id, self.num_bytes)
+        with self._writing:
+            self._is_abandoned = True
+            with suppress(OSError):  # a full disk refuses what is left to write
+                self._file.close()
+        self.store.delete_file(self.id, self.num_bytes)
+
+    def _flush(self) -> None:
+        """Write what was added, while no other thread does."""
+        unwritten, self._unwritten = self._unwritten, []
+        for data in unwritten:
+            self._file.write(data)
 
 
 def _decoded(path: Path, kind: type[R]) -> R:

@@ -196,7 +196,7 @@ class Sampler:
         if token_id >= 0:
             return Drawn(token_id, None if row.params.logprobs is None else _logprob(token_id, logprobs, i))
         why = (
-            "the model computed a logit that is NaN or infinite"
+            "the model computed a logit that is NaN or positive infinity"
             if token_id == NOT_A_NUMBER
             else "no token is left to draw: allowed and banned tokens, min_tokens and the constraint together exclude every token"
         )

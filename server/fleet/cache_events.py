@@ -91,8 +91,8 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def _stream(self, model: str) -> _Stream:
-        """Return the stream of a model. When another model begins, the models that have no worker any more keep only their last batch: it
-        says that the cache is gone, so what it held before does not matter."""
+        """Return the stream of a model. When another model begins, the models that have no worker any more keep only their last batch. A
+        router that missed earlier ones sees the gap, as when it missed more batches than are kept."""
         if model not in self._streams:
             with self._lock:
                 for ended in (stream for stream in self._streams.values() if not stream.caches):

@@ -114,6 +114,7 @@ class Registry:
         # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
         # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
+        self._scrape: asyncio.Task[bytes] | None = None  # writes the metrics, for all who ask meanwhile
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
@@ -515,7 +516,13 @@ class Registry:
             model.measured(pid, usage)
 
     async def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text."""
+        """Return all metrics as Prometheus text. Scrapes that come while one is written get its text, so that they do not queue."""
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.create_task(self._written_metrics())
+        return await asyncio.shield(self._scrape)
+
+    async def _written_metrics(self) -> bytes:
+        """Measure all workers, and write all metrics."""
         await self.measure()
         readings = self.metrics.readings()
         return await asyncio.get_running_loop().run_in_executor(self._measuring, self.metrics.exposition, readings)

@@ -393,6 +393,35 @@ def test_a_server_without_a_folder_says_so(serve, folder) -> None:
         serve(batch_dir=folder).openai().files.list()
 
 
+def test_an_upload_that_ends_while_it_is_finished_leaves_nothing(tmp_path) -> None:
+    """The task of a stopping server may be cancelled while a thread still keeps the file."""
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.add(b"x" * 900)
+    upload.abandon()
+    with pytest.raises(ValueError, match="was abandoned"):
+        upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+    assert not store.files and store.num_bytes == 0 and not list((tmp_path / "files").iterdir())
+
+
+def test_no_upload_waits_for_a_record_on_its_way_to_the_disk(tmp_path, monkeypatch) -> None:
+    """The event loop adds the pieces of an upload, so they must not wait while a thread writes the record of another file."""
+    store = Store(tmp_path, 1000)
+    upload, write = store.new_upload(), Path.write_bytes
+
+    def add_meanwhile(path: Path, data: bytes) -> int:
+        adding = threading.Thread(target=upload.add, args=(b"x",), daemon=True)
+        adding.start()
+        adding.join(60)
+        assert not adding.is_alive(), "it waits for the record"
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", add_meanwhile)
+    store.keep(FileRecord("file-" + "0" * 24, "", "f", "batch", 0, 0))
+    assert upload.num_bytes == 1
+    upload.abandon()
+
+
 def test_the_store_has_a_limit(tmp_path) -> None:
     store = Store(tmp_path, 1000)
     upload = store.new_upload()

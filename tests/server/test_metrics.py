@@ -306,3 +306,22 @@ def test_models_that_were_unloaded_long_ago_lose_their_series():
     assert len(names) == MOST_ENDED + 2 and {"m0", "m1", f"m{5 * MOST_ENDED - 1}", "another"} <= names
     metrics.of("m2").ttft.observe(1)
     assert 'vllm:time_to_first_token_seconds_count{engine="0",model_name="m2"} 1.0' in metrics.exposition(metrics.readings()).decode()
+
+
+def test_scrapes_that_come_together_get_one_text(server, monkeypatch):
+    """A scrape of many models takes a thread for long, on which unloads wait, too."""
+    registry, begun, may_end = server.registry, threading.Event(), threading.Event()
+    exposition = registry.metrics.exposition
+
+    def slow(readings) -> bytes:
+        texts.append(exposition(readings))
+        begun.set()
+        may_end.wait(60)
+        return texts[-1]
+
+    texts = []
+    monkeypatch.setattr(registry.metrics, "exposition", slow)
+    scrapes = [asyncio.run_coroutine_threadsafe(registry.exposition(), server.loop) for _ in range(5)]
+    assert begun.wait(60)
+    may_end.set()
+    assert {scrape.result(60) for scrape in scrapes} == set(texts) and len(texts) == 1

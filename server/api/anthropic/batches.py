@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -92,7 +91,7 @@ def router(context: Context) -> APIRouter:
         """Create a batch. Its conversations are answered with what other requests leave free."""
         ignored, who = check_unknown(body, strict=strict), caller(request)
         data = await off_loop(who.num_body_bytes, lambda: _lines(body.requests, context.settings.max_body_bytes))
-        file = await asyncio.to_thread(_stored, batches, data, who)
+        file = await batches.store.on_disk(lambda: _stored(batches, data, who))
         try:
             record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         except BaseException:

@@ -3,7 +3,6 @@ write."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, NotRequired
 
@@ -58,13 +57,13 @@ def router(context: Context) -> APIRouter:
     async def upload_file(request: Request) -> Response:
         """Store a file. The body is a form with `file`, `purpose` and, if the file shall expire, `expires_after`."""
         owner = caller(request).tenant
-        upload = await asyncio.to_thread(batches.store.new_upload)
+        upload = await batches.store.on_disk(batches.store.new_upload)
         try:
             form = Form(request.headers.get("content-type", ""), sized(upload.add, settings, "max_file_bytes"))
             await form.read(_written(limited(request, settings, "max_file_bytes"), upload), "file")
-            kept = await asyncio.to_thread(upload.finish, lambda file_id, size: _record(file_id, size, owner, form))
+            kept = await batches.store.on_disk(lambda: upload.finish(lambda file_id, size: _record(file_id, size, owner, form)))
         except BaseException:
-            await asyncio.to_thread(upload.abandon)
+            await batches.store.on_disk(upload.abandon)
             raise
         return json_answer(describe(kept))
 
@@ -108,7 +107,7 @@ async def _written(body: AsyncIterator[bytes], upload: Upload) -> AsyncIterator[
     """Yield the pieces of a body. After each, write on a thread what the form has taken of it, so that no request waits for the disk."""
     async for piece in body:
         yield piece
-        await asyncio.to_thread(upload.write)
+        await upload.store.on_disk(upload.write)
 
 
 def describe(file: FileRecord) -> FileObject:

@@ -28,7 +28,6 @@ from server.api.speech.shapes import (
     short,
     verbose,
 )
-from server.audio.decoder import AudioDecoder
 from server.audio.recording import Recording
 from server.errors import NOT_A_SPEECH_MODEL, ApiError
 from server.http.multipart import Form
@@ -85,7 +84,7 @@ class _Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder = AudioDecoder(settings.max_audio_s, settings.max_held_audio_bytes)
+    decoder = context.recordings
 
     async def answer(request: Request, task: str) -> Response:
         """Transcribe the recording in a form, or translate it if `task` is "translate"."""

@@ -300,7 +300,7 @@ class Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder, memory = AudioDecoder(settings.max_audio_s, settings.max_held_audio_bytes), SessionMemory()
+    decoder, memory = context.recordings, SessionMemory()
     limits = SocketLimits(min(settings.max_body_bytes, MOST_MESSAGE_BYTES), settings.body_timeout_s, MOST_SESSION_S)
 
     @routes.get("/v1/realtime", include_in_schema=False)

@@ -58,8 +58,8 @@ def test_other_events_bring_nothing(nothing: bytes) -> None:
 
 
 def test_an_error_in_the_stream_is_raised() -> None:
-    with pytest.raises(BrokenOff, match="the model computed a logit that is NaN or infinite"):
-        chunk_of(b'data: {"error":{"message":"the model computed a logit that is NaN or infinite"}}\n\n')
+    with pytest.raises(BrokenOff, match="the model computed a logit that is NaN or positive infinity"):
+        chunk_of(b'data: {"error":{"message":"the model computed a logit that is NaN or positive infinity"}}\n\n')
 
 
 @pytest.mark.parametrize("answer", [None, [], {}, {"error": "text"}, {"error": {"message": 5}}])

@@ -168,7 +168,7 @@ def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
 @pytest.mark.parametrize(("field", "value"), [("truncation_side", "left"), ("add_special_tokens", False)])
 def test_a_reranker_refuses_what_it_cannot_do_with_pairs(reranker, field, value):
     for path, texts in (("/rerank", {"query": "a", "documents": ["b"]}), ("/score", {"text_1": "a", "text_2": "b"})):
-        error = reranker.http().post(path, json={**texts, field: value}).json()["error"]
+        error = reranker.http().post(path, json={**texts, "truncate_prompt_tokens": 5, field: value}).json()["error"]
         assert (error["code"], error["param"]) == ("unsupported_field", field)
-    usual = {"truncation_side": "right", "add_special_tokens": True}
-    assert reranker.http().post("/rerank", json={"query": "a", "documents": ["b"], **usual}).status_code == 200
+    for usual in ({"truncation_side": "right", "add_special_tokens": True}, {"truncation_side": "left"}):
+        assert reranker.http().post("/rerank", json={"query": "a", "documents": ["b"], **usual}).status_code == 200

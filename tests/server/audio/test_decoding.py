@@ -149,7 +149,9 @@ def test_compressed_files(kind: str, layout: str) -> None:
 def test_tags_may_precede_the_sound(kind: str) -> None:
     """Programs that name pieces of music put ID3 before files of both formats."""
     tag = b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + bytes(130)  # a digit of the size has 7 bits
-    assert len(decoded(tag + encoded(tone(RATE), RATE, kind), 10)) == len(tone(RATE))
+    with_footer = b"ID3\x04\0\x10" + bytes([0, 0, 1, 2]) + bytes(130) + b"3DI\x04\0\x10" + bytes([0, 0, 1, 2])
+    for before in (tag, with_footer):
+        assert len(decoded(before + encoded(tone(RATE), RATE, kind), 10)) == len(tone(RATE))
 
 
 def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:

@@ -270,7 +270,7 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row(wrong: float) -> None:
     rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
     first, second, third = sampler_of(VOCAB).sample(logits, rows, [mask_of(impossible), None, None])
     assert first.error is not None and "no token is left" in str(first.error)
-    assert second.error is not None and "NaN or infinite" in str(second.error)
+    assert second.error is not None and "NaN or positive infinity" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
 
 

@@ -39,3 +39,11 @@ def test_a_thread_that_ends_meanwhile_hides_no_process(child: subprocess.Popen[b
     found = usage_of(os.getpid())
     assert found.cpu_s >= whole.cpu_s
     assert found.own_bytes > usage_of(child.pid).own_bytes > 1 << 20
+
+
+def test_a_process_that_ends_while_its_threads_are_listed_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(folder: Path, pattern: str) -> list[Path]:
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(Path, "glob", ended)  # as before Python 3.12
+    assert usage_of(os.getpid()).own_bytes > 1 << 20
