@@ -60,8 +60,9 @@ MACHINES = """
 | --- | --- | --- |
 """
 PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. `A over B` and `A / B` are quotients.
-p50 and p99 are percentiles. A benchmark has a table for each set of options with which it ran. A + after a commit means that files
-differed from the commit.
+p50 and p99 are percentiles. A benchmark has a section for each set of options with which it ran. `synthetic NAME` is a model with the
+shape NAME and random weights. Each command is the one of its date and commit; the format that was called `int4` then is called `int4-32`
+now. A + after a commit means that the checkout had further changes.
 """
 # Explanations of the terms in the tables of a benchmark.
 TERMS = {
@@ -80,26 +81,35 @@ TERMS = {
     "the probe, and the note names the value that caused it. `without requests` is measured in the same way while no "
     "such request is sent, so it shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; "
     "`several fields` are requests with large answers. Status 0 means that the server closed the connection before it had read the body.",
-    "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
-    "launches. The limit of a kernel is the time that its bytes take at the memory bandwidth, or its operations at the peak of "
-    "arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time; it may exceed 1, since data in a "
-    "cache are read faster than memory. `limits of weights` are the bandwidth and the peak for kernels that multiply by weights; "
-    "`limits of others` are those for all other kernels, with the peak of f32. `ms`, `MB read` and `GFLOP` are sums over all launches "
-    "in a step.",
+    "kernels": f"Each row is a kernel that takes at least {LEAST_SHARE:.0%} of the time of all kernels of its step; `part` is its part of "
+    "that time. `launches` counts each phase of a kernel: attention has four. `ms`, `MB read` and `GFLOP` are sums over all launches in a "
+    "step. `MB read` counts all operands of a kernel once, its results included; for attention it counts only keys and values. The limit "
+    "of a kernel is the time that its MB take at the memory bandwidth, or its operations at the peak of arithmetic, whichever is longer. "
+    "`share of the limit` is this time divided by the measured time. `limits of weights` are the bandwidth and the peak for kernels that "
+    "multiply by weights; `limits of others` are those for all other kernels, with the peak of f32. A share may exceed 1, since data in a "
+    "cache are read faster than memory, and since attention may multiply bf16, which some machines do faster than f32.",
     "load": "The goal of a memory figure is the memory that the load plans: weights, arena, KV pages and 300 MiB for the process, and "
     "while loading also the largest shard. The first start has an empty cache. A later start finds the compiled program and the packed "
     "weights in the cache. A cold start finds them too, but no packed weights in memory, only on disk; its prompt has one token.",
     "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
-    "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
-    "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
-    "divided by the peer's.",
+    "C tokens. `MB read` and `GFLOP` are the least that a step must read and compute. For a mixture, `MB read` has as many experts as are "
+    "chosen on average if tokens choose independently. The limit of a step is the time that these MB take at the memory bandwidth, or "
+    "these operations at the peak of arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time. "
+    "Bandwidth and peak were measured together with each step; `limits` above a table are those of its last step. A share may exceed 1, "
+    "since bandwidth and peak vary, and since the tokens of a step may choose fewer experts of a mixture. If a table has a peer, which is "
+    "another engine, the speedup is relaxserve's tokens per second divided by the peer's.",
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The first burst has the "
     "first requests after the load; the second follows, with other prompts. The ideal is the time in which the model, without the engine, "
     "runs prompts of the same lengths in full chunks and then steps of all sequences; `throughput / ideal` is this time divided by the "
-    "measured time. `over HTTP` is measured through a server process, all other rows inside the engine's process.",
-    "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers, and run in Node. The peak "
-    "is the rate of multiply-adds in registers, in the same engine. A native thread runs the same decode step, compiled for the CPU as for "
-    "the server.",
+    "measured time. `by CPU time` divides the processor times of all threads, which other programs on the machine hardly change. "
+    "`arrivals at 0.7 of capacity` are 2 N clients with the same lengths that arrive at random, at 0.7 of the rate that the ideal of a "
+    "burst reaches. Their ideal is the time until the last of them arrives, plus the ideal of a burst of as many clients as ran at once on "
+    "average. `arrival` is a prompt of 2,000 tokens that arrives while 16 streams decode. `over HTTP` is measured through a server "
+    "process, all other rows inside the engine's process.",
+    "web": "The programs are compiled to WebAssembly, as `relaxserve export --target web` does for browsers. The f32 product and the steps "
+    "of decoding run in Node. A peer, which is another engine, runs in Chromium, and so do the steps that are compared with it; the demo's "
+    "first token is measured in Chromium, too. The peak is the rate of multiply-adds in registers, in Node. `one native thread` runs the "
+    "same decode step, compiled for the CPU with the instructions that the brackets name.",
 }
 
 Row = Mapping[str, Any]
@@ -186,7 +196,10 @@ def _of_model(found: Any) -> Iterator[Table]:
     ]
     yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
     if (beside := found.get("beside")) is not None:
-        explained = "medians and quartiles over all turns; the share of the peak counts operations only, also where memory is the limit"
+        explained = (
+            "medians and quartiles over all turns, in each of which both models ran the step once, in the same format; the share of the "
+            "peak is the operations per second divided by the peak of arithmetic, also where memory is the limit"
+        )
         yield Table(f"in turns with {beside['shape']}", explained, _quotients(beside["rows"], beside["shape"]))
 
 
