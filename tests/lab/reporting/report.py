@@ -99,23 +99,25 @@ TERMS = {
     "answers HTTP requests. `no connections` is measured while there are no such connections. Whatever is beyond its goal is measured "
     "again, in up to five rounds, and the best round counts, because the machine also delays requests at random. Of `without requests` "
     "and `no connections`, the worst round counts.",
-    "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
-    "launches. The limit of a kernel is the time that its bytes take at the memory bandwidth, or its operations at the peak of "
-    "arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time; it may exceed 1, since data in a "
-    "cache are read faster than memory. `limits of weights` are the bandwidth and the peak for kernels that multiply by weights; "
-    "`limits of others` are those for all other kernels, with the peak of f32. `ms`, `MB read` and `GFLOP` are sums over all launches "
-    "in a step.",
+    "kernels": f"Each row is a kernel that takes at least {LEAST_SHARE:.0%} of the time of all kernels of its step; `part` is its part of "
+    "that time. `launches` counts each phase of a kernel: attention has four. `ms`, `MB read` and `GFLOP` are sums over all launches in a "
+    "step. `MB read` counts all operands of a kernel once, its results included; for attention it counts only keys and values. The limit "
+    "of a kernel is the time that its MB take at the memory bandwidth, or its operations at the peak of arithmetic, whichever is longer. "
+    "`share of the limit` is this time divided by the measured time. `limits of weights` are the bandwidth and the peak for kernels that "
+    "multiply by weights; `limits of others` are those for all other kernels, with the peak of f32. A share may exceed 1, since data in a "
+    "cache are read faster than memory, and since attention may multiply bf16, which some machines do faster than f32.",
     "load": "The goal of a memory figure is the memory that the load plans: weights, arena (the memory for intermediate results), KV "
     "pages and 300 MiB for the process, and while loading also the largest shard, which is a file of the checkpoint. The first start has "
     "an empty cache. A later start finds the compiled program and the packed weights in the cache. A cold start finds them too, but the "
     "packed weights are only on disk, not in memory; its prompt has one token.",
     "model": "The model has random weights, and the sizes that `deploy/bench/synthetic.py` lists under the name after `--synthetic`; "
     "`--layers` replaces the number of layers. `prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of "
-    "N sequences whose context has C tokens. `MB read` and `GFLOP` are the bytes that a step has to read and the operations that it has "
-    "to compute. The limit is the speed at which either reading these bytes takes all of the memory bandwidth, or these operations reach "
-    "the peak of arithmetic. Both were measured together with the step. They vary, so a share may exceed 1. In a mixture of experts, a "
-    "share may also exceed 1 because the bytes are an average: tokens may choose fewer experts than independent choices would. The "
-    "speedup over a peer is relaxserve's tokens per second divided by the peer's.",
+    "N sequences whose context has C tokens. `MB read` and `GFLOP` are the least that a step must read and compute. For a mixture, `MB read` has as many experts as are "
+    "chosen on average if tokens choose independently. The limit of a step is the time that these MB take at the memory bandwidth, or "
+    "these operations at the peak of arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time. "
+    "Bandwidth and peak were measured together with each step; `limits` above a table are those of its last step. A share may exceed 1, "
+    "since bandwidth and peak vary, and since the tokens of a step may choose fewer experts of a mixture. If a table has a peer, which is "
+    "another engine, the speedup is relaxserve's tokens per second divided by the peer's.",
     "real": "[BENCHMARKS.md](../../BENCHMARKS.md#real-models-beside-llamacpp) explains the figures. `A / llama.cpp's` is the figure of "
     "relaxserve divided by that of llama.cpp.",
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The first burst has the "
@@ -222,7 +224,10 @@ def _of_model(found: Any) -> Iterator[Table]:
     ]
     yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
     if (beside := found.get("beside")) is not None:
-        explained = "medians and quartiles over all turns; the share of the peak counts operations only, also where memory is the limit"
+        explained = (
+            "medians and quartiles over all turns, in each of which both models ran the step once, in the same format; the share of the "
+            "peak is the operations per second divided by the peak of arithmetic, also where memory is the limit"
+        )
         yield Table(f"in turns with {beside['shape']}", explained, _quotients(beside["rows"], beside["shape"]))
 
 
