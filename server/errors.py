@@ -66,11 +66,12 @@ UNSUPPORTED_CONTENT = ErrorKind(
 CONTEXT_LENGTH_EXCEEDED = ErrorKind(
     ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     400,
-    "Prompt and answer do not fit the model's context.",
-    "Shorten the prompt, lower `max_tokens`, or ask for `truncate_prompt_tokens`.",
+    "The prompt leaves no room for an answer in the model's context, or a text to embed is longer than the context. With `--strict`, all "
+    "of `max_tokens` must fit.",
+    "Shorten the text, lower `max_tokens`, or set `truncate_prompt_tokens`.",
 )
 TEMPLATE_FAILED = ErrorKind(
-    "template_failed", 400, "The chat template refused the messages.", "Follow the order of roles that the message states."
+    "template_failed", 400, "The chat template refused the messages.", "Read the message; many templates expect a certain order of roles."
 )
 INVALID_SCHEMA = ErrorKind(
     ErrorCode.INVALID_SCHEMA,
@@ -82,7 +83,7 @@ NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, "The model has no chat tem
 NOT_AN_EMBEDDER = ErrorKind(
     ErrorCode.NOT_AN_EMBEDDING_MODEL,
     400,
-    "The model computes no embeddings: it classifies texts, or it generates text and was not trained for embeddings.",
+    "The model computes no embeddings: it classifies texts, transcribes speech, or generates text and was not trained for embeddings.",
     "Ask a model that was trained for embeddings, or load a generator with `embeddings: true`.",
 )
 NOT_A_GENERATOR = ErrorKind(
@@ -119,8 +120,8 @@ INVALID_IMAGE = ErrorKind(
 INVALID_SOURCE = ErrorKind(
     ErrorCode.INVALID_SOURCE,
     400,
-    "The source lies outside the model root, does not exist, or would have to be downloaded, which is not allowed.",
-    "Name a folder below `--model-root`, or start with `--allow-hub`.",
+    "The source lies outside the model root, does not exist, or must be downloaded, which is not allowed or needs the extra `hub`.",
+    "Name a folder below `--model-root`, or start the server with `--allow-hub`.",
 )
 LOAD_REFUSED = ErrorKind(
     ErrorCode.LOAD_REFUSED, 400, "The model's files cannot be served as they are.", "Read the message: it names the file or the setting."
@@ -156,7 +157,9 @@ ONE_SERVER = ErrorKind(
     "In a fleet, only a single server can answer this path: files, batches, realtime, the administration, load and metrics.",
     "Use the address of the server.",
 )
-MODEL_NOT_FOUND = ErrorKind("model_not_found", 404, "No model of that name or alias is loaded.", "See `/v1/models`.")
+MODEL_NOT_FOUND = ErrorKind(
+    "model_not_found", 404, "No model of that name or alias is loaded, or the key may not use it.", "See `/v1/models`."
+)
 OPERATION_NOT_FOUND = ErrorKind(
     "operation_not_found", 404, "No operation has this id.", "Operations are forgotten an hour after their end."
 )
@@ -185,7 +188,12 @@ FILE_NOT_FOUND = ErrorKind(
 BATCH_NOT_FOUND = ErrorKind(
     "batch_not_found", 404, "No batch has this id, or it belongs to another key or group of keys.", "See `/v1/batches`."
 )
-BATCHES_OFF = ErrorKind("batches_off", 501, "The server keeps no files, and so runs no batches.", "Start it with `--batch-dir FOLDER`.")
+BATCHES_OFF = ErrorKind(
+    "batches_off",
+    501,
+    "The server keeps no files, and so runs no batches.",
+    "Read the message; start the server with `--batch-dir FOLDER`, and without `--batch-store-bytes 0`.",
+)
 CONFLICTING_BATCH = ErrorKind(
     "conflicting_batch",
     409,
@@ -216,7 +224,12 @@ NAME_IS_ALIAS = ErrorKind(
     "The name is an alias; a model can be unloaded only under its own name.",
     "Unload the model that the message names, or remove the alias at `/admin/aliases`.",
 )
-MODEL_BUSY = ErrorKind("model_busy", 409, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
+MODEL_BUSY = ErrorKind(
+    "model_busy",
+    409,
+    "The model is loading, unloading or draining, or it was replaced meanwhile.",
+    "Wait for its operation, or cancel it; then send the request again.",
+)
 MODEL_PINNED = ErrorKind("model_pinned", 409, "The model is pinned.", "Unload with `force=true`.")
 PROBE_FAILED = ErrorKind(
     "probe_failed",
@@ -335,7 +348,7 @@ SHUTTING_DOWN = ErrorKind(
 DEADLINE_EXCEEDED = ErrorKind(
     ErrorCode.DEADLINE_EXCEEDED,
     504,
-    "The request's `timeout` passed; `usage` counts the tokens generated until then.",
+    "The request's `timeout` passed. If the answer is a text, `usage` counts the tokens generated until then.",
     "Set a longer `timeout`, or ask for fewer tokens.",
 )
 INSUFFICIENT_MEMORY = ErrorKind(
@@ -417,8 +430,10 @@ def as_markdown() -> str:
         "```",
         "",
         "`code` is stable; `message` is for people. The header `x-should-retry` says whether the same request can succeed",
-        "later. After a stream has begun, the status is 200 already: the error then arrives as an event of the same shape,",
-        "followed by `[DONE]` if the API's streams end with it. `/v1/responses` sends the event `response.failed` instead.",
+        "later. The column `type` has the type of the OpenAI envelope; Anthropic's envelope has Anthropic's types instead.",
+        "",
+        "After a stream has begun, the status is 200 already. An error then arrives as an event with the same envelope, and",
+        "`[DONE]` follows if the API's streams end with it. `/v1/responses` sends the event `response.failed` instead.",
         "",
         "| Status | `code` | `type` | Meaning | Remedy | Retry |",
         "|---|---|---|---|---|---|",
