@@ -111,13 +111,14 @@ TERMS = {
     "an empty cache. A later start finds the compiled program and the packed weights in the cache. A cold start finds them too, but the "
     "packed weights are only on disk, not in memory; its prompt has one token.",
     "model": "The model has random weights, and the sizes that `deploy/bench/synthetic.py` lists under the name after `--synthetic`; "
-    "`--layers` replaces the number of layers. `prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of "
-    "N sequences whose context has C tokens. `MB read` and `GFLOP` are the least that a step must read and compute. For a mixture, `MB read` "
-    "has as many experts as are chosen on average if tokens choose independently. The limit of a step is the time that these MB take at the memory bandwidth, or "
-    "these operations at the peak of arithmetic, whichever is longer. `share of the limit` is this time divided by the measured time. "
-    "Bandwidth and peak were measured together with each step; `limits` above a table are those of its last step. A share may exceed 1, "
-    "since bandwidth and peak vary, and since the tokens of a step may choose fewer experts of a mixture. If a table has a peer, which is "
-    "another engine, the speedup is relaxserve's tokens per second divided by the peer's.",
+    "`--layers` replaces the number of layers. `prefill N` computes N tokens of one prompt. `decode N x C` computes one token for "
+    "each of N sequences whose context has C tokens. `MB read` and `GFLOP` are the least that a step must read and compute. For a "
+    "mixture, `MB read` has as many experts as are chosen on average if tokens choose independently. The limit of a step is the "
+    "time that these MB take at the memory bandwidth, or these operations at the peak of arithmetic, whichever is longer. `share "
+    "of the limit` is this time divided by the measured time. Bandwidth and peak were measured together with each step; `limits` "
+    "above a table are those of its last step. A share may exceed 1, since bandwidth and peak vary, and since the tokens of a step "
+    "may choose fewer experts of a mixture. If a table has a peer, which is another engine, the speedup is relaxserve's tokens per "
+    "second divided by the peer's.",
     "real": "[BENCHMARKS.md](../../BENCHMARKS.md#real-models-beside-llamacpp) explains the figures. `A / llama.cpp's` is the figure of "
     "relaxserve divided by that of llama.cpp.",
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The first burst has the "
