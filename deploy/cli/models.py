@@ -156,7 +156,7 @@ def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `
         if not freed:
             known = ", ".join(one.source for one in origins.held()) or "none"
             raise typer.BadParameter(f"{source!r} is not on this machine; these models are: {known}")
-        answers.print(f"{source} is removed and gave back {in_units(freed)}", highlight=False)
+        answers.print(f"what was here of {source} is removed and gave back {in_units(freed)}", highlight=False)
 
 
 @takes("quantize", "max_context")

@@ -88,7 +88,7 @@ def means(source: str, held_source: str) -> bool:
 
 def remove(source: str) -> int:
     """Delete a model from this machine, and what killed downloads of its repository have left. Return the number of bytes freed: 0 if there
-    was nothing of the model."""
+    was nothing of the model or its repository."""
     repo, patterns = _parted(source)
     freed = _remove_parts(repo)
     for one, paths in _held():

@@ -71,8 +71,9 @@ def held() -> list[Held]:
 
 
 def remove(source: str) -> int:
-    """Delete a downloaded model. Return the number of bytes freed: 0 if the model was not on this machine. Raise LoadError if this user may
-    not remove it, or if the model is one of the hub, whose extra is not installed."""
+    """Delete a downloaded model, and what killed downloads of its repository have left. Return the number of bytes freed: 0 if there was
+    nothing of the model or its repository. Raise LoadError if this user may not remove it, or if the model is one of the hub, whose extra
+    is not installed."""
     entry = packaged(source)
     try:
         return hub().remove(hub_source(source)) if entry is None else packages.remove(entry)

@@ -200,6 +200,7 @@ class CallScanner {
       are null or absent, the call has none. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
+      if (this.#strings.inside && ARGUMENT_KEYS.includes(this.#key) && !this.#atKey) return '';   // the string is not complete
       try { this.#arguments = new StringEscaper().escaped(String(JSON.parse(this.#arguments))); } catch { return ''; }
     }
     if ('null'.startsWith(this.#arguments) && !this.#anyArguments) {

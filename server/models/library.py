@@ -57,5 +57,5 @@ class Library(Protocol):
         ...
 
     async def remove(self, source: str, /) -> int:
-        """Remove a model. Return how many bytes that freed, 0 if it was not stored here. Raise LoadError if it cannot be removed."""
+        """Remove a model. Return how many bytes that freed, 0 if nothing of it was stored here. Raise LoadError if it cannot be removed."""
         ...

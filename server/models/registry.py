@@ -409,6 +409,7 @@ class Registry:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
         with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it. Raise
         ApiError if the name is an alias, or if the model is not loaded, not ready or pinned."""
+        name = next((one for one in names_like(name) if one in self._models or one in self._aliases or one in self._saved), name)
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()
@@ -416,7 +417,6 @@ class Registry:
             await self._saved.written()
             held_bytes = await self.resident_bytes()
             return Unloaded(name, 0, held_bytes, held_bytes)
-        name = self._meant(name)
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
                 NAME_IS_ALIAS,

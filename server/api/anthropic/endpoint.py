@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import msgspec
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
@@ -59,6 +62,20 @@ ERROR_SHAPES = {"/v1/messages": error_body}
 FRAMING = Framing(error_body, named=True, end=b"")
 
 
+@contextmanager
+def _in_own_words() -> Generator[None]:
+    """Let errors name the fields of this API, and say of a long prompt what its clients recognise."""
+    try:
+        with in_words(NAMES):
+            yield
+    except ApiError as error:
+        if error.kind is not CONTEXT_LENGTH_EXCEEDED:
+            raise
+        found = error.message.removesuffix(TOO_LONG_REMEDY)
+        message = f"prompt is too long: {found}; shorten the conversation."  # clients recognise the first words and summarise it
+        raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
+
+
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("Anthropic"), context.settings
 
@@ -68,15 +85,8 @@ def router(context: Context) -> APIRouter:
         model, loaded, ignored = context.begin(request, body, body.model)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        try:
-            with in_words(NAMES):
-                plan = await plan_chat(chat, model, loaded, who, settings)
-        except ApiError as error:
-            if error.kind is not CONTEXT_LENGTH_EXCEEDED:
-                raise
-            found = error.message.removesuffix(TOO_LONG_REMEDY)
-            message = f"prompt is too long: {found}; shorten the conversation."  # clients recognise the first words and summarise it
-            raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
+        with _in_own_words():
+            plan = await plan_chat(chat, model, loaded, who, settings)
         room = plan.job.submit.params.max_tokens
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
         generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
@@ -101,7 +111,7 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        with in_words(NAMES):
+        with _in_own_words():
             counted: TokenCount = {"input_tokens": await num_prompt_tokens(chat, model, loaded, who, settings, "messages")}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 

@@ -138,7 +138,7 @@ class _Flattener:
             return parts[0]
         key = tuple(map(id, parts))
         if key not in self._added:
-            self._added[key] = name = f"parts {len(self._rules)}"  # no name in GBNF has a space
+            self._added[key] = name = f"parts/{len(self._rules)}"  # neither a name in GBNF nor the text of a sequence has a slash
             self._rules[name] = RuleNode(name, AlternativeNode(parts), "")
         return RuleRefNode(self._added[key])
 
@@ -214,6 +214,8 @@ class _Parser(GrammarParser):
     def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
         pos = super()._parse_repetition(pos, nodes)
         if nodes and isinstance(found := nodes[-1], RepetitionNode):
+            if found.max_times is not None and found.max_times < found.min_times:
+                raise GbnfToLarkError(pos, f"Expected a repetition of at least {found.min_times}, the smaller number first")
             nodes[-1] = _Repetition(found.node, found.min_times, found.max_times)
         return pos
 

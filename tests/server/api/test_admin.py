@@ -601,7 +601,7 @@ def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering
     assert [model.spec.name for model in server.registry.models()] == ["fine"]
     names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731
     assert names() == ["lost", "fine"]
-    assert server.http().delete("/admin/models/lost").status_code == 200
+    assert server.http().delete("/admin/models/lost:latest").status_code == 200
     assert names() == ["fine"]
 
 

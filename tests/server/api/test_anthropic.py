@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+from functools import partial
 
 import pytest
 
 from server.api.anthropic.body import MessagesBody
+from server.api.openai import chat
 from server.api.request.fields import UNSUPPORTED
 from server.defaults import Defaults
 from server.messages import Thinking
@@ -328,11 +330,14 @@ def test_errors_have_the_shape_of_this_api(serve, connect):
     assert "type" not in server.http().post("/v1/completions", json={}).json()
 
 
-def test_an_overflow_is_worded_as_clients_know_it(server, connect):
-    with pytest.raises(anthropic.BadRequestError) as caught:
-        ask(connect(server), messages=[{"role": "user", "content": "x" * 5000}])
-    message = caught.value.body["error"]["message"]
-    assert message.startswith("prompt is too long: ") and "truncate_prompt_tokens" not in message, "this API has no such field"
+def test_an_overflow_is_worded_as_clients_know_it(server, connect, monkeypatch):
+    monkeypatch.setattr(chat, "MAX_COUNTED", 1)
+    client = connect(server)
+    for call, length in ((partial(ask, client), 5000), (partial(client.messages.count_tokens, model="null"), 200_000)):
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            call(messages=[{"role": "user", "content": "x" * length}])
+        message = caught.value.body["error"]["message"]
+        assert message.startswith("prompt is too long: ") and "truncate_prompt_tokens" not in message, "this API has no such field"
 
 
 def test_a_failure_in_a_stream_is_an_event(serve, answering, connect):

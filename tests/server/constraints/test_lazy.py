@@ -190,10 +190,11 @@ def test_there_may_be_a_weaker_grammar(rig, tokenizer, constraints) -> None:
     assert all(text.startswith("name;") for text in calls(tokenizer, outcome.token_ids)[:-1])
 
 
-def test_a_schema_that_cannot_be_compiled_frees_no_other(tokenizer, constraints, caplog) -> None:
+@pytest.mark.parametrize("fault", [{"properties": {"a": {"type": "array", "uniqueItems": True}}}, {"x-guidance": 5}])
+def test_a_schema_that_cannot_be_compiled_frees_no_other(tokenizer, constraints, caplog, fault) -> None:
     """One strict tool has a schema with a keyword that cannot be enforced. The arguments of the other strict tool are still held to theirs,
     and those of the faulty one are an object."""
-    faulty = json.dumps({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    faulty = json.dumps({"type": "object", **fault})
     rules = ["start: good | bad", 'good: "good " colour ";"', 'bad: "bad " arguments ";"']
     rules += [f"colour: %json {ARGUMENTS}", f"arguments: %json {faulty}"]
     constraint = msgspec.structs.replace(CALL, source="\n".join(rules), fallback='start: "any;"')
@@ -202,10 +203,10 @@ def test_a_schema_that_cannot_be_compiled_frees_no_other(tokenizer, constraints,
     assert {tokenizer.decode([token_id]) for token_id in allowed_by(mask_of(good))} <= {"n", "k", 'n"', 'k"'}
     bad = matcher_of(constraints, constraint)
     bad.advance([TRIGGER, *tokenizer.encode("bad ").ids])
-    assert {tokenizer.decode([token_id])[0] for token_id in allowed_by(mask_of(bad))} == {"{"}
+    assert "{" in {tokenizer.decode([token_id])[0] for token_id in allowed_by(mask_of(bad))}
     bad.advance(tokenizer.encode('{"a": [1, 1]}').ids)
     assert {tokenizer.decode([token_id])[0] for token_id in allowed_by(mask_of(bad))} == {";"}
-    assert "uniqueItems" in caplog.text
+    assert [*fault.values()] == [5] or "uniqueItems" in caplog.text
 
 
 def test_a_client_s_own_grammar_keeps_every_schema(constraints) -> None:

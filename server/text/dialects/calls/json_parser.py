@@ -230,8 +230,8 @@ class JsonCallScanner:
         """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole. If they are
         null or absent, the call has none."""
         if self._arguments.startswith('"') and not self._any_arguments:
-            if self._strings.inside:
-                return ""
+            if self._strings.inside and self._key in ARGUMENT_KEYS and not self._at_key:
+                return ""  # the string is not complete
             try:
                 unpacked = json.loads(self._arguments)
             except ValueError:

@@ -103,6 +103,8 @@ def test_a_grammar_allows_its_texts(grammar, text, allowed):
         (r'root ::= "\u12"', "Invalid escape"),
         (r'root ::= "\UFFFFFFFF"', "too large"),
         ("root ::= []", "Expected a character"),
+        ('root ::= "a"{2,0} "b"', "at least 2, the smaller number first"),
+        ('root ::= ("a"?){3,1}', "at least 3, the smaller number first"),
         ("", "no rule is called root"),
     ],
 )

@@ -54,6 +54,7 @@ CASES = [
     (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("now", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": \\"a\\nb\n\\"}"}</tool_call>', "", [("now", '{"x": "a\\nb\\n"}')]),
     (HERMES, '<tool_call>{"name": "now", "arguments": "a \\"b\\nc\\""}</tool_call>', "", [("now", 'a "b\nc"')]),
+    (HERMES, '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}", "id": "x', "", [("add", '{"a": 1}')]),
     (HERMES, '<tool_call>{"name": "now", "arguments": null}</tool_call>', "", [("now", "{}")]),
     (HERMES, '<tool_call>{"arguments": null, "name": "now"}</tool_call>', "", [("now", "{}")]),
     (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}, "parameters": {}}</tool_call>', "", [("add", '{"a": 1}')]),
