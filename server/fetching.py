@@ -220,7 +220,8 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def _joined(url: str, place: str) -> str:
-    """Return the URL of a redirect from `url` to `place`, which may be relative. Raise FetchFault if it is none."""
+    """Return the URL of a redirect from `url` to `place`, which may be relative. Raise FetchFault if `place` is so
+    malformed that it cannot be joined to `url`."""
     try:
         return urljoin(url, place)
     except ValueError:

@@ -254,7 +254,7 @@ def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | N
 
 
 def multiply_add(code: Code, a: str, b: str, c: str, element: str, lanes: int) -> str:
-    """Emit a * b + c, rounded once. All multiply-adds are emitted here, so that a back end without such an instruction can substitute its
-    own."""
+    """Emit a * b + c, rounded once. All multiply-adds of f32 and f64 are emitted here, so that a back end without such an instruction can
+    replace the calls of MULTIPLY_ADD by calls of a function of its own."""
     kind = vec(element, lanes)
     return code.op(f"call {kind} @{MULTIPLY_ADD}.{suffix(element, lanes)}({kind} {a}, {kind} {b}, {kind} {c})")

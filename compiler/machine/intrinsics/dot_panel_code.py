@@ -190,7 +190,8 @@ class Panel:
         return [self.code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in numbers]
 
     def _totals(self, begins: Mapping[tuple[int, int], str]) -> tuple[dict[tuple[int, int, int], str], list[str]]:
-        """Return variables for the sums, which begin with these values, and, if bytes are shifted, for the sum of each row's elements."""
+        """Return variables for the sums, which begin with the values of `begins`, and, if bytes are shifted, for the sum of each row's
+        elements."""
         code = self.code
         totals = {(*place, part): code.alloca(self.vector) for place in self.places for part in range(2 if self.separate_halves else 1)}
         for (i, j, part), total in totals.items():

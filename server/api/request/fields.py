@@ -201,8 +201,8 @@ Place = tuple["Place", str, int] | None
 
 
 def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Add the unknown fields of `body` and of the objects in it to `found`, with their paths, and return `found`. A body may have ten
-    thousand objects, so a path is formatted only for an unknown field."""
+    """Add the unknown fields of `body` and of the objects in it to `found`, with their paths, and also each object of a foreign type in
+    a list. Return `found`. A body may have ten thousand objects, so a path is formatted only for what is added."""
     if unknown := body.unknown:
         found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():

@@ -115,7 +115,8 @@ class _RaggedAttention:
             self.tile(k, p % num_tiles * (LANES * self.together), head, _Source(*read), self.together)
 
     def tile(self, k: Kernel, first: Dim, head: Dim, source: _Source, vectors: int) -> None:
-        """Compute attention for the tokens of some vectors from token `first`. Lanes after the last token compute the last token again."""
+        """Compute attention for `vectors` vectors of tokens, from token `first` on. Lanes after the last token compute the last token
+        again."""
         last = self.queries.shape[0] - 1
         queries = k.local("queries", self.size, vectors, LANES)
         with k.serial("r", self.size) as r, k.unroll("v", vectors) as v, k.vector(LANES) as lane:
