@@ -21,7 +21,7 @@ from server.api.context import Context
 from server.api.description import describe_answers
 from server.api.request.fields import UNKNOWN_TYPE
 from server.api.request.validators import build_validators
-from server.audio.decoder import AudioDecoder
+from server.audio.decoder import held_audio
 from server.batches.service import Batches
 from server.errors import (
     BAD_REQUEST,
@@ -49,8 +49,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
     history = History(registry.metrics.watched, registry.measure)
-    recordings = AudioDecoder(settings.max_audio_s, settings.max_held_audio_bytes)
-    context = Context(settings, registry, batches, history, recordings, kept)
+    context = Context(settings, registry, batches, history, held_audio(settings.max_held_audio_bytes), kept)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -150,7 +150,7 @@ export class Decoder {
     });
     const [tokens, ...found] = program.call('sample', [this.logits, ...arrays]);
     const token = program.view(tokens, Int32Array)[0];
-    if (token < 0) throw new Error(token === NOT_A_NUMBER ? 'the model computed a logit that is NaN or infinity' : 'no token is left to draw');
+    if (token < 0) throw new Error(token === NOT_A_NUMBER ? 'the model computed a logit that is NaN or positive infinity' : 'no token is left to draw');
     return { token, logprob: asked.logprobs < 0 ? null : this.#logprob(found) };
   }
 

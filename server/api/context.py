@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from server.api.request.fields import Options, check_unknown
-from server.audio.decoder import AudioDecoder
 from server.batches.service import Batches
 from server.history import History
 from server.http.auth import Access
@@ -19,6 +18,7 @@ from server.http.kept_requests import KeptRequests
 from server.http.keys import UNLIMITED, KeyLimits
 from server.http.proxies import PREFIX
 from server.http.record import RequestRecord
+from server.isolated.held import HeldBytes
 from server.metrics import Metrics, ModelSeries
 from server.models.model import Loaded, Model
 from server.models.registry import Registry
@@ -78,7 +78,7 @@ class Context:
     registry: Registry
     batches: Batches
     history: History
-    recordings: AudioDecoder  # decodes the files of all transcriptions, and limits the samples that they hold together
+    held_audio: HeldBytes  # counts the samples that all transcriptions hold together
     kept: KeptRequests | None = None  # stores requests; None: the server was started without a file for them
 
     @property

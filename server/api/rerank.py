@@ -21,7 +21,7 @@ from server.api.context import Context, caller
 from server.api.request.fields import Options
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
-from server.api.request.texts import encode_prompts, encode_texts, kept_alone, too_long
+from server.api.request.texts import encode_prompts, encode_texts, kept_alone, too_long, without_answer
 from server.api.request.words import in_words
 from server.api.routes import gives, new_router
 from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
@@ -238,11 +238,12 @@ async def _scores_of_pairs(
         if count > context.settings.max_inputs:
             raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
         keep = kept_alone(body.truncate_prompt_tokens, context_of(loaded))
-        if prompt is not None:
-            asked = list(zip(list(queries[0]) * (count // len(queries[0])), documents[0], strict=True))
-            return _prompted(asked, prompt, body.instruction, loaded, keep, documents[1])
-        first, second = (_pieces(texts, loaded, keep) for texts in (queries, documents))
-        return [_joined(a, b, loaded, keep, documents[1]) for a, b in zip(first * (count // len(first)), second, strict=True)]
+        with without_answer():
+            if prompt is not None:
+                asked = list(zip(list(queries[0]) * (count // len(queries[0])), documents[0], strict=True))
+                return _prompted(asked, prompt, body.instruction, loaded, keep, documents[1])
+            first, second = (_pieces(texts, loaded, keep) for texts in (queries, documents))
+            return [_joined(a, b, loaded, keep, documents[1]) for a, b in zip(first * (count // len(first)), second, strict=True)]
 
     pairs = await off_loop(caller(request).num_body_bytes, plan)
     asked = EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)

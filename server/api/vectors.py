@@ -19,7 +19,7 @@ from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, InputPart, Prompts
-from server.api.request.texts import TOO_LONG_REMEDY, kept_alone, too_long
+from server.api.request.texts import kept_alone, too_long, without_answer
 from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, Crop, Embed, Ready
@@ -84,14 +84,11 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
     param = "input" if text is None else "messages"
     tokenizer = loaded.tokenizer
     around = tokenizer.text_template  # truncation keeps it: the vector is often that of the first or last token, a special one
-    try:
+    with without_answer():
         prompts = token_ids(given, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
         for ids in prompts:
             if len(ids) > context:
                 raise too_long(context, f"a text has {len(ids)} tokens", param)
-    except ApiError as error:
-        error.message = error.message.replace(TOO_LONG_REMEDY, "; shorten the text, or set truncate_prompt_tokens.")  # it gets no answer
-        raise
     padded, pad = loaded.ready.padded_to, tokenizer.pad_id
     return prompts if pad is None else [ids + [pad] * (padded - len(ids)) for ids in prompts]
 

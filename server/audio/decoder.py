@@ -13,12 +13,17 @@ from server.isolated.held import HeldBytes
 PATIENCE_S = 120.0
 
 
-class AudioDecoder:
-    """Decodes files to transcribe, and limits the samples that transcriptions hold."""
+def held_audio(most_bytes: int) -> HeldBytes:
+    """Return a counter of the decoded samples that all transcriptions hold together."""
+    return HeldBytes(most_bytes, names="audio", setting="max_held_audio_bytes", refused=AUDIO_NOT_DECODED)
 
-    def __init__(self, most_s: float, most_held_bytes: int) -> None:
-        """A file may last `most_s` seconds, and transcriptions may hold `most_held_bytes` of decoded samples together."""
-        self.held = HeldBytes(most_held_bytes, names="audio", setting="max_held_audio_bytes", refused=AUDIO_NOT_DECODED)
+
+class AudioDecoder:
+    """Decodes files to transcribe."""
+
+    def __init__(self, most_s: float, held: HeldBytes) -> None:
+        """A file may last `most_s` seconds. `held` counts the decoded samples; several decoders may share it."""
+        self.held = held
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)
 
     async def decode(self, data: bytes, num_mels: int) -> Recording:

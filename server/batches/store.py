@@ -41,7 +41,7 @@ class Store:
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards `num_bytes`; never held while the disk works, because the event loop takes it
-        self._recording = threading.Lock()  # held while a record is written, because several threads may write the same one
+        self._recording = threading.Lock()  # held while a record is written; the event loop waits for it, too, when it creates a batch
         self._appending = threading.Lock()  # held while a line is written to a file, which may take long
         # Uploads have threads of their own: those of the loop's executor tokenize the texts of other requests.
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")

@@ -114,7 +114,8 @@ class Registry:
         # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
         # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
-        self._scrape: asyncio.Task[bytes] | None = None  # writes the metrics, for all who ask meanwhile
+        self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
+        self._next_scrape: asyncio.Task[bytes] | None = None  # the one after it, which all share who ask meanwhile
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
@@ -516,13 +517,17 @@ class Registry:
             model.measured(pid, usage)
 
     async def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text. Scrapes that come while one is written get its text, so that they do not queue."""
-        if self._scrape is None or self._scrape.done():
-            self._scrape = asyncio.create_task(self._written_metrics())
-        return await asyncio.shield(self._scrape)
+        """Return all metrics as Prometheus text. Scrapes that come while one is written share the next one: so they do not queue, and none
+        gets figures from before it came."""
+        if self._next_scrape is None:
+            self._next_scrape = asyncio.create_task(self._written_metrics(self._scrape))
+        return await asyncio.shield(self._next_scrape)
 
-    async def _written_metrics(self) -> bytes:
-        """Measure all workers, and write all metrics."""
+    async def _written_metrics(self, before: asyncio.Task[bytes] | None) -> bytes:
+        """Wait until the scrape `before` has ended, measure all workers, and write all metrics."""
+        if before is not None:
+            await asyncio.wait([before])
+        self._scrape, self._next_scrape = self._next_scrape, None
         await self.measure()
         readings = self.metrics.readings()
         return await asyncio.get_running_loop().run_in_executor(self._measuring, self.metrics.exposition, readings)

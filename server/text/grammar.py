@@ -37,8 +37,7 @@ class GrammarTooLarge(Exception):
 def json_text(schema: Mapping[str, object]) -> str:
     """Return a schema that allows less white space than JSON does: one space, or a line end and its indentation. Small models tend to write
     endless line ends once they are forced to write JSON."""
-    ours = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}  # also if the client's schema has this key, whose values may be refused
-    return json.dumps(ours | cast("dict[str, object]", _restricting(schema)) | ours)
+    return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **cast("dict[str, object]", _restricting(schema))})
 
 
 def _restricting(schema: object) -> object:

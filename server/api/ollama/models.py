@@ -24,7 +24,7 @@ from server.api.routes import ADMINISTRATION, Responses, gives, new_router, sche
 from server.defaults import Defaults
 from server.errors import INVALID_SOURCE, INVALID_VALUE, MISSING_FIELD, MODEL_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.interfaces import LoadError
-from server.models.aliases import LATEST
+from server.models.aliases import LATEST, names_like
 from server.models.operations import OperationState
 from server.models.probe import PLAIN
 from server.models.registry import Registry
@@ -107,7 +107,8 @@ def router(context: Context) -> APIRouter:
         """Unload a model that the server downloaded, and delete its files from this machine. If the name is an alias, remove only the
         alias."""
         check_unknown(body, strict=settings.strict)
-        name = _plain(body.model)
+        given = without_host(body.model)
+        name = next((one for one in names_like(given) if _is_named(one, registry)), _plain(given))
         if name in registry.aliases():  # the name is that of a copy
             await registry.remove_alias(name)
             return Response(status_code=200)
@@ -182,7 +183,7 @@ def _lines() -> Responses:
 
 def _plain(name: str) -> str:
     """Return the name without the host and the tag that Ollama's clients add."""
-    return without_host(name).removesuffix(":latest")
+    return without_host(name).removesuffix(LATEST)
 
 
 async def _pulled(spec: ModelSpec | None, registry: Registry) -> AsyncGenerator[bytes, None]:
@@ -215,15 +216,24 @@ def _line(status: str, **further: str | int) -> bytes:
 
 
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
-    """Unload the model if it is loaded, and return its source. Raise ApiError if the server did not download it."""
+    """Unload the model if it is loaded, or remove it from the state file if its last load failed, and return its source. Raise ApiError if
+    the server did not download it."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
     if not _is_downloadable(source, registry):
         message = f"model {name!r} was not downloaded by relaxserve, so its files are kept; unload it by DELETE /admin/models/{name}"
         raise ApiError(INVALID_SOURCE, message, param="model")
-    if model is not None:
-        await registry.unload(model.spec.name, drain_s=settings.drain_s)
+    try:
+        await registry.unload(name if model is None else model.spec.name, drain_s=settings.drain_s)
+    except ApiError as error:
+        if model is not None or error.kind is not MODEL_NOT_FOUND:
+            raise  # without a model, the state file may still have the name
     return source
+
+
+def _is_named(name: str, registry: Registry) -> bool:
+    """Return whether a name is that of a model that is loaded or loading, or an alias."""
+    return name in registry.aliases() or any(model.spec.name == name for model in registry.models())
 
 
 def _is_served(name: str, registry: Registry) -> bool:

@@ -7,7 +7,8 @@ encoded together, and a long text is encoded only as far as needed to show that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.interfaces import Tokenizer
@@ -63,6 +64,16 @@ def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | No
 def kept_alone(asked: int | None, context: int) -> int | None:
     """Return how many tokens of a text that gets no answer to keep. -1 keeps as many as the context holds."""
     return context if asked == -1 else asked
+
+
+@contextmanager
+def without_answer() -> Generator[None]:
+    """Let errors about texts that get no answer name only fields that their requests have."""
+    try:
+        yield
+    except ApiError as error:
+        error.message = error.message.replace(TOO_LONG_REMEDY, "; shorten the text, or set truncate_prompt_tokens.")
+        raise
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:

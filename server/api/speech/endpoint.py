@@ -28,6 +28,7 @@ from server.api.speech.shapes import (
     short,
     verbose,
 )
+from server.audio.decoder import AudioDecoder
 from server.audio.recording import Recording
 from server.errors import NOT_A_SPEECH_MODEL, ApiError
 from server.http.multipart import Form
@@ -84,7 +85,7 @@ class _Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder = context.recordings
+    decoder = AudioDecoder(settings.max_audio_s, context.held_audio)
 
     async def answer(request: Request, task: str) -> Response:
         """Transcribe the recording in a form, or translate it if `task` is "translate"."""

@@ -300,7 +300,8 @@ class Speech:
 
 def router(context: Context) -> APIRouter:
     routes, settings = new_router("OpenAI"), context.settings
-    decoder, memory = context.recordings, SessionMemory()
+    # Sessions have a decoder of their own, because files that others upload may occupy theirs for long.
+    decoder, memory = AudioDecoder(settings.max_audio_s, context.held_audio), SessionMemory()
     limits = SocketLimits(min(settings.max_body_bytes, MOST_MESSAGE_BYTES), settings.body_timeout_s, MOST_SESSION_S)
 
     @routes.get("/v1/realtime", include_in_schema=False)

@@ -138,7 +138,7 @@ class _Flattener:
             return parts[0]
         key = tuple(map(id, parts))
         if key not in self._added:
-            self._added[key] = name = f"parts/{len(self._rules)}"  # neither a name in GBNF nor the text of a sequence has a slash
+            self._added[key] = name = f"parts/{len(self._rules)}"  # no name in GBNF has a slash, and a sequence has spaces
             self._rules[name] = RuleNode(name, AlternativeNode(parts), "")
         return RuleRefNode(self._added[key])
 

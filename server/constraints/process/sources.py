@@ -45,9 +45,9 @@ def without_faults(lark: str, fault_of: Callable[[str], str]) -> tuple[str, list
             return found[0]
         faults.append(fault)
         schema = json.loads(found[2])
-        kept = {word: value for word, value in schema.items() if word == "x-guidance" or (word == "type" and _names_types(value))}
-        weaker = json.dumps(kept)
-        return found[1] + ("{}" if fault_of(weaker) else weaker)
+        kept = {word: value for word, value in schema.items() if word == "type" and _names_types(value)}
+        guided = json.dumps({word: schema[word] for word in ("x-guidance",) if word in schema} | kept)
+        return found[1] + (json.dumps(kept) if fault_of(guided) else guided)
 
     return SCHEMA.sub(weakened, lark), faults
 

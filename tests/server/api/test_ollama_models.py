@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.models.state import ModelSpec
+from server.models.state import ModelSpec, SavedState
 from tests.doubles.library import Shelf
 
 ollama = pytest.importorskip("ollama")
@@ -74,6 +75,26 @@ def test_a_name_of_the_catalogue_comes_and_goes(server, client, shelf):
     assert client.delete("known") and not shelf.held
     with pytest.raises(ollama.ResponseError, match="'unknown' does not exist below the model root"):
         client.pull("unknown")
+
+
+def test_a_whole_name_wins_over_one_without_its_tag(server, client, shelf):
+    for name in ("known", "org/name"):
+        client.pull(name)
+    assert server.http().put("/admin/aliases/known:latest", json={"model": "org/name"}).status_code == 200
+    client.delete("known:latest")
+    assert shelf.held == {"known", "org/name"} and not server.registry.aliases()
+    client.delete("known:latest")
+    assert shelf.held == {"org/name"}
+
+
+def test_a_deleted_model_whose_load_failed_does_not_come_back(serve, shelf, answering, tmp_path):
+    state = tmp_path / "models.json"
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("org/name", "org/name"),))))
+    broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no such family"))
+    server = serve(library=shelf, allow_hub=True, initial=(), state_file=state, scripts={"org/name": broken})
+    shelf.held.add("org/name")
+    assert server.http().request("DELETE", "/api/delete", json={"model": "org/name"}).status_code == 200
+    assert not shelf.held and msgspec.json.decode(state.read_bytes(), type=SavedState).models == ()
 
 
 def test_a_client_that_leaves_ends_the_download(server, shelf):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from runtime.spectrogram import AROUND, BEFORE, RATE
 from server.audio import compressed
-from server.audio.decoder import AudioDecoder
+from server.audio.decoder import AudioDecoder, held_audio
 from server.audio.decoding import Decoding, File, Outcome, decoded
 from server.audio.loudest import loudest_energy
 from server.audio.recording import Recording, with_surroundings
@@ -199,7 +199,7 @@ def test_without_the_extra_only_wav_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_are_decoded_in_another_process() -> None:
     async def check() -> None:
-        decoder = AudioDecoder(10, 1 << 20)
+        decoder = AudioDecoder(10, held_audio(1 << 20))
         for data in (wav(tone(RATE), RATE), *(encoded(tone(RATE), RATE if "Opus" not in kind else 48_000, kind) for kind in KINDS)):
             recording = await decoder.decode(data, 80)
             samples = decoded(data, 10)
@@ -213,7 +213,7 @@ def test_files_are_decoded_in_another_process() -> None:
 
 def test_samples_that_transcriptions_hold_are_limited() -> None:
     """Each of many long recordings that are transcribed at once keeps its samples until its last window."""
-    decoder, data = AudioDecoder(10, 1), wav(tone(RATE), RATE)
+    decoder, data = AudioDecoder(10, held_audio(1)), wav(tone(RATE), RATE)
 
     async def check() -> None:
         found = await asyncio.gather(*(decoder.decode(data, 80) for _ in range(3)), return_exceptions=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.audio.decoder import AudioDecoder
+from server.audio.decoder import AudioDecoder, held_audio
 from server.audio.recording import Recording
 from server.errors import ApiError
 from tests.server.audio.files import KINDS, encoded, tone, wav
@@ -58,7 +58,7 @@ def test_damaged_files(kind: str, count: int) -> None:
         return ""
 
     async def check() -> list[str]:
-        decoder, rng = AudioDecoder(10, 1 << 20), random.Random(kind)
+        decoder, rng = AudioDecoder(10, held_audio(1 << 20)), random.Random(kind)
 
         async def outcomes(num_files: int) -> list[str]:
             left = iter(range(num_files))
