@@ -54,9 +54,11 @@ class Ingress:
         sharing: Collection[str] = (),
         prefill: Mapping[str, tuple[DeploymentHandle, int]] | None = None,
     ) -> None:
-        """`models` says which pool serves which model. The first pool serves requests that name none of them. The replicas of pools in
-        `sharing` give each other pages. `prefill` has, for some pools, the deployment of the replicas that compute long prompts, and the
-        least number of characters of such a prompt."""
+        """`models` says which pool serves which model. A request that names none of these models goes to the pool with the replica that
+        stores the response that it names, otherwise to the first pool. `patience_s` is the time for which a request may find no replica
+        that serves it. The replicas of pools in `sharing` give each other pages. `prefill` has, for some pools, the deployment of the
+        replicas that compute long prompts, and the least number of new characters for which they compute a prompt: characters that no
+        replica of the pool has in its prefix cache."""
         self._pools = {name: pool.options(method_name="lease") for name, pool in pools.items()}
         self._sharing = frozenset(sharing)
         self._prefill = {

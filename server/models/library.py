@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A model that has a short name."""
+    """An entry of the catalogue: a model that can be downloaded by its short name."""
 
     name: str
     about: str

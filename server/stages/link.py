@@ -127,8 +127,8 @@ class Link:
         return data
 
     def _lost(self, how: str) -> StageLost:
-        """Return the error of a connection that has ended. The error says how the process at the other end has ended, or if that is
-        unknown, `how` the connection has."""
+        """Return the error of a connection that has ended or failed. If it is known how the process at the other end has ended, the error
+        says that. Otherwise it says what has happened to the connection: `how`, such as "has ended"."""
         if (known := self._end()) is None:
             return StageLost(f"the connection to {self.place} {how}")
         return StageLost(f"the process of {self.place} ended: {known[0]}", from_outside=known[1])

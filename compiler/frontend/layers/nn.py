@@ -168,7 +168,9 @@ class Net:
 
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
         """Return matrices that the checkpoint stores as numbers with the same `Form`, stacked by rows and dequantised. If the form sorts
-        columns by group, the columns stay sorted, and products reorder their inputs. If numbers are split, this is the larger part."""
+        columns by group, the columns stay sorted, and products reorder their inputs (`_orders`). If the form's kind stores each number as
+        the sum of two integers (`SPLIT`), the result has only the larger ones; `_rests` has the matrix of the smaller ones, which users of
+        the result add."""
         form, of = self.forms[names[0]], self._parts(names, shapes)
         parts = [of[part] for part in form.numbers]
         if form.per_unit:

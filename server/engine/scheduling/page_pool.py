@@ -200,8 +200,9 @@ class PagePool:
         return copies
 
     def num_writable(self, held: PageList, stop: int) -> int:
-        """Return up to which position `make_writable`, which has just prepared the positions up to `stop`, has nothing more to do: the end
-        of the last page, or the first position from which `give_back_past` can give back a page, if that comes first."""
+        """Return the position up to which `CachePool.make_writable`, which has just prepared the positions before `stop`, need not be
+        called again for this group. It is the end of the last page or, if that comes first, the position from which `give_back_past` can
+        give back a page."""
         end = -(-stop // self.page_size) * self.page_size
         return end if self._window is None else min(end, (held.num_returned + 1) * self.page_size + self._window - 1)
 

@@ -109,7 +109,7 @@ class Plan:
 
     @property
     def in_order(self) -> list[Item]:
-        """The items in their order in the batch: the longest first, so that the first prompt begins where a tile of attention begins, and
-        prompts whose lengths are multiples of a tile share no tile. The CPU's kernel of attention computes the tokens of a tile one by one
-        if they belong to several sequences."""
+        """The items in their order in the batch: those with the most tokens in this step first, single tokens last. So the first
+        item begins where a tile of attention begins, and so does each item for which all items before it have multiples of a tile's tokens.
+        If a tile has tokens of several sequences, the CPU's kernel of attention computes them one by one."""
         return sorted(self.items.values(), key=lambda item: item.count, reverse=True)

@@ -62,7 +62,7 @@ MACHINES = """
 PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. A benchmark has a section for each set of
 options with which it ran, and the section states the command. `A over B` and `A / B` mean A divided by B. p50 is the median; 99 % of the
 values are at most p99. A + after a commit means that files differed from the commit. `--quantize int4` in a command is called
-`--quantize int4-32` today.
+`--quantize int4-32` today. `reached` compares the figure with the goal before it is rounded.
 """
 # Explanations of the terms in the tables of a benchmark.
 TERMS = {

@@ -153,8 +153,9 @@ class _Blocks:
 
     @property
     def fit_pairs(self) -> bool:
-        """Whether tiles of every width contain both columns of each pair: the columns are whole periods of 2 * `apart` columns, and each
-        width is a multiple or a divisor of a period."""
+        """Whether tiles of every width contain both columns of each pair, or no branch reads pairs. The columns must be whole periods of
+        2 * `apart` columns, and each width a multiple or a divisor of a period. A tile that is narrower than a period has two ranges of
+        columns, `apart` columns from each other (branches.py)."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
         widths = [NARROW, self.widest[1], *([] if self.lone_size is None else self.lone_size[1:])]

@@ -58,16 +58,17 @@ class Base2Softmax(OnlineSoftmax):
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows(Rows):
-    """The rows of an item. There are two buffers for scores and weights of a block, each with room for `block rows` rows. Scores are
-    [2, PANELS, block rows, PANEL], multiplied by log2(e). A token uses the first buffer, and loads a panel at a time."""
+    """The rows of an item. Scores and weights of a block have two buffers, each with room for `block rows` rows: while the kernel computes
+    the softmax of some rows in one buffer, the unit multiplies for other rows with the other (matrix.py). An item that is a single token
+    uses only the first buffer, and loads one panel at a time. Scores are [2, PANELS, block rows, PANEL], multiplied by log2(e)."""
 
     height: int  # number of rows of a product
     queries: Array  # [rows, depth]
     weights: Array  # [2, block rows, keys of a block]
     keys: Array  # [panels, depth / 2, 2 * PANEL]: panels of keys
-    values: Array  # [value panels, keys / 2, 2 * PANEL]: values of the same number of panels of keys
+    values: Array  # [value panels, keys / 2, 2 * PANEL]: the values of as many keys as `keys` has room for
     products: Array  # [value panels, block rows, PANEL]: products of weights and values
-    rescale: Array  # [2, block rows]: 2^(old maximum - new maximum), the factor of the earlier sums, for the rows of each buffer
+    rescale: Array  # [2, block rows in whole PAGEs]: 2^(old maximum - new maximum), the factor of the earlier sums, per buffer
 
     @classmethod
     def allocate(cls, k: Kernel, item: Item, order: Order, height: int, block_rows: int, panels: int, *more: Array) -> Self:
