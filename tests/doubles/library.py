@@ -21,7 +21,7 @@ class Shelf:
         self.pause_s = 0.0
 
     async def stored(self) -> list[Stored]:
-        return [Stored(source, 300, 1.0, ("known",) if source == "org/known" else ()) for source in sorted(self.held)]
+        return [Stored(source, 300, 1.0, ("known",) if source in ("known", "org/known") else ()) for source in sorted(self.held)]
 
     async def pull(self, source: str) -> AsyncGenerator[Pulled, None]:
         self.num_open += 1

@@ -201,7 +201,9 @@ def message(worker: NullWorker, fields: dict, *, stream: bool):
         plan = await plan_chat(anthropic_input.chat_of(body, made.dialect), model, made, Caller("id", ""), ServerSettings())
         job = job_like(plan.job, plan.job.submit.prompt_ids, body.max_tokens)
         plan = ChatPlan(plan.prompt, job, plan.rules)
-        answer = MessageAnswer(plan, Generation(made, job, SERIES, Caller("id")), "null", is_capped=False, omits_thoughts=False)
+        answer = MessageAnswer(
+            plan, Generation(made, job, SERIES, Caller("id")), "null", is_capped=False, omits_thoughts=False, has_stops=True
+        )
         return await read(answer, MessageEvent if stream else AnthropicAnswer, stream=stream)
 
     return asyncio.run(run())
