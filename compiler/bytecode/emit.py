@@ -59,7 +59,7 @@ WITHOUT_DATA = frozenset(
 
 @dataclass(slots=True)
 class Program:
-    """What all functions of a program share: kernels, regions, constants and shape functions; and the functions themselves."""
+    """The functions of a program, and the kernels, regions, constants and shape functions that they share."""
 
     module: IRModule
     kernels: dict[str, int] = field(default_factory=dict[str, int])  # index in `kernel_table`, by the name of a loop nest

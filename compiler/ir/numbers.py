@@ -14,7 +14,7 @@ from compiler.ir.dtypes import DType
 
 
 class Kind(StrEnum):
-    """What the bits of a stored number mean. A code is an integer of 4 bits that is the index of a number in a table (`TABLES`)."""
+    """The meaning of the bits of a stored number. A code is an integer of 4 bits that is the index of a number in a table (`TABLES`)."""
 
     INT = "int"  # integers of 4, 6 or 8 bits
     E2M1 = "e2m1"  # floats of 4 bits: a sign, two bits of exponent and one bit of mantissa

@@ -42,7 +42,7 @@ class BadIndex(CompileError, IndexError):
 
 
 class Treatment(StrEnum):
-    """What happens to an element outside the range, as the head of this file lists."""
+    """The treatment of an element outside the range. The head of this file explains each."""
 
     CHECKED = "checked"
     CLAMPED = "clamped"

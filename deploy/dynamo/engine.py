@@ -64,9 +64,8 @@ class Engine(LLMEngine):
         self._client: aiohttp.ClientSession | None = None
         self._publisher: Any = None  # Dynamo's publisher of load
         self._watching: asyncio.Task[None] | None = None
-        self._running: dict[
-            Context, asyncio.Task[aiohttp.ClientResponse]
-        ] = {}  # by context, not by id: a request that is sent again keeps its id
+        # The keys are contexts and not ids, because a request that is sent again keeps its id.
+        self._running: dict[Context, asyncio.Task[aiohttp.ClientResponse]] = {}
         self._must_end = False  # a signal has arrived
         self.has_given_up = False  # the signal arrived before the server was ready
         self.failure: SettingsError | ServerFault | None = None  # why the worker ends by itself

@@ -17,7 +17,7 @@ class OpenRequests:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._numbers: Counter[str] = Counter()
-        # By replica: the times in the last HEARD_S at which a request ended, each with the number of requests open before. An entry is
+        # Each replica has the times in the last HEARD_S at which a request ended, each with the number of requests open before. An entry is
         # dropped as soon as a later one has at least the same number, so the first entry has the largest.
         self._before: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
         self._lock = threading.Lock()  # requests begin and end in the event loop, reports may arrive in another thread

@@ -207,10 +207,10 @@ class Registry:
             raise not_loaded(name, loaded)
         return model
 
-    def _meant(self, name: str) -> str:
-        """Return the name or alias that a request means: as `names_like` says, the first of them that is known. If none is, return the name
-        itself."""
-        return next((one for one in names_like(name) if one in self._models or one in self._aliases), name)
+    def _meant(self, name: str, others: Container[str] = ()) -> str:
+        """Return the name that a request means: as `names_like` says, the first that is the name of a model, an alias, or in `others`. If
+        none is, return the name itself."""
+        return next((one for one in names_like(name) if one in self._models or one in self._aliases or one in others), name)
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
         """Return the model that answers a request, and its loaded parts with the defaults of the name. A request without a name gets the
@@ -410,7 +410,7 @@ class Registry:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
         with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it. Raise
         ApiError if the name is an alias, or if the model is not loaded, not ready or pinned."""
-        name = next((one for one in names_like(name) if one in self._models or one in self._aliases or one in self._saved), name)
+        name = self._meant(name, self._saved)
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
             self._save()

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from server.process_state import TIMES, fields_of
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-USED = slice(11, 15)  # fields of /proc/PID/stat after the name: processor time of the process and of its children that have ended
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,8 +50,7 @@ def _of_children(pid: int) -> float:
         for file in Path(f"/proc/{pid}/task").glob("*/children"):
             for child in file.read_text().split():
                 with suppress(OSError):
-                    fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                    total += sum(map(int, fields[USED])) / TICKS_PER_S + _of_children(int(child))
+                    total += sum(map(int, fields_of(int(child))[TIMES])) / TICKS_PER_S + _of_children(int(child))
     return total
 
 

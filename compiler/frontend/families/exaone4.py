@@ -19,7 +19,7 @@ def read(fields: Fields) -> ModelConfig:
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
     local = _read_local(fields) if window is not None else [False]
     fields.skip("sliding_window_pattern")  # transformers writes 0 if there is no window
-    # By this rule, the last layer of the model has no window.
+    # The last layer of the model has no window, also if the pattern gives it one.
     windows = read_windows(fields, window, lambda layer: local[layer % len(local)] and layer + 1 < config.num_layers)
     unrotated = frozenset(layer for layer, size in enumerate(windows) if size is None) if window is not None else frozenset[int]()
     return replace(config, windows=windows, unrotated=unrotated)

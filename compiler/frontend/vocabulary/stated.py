@@ -18,7 +18,8 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What the files state about the tokens of a vocabulary. A token is a mapping of the fields that tokenizer.json has of a token."""
+    """The statements of a folder's files about the tokens of a vocabulary. A token is a mapping of the fields that
+    tokenizer.json has of a token."""
 
     config: Mapping[str, Any]  # tokenizer_config.json
     roles: Mapping[str, dict[str, Any]]  # special tokens by role

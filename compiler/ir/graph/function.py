@@ -24,8 +24,8 @@ Value = Atom | Call | CallTir | CallLibrary | CallFunc | MakeTuple | TupleGet | 
 
 
 class BlockKind(StrEnum):
-    """What passes and the virtual machine may do with a block. Only plain blocks may branch. The pass `capture` makes captured blocks out
-    of launches of kernels, and of the allocations and aliases between them."""
+    """The kind of a block, which decides how passes may change it and how the virtual machine runs it. Only plain blocks may branch.
+    The pass `capture` makes captured blocks out of launches of kernels, and of the allocations and aliases between them."""
 
     PLAIN = "plain"  # runs binding by binding
     DATAFLOW = "dataflow"  # has no effects, so passes may reorder, share and remove its bindings

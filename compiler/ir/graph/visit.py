@@ -22,8 +22,8 @@ from compiler.ir.types import Type, binders_of, substitute, vars_of
 
 
 class Uses(NamedTuple):
-    """What a value or a body takes from outside, in order of first use: the variables of the graph (`values`) and the symbolic variables of
-    dimensions (`dims`)."""
+    """The variables that a value or a body takes from outside, in order of first use: those of the graph (`values`) and the symbolic ones
+    of dimensions (`dims`)."""
 
     values: tuple[Var, ...]
     dims: tuple[DimVar, ...]

@@ -29,6 +29,7 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load, QualityLabel
 from server.models.processes import Usage, usage_of
 from server.models.state import ModelSpec
+from server.process_state import fields_of
 from server.text.detokenize import Detokenizer
 from tests.conftest import ROOT, descendants_of
 from tests.server.conftest import serve, with_answer
@@ -254,7 +255,7 @@ def test_the_server_ends_with_the_process_that_measures(tmp_path: Path) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return fields_of(pid)[0] != "Z"
     except FileNotFoundError:
         return False
 

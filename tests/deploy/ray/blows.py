@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 
+from server.process_state import fields_of
 from tests.deploy.ray.cluster import START_S, Cluster
 from tests.deploy.ray.streams import AT_ONCE, TIMEOUT_S, streams
 
@@ -68,4 +68,4 @@ async def struck_streams(
 
 
 def _parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return int(fields_of(pid)[1])

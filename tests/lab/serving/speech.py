@@ -32,8 +32,9 @@ import httpx
 from deploy.bench.measure import Figure, report
 from deploy.model_loading.origins import here
 from runtime.device.cpu.cores import available_cores
+from server.models.processes import usage_of
 from server.settings import SettingsError
-from tests.conftest import descendants_of, greeting
+from tests.conftest import greeting
 from tests.lab.peers.ggml_whisper import write_ggml
 from tests.lab.serving.spoken import passages, write_files
 from tests.lab.serving.start import RELAXSERVE
@@ -45,7 +46,6 @@ MOST_FURTHER_ERRORS = 0.002  # wrong words beyond those of EXACT, as a share of 
 PEERS = ("faster-whisper", "whisper.cpp")
 WAYS = {"in turn": "files in turn", "as a batch": "files as a batch"}
 PATIENCE_S = 1800.0
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,7 @@ class Ours:
 
 def processor_s(pid: int) -> float:
     """Return the processor time of a process and its descendants, in seconds, with that of descendants that have ended."""
-    total = 0
-    for one in (pid, *descendants_of(pid)):
-        try:
-            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
-        except OSError:  # ended meanwhile, and is counted with its parent
-            continue
-        total += sum(map(int, fields[11:15]))
-    return total * TICK_S
+    return usage_of(pid).cpu_s
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from server.constraints.retries import MAX_LOSSES
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit, Trigger
+from server.process_state import fields_of
 from tests.process_states import is_running, state_of
 from tests.server.constraints.processes import (
     allowed_by,
@@ -69,8 +70,7 @@ def levels_of(compiler: ConstraintCompiler) -> dict[str, list[int]]:
 
 def parent_of(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
+        return int(fields_of(pid)[1])
     except OSError:
         return 0
 

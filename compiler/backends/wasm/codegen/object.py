@@ -88,7 +88,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class WasmObject:
-    """What linking needs of an object: its sections in their order, and what they say about imports, symbols, data and patches."""
+    """The parts of an object that the linker reads: its sections in their order, and the imports, symbols, data and patches in them."""
 
     sections: tuple[tuple[Section, bytes], ...]
     imports: tuple[Import, ...]
