@@ -29,16 +29,16 @@ from server.scoring import ClassScores
 class ClassifyBody(EmbeddingBody):
     """The body of /classify."""
 
-    use_activation: bool | None = None  # False: return the raw outputs of the classification head
+    use_activation: bool | None = None  # False: return the raw outputs of the classification head instead of scores
     activation: bool | None = None  # an older name of use_activation
 
 
 class Classified(TypedDict):
     """The class of a text, and the score of every class."""
 
-    index: int
-    label: str
-    probs: Sequence[float]
+    index: int  # index of the text in the request
+    label: str  # the class with the highest output
+    probs: Sequence[float]  # one score for each class, or its raw output if the request asks for that
     num_classes: int
 
 
@@ -82,8 +82,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """Return the answer in small pieces. `found` has the outputs of the classification head for each text; with `raw`, they are returned as
-    they are."""
+    """Return the answer in small pieces. `found` has the outputs of the classification head for each text. With `raw`, `probs` has these
+    outputs instead of scores."""
 
     def entry(index: int, numbers: Vector) -> bytes:
         classified: Classified = {
@@ -104,12 +104,13 @@ def require_classes(model: Model, loaded: Loaded) -> None:
 
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
-    """Return an embedding request for the raw outputs of the classification head."""
+    """Return an embedding request for the raw outputs of the classification head. It has only the timeout of `body`: `embed_all` gets the
+    inputs as tokens."""
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
 
 
 def scores_of(ready: Ready, numbers: Vector) -> Vector:
-    """Return the scores of the classes for the raw outputs `numbers`."""
+    """Return the scores of the classes for the raw outputs `numbers`. If the model's `class_scores` is RAW, these are the scores."""
     match ready.class_scores:
         case ClassScores.SOFTMAX:
             shares = np.exp(numbers - numbers.max())

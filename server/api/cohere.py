@@ -35,8 +35,8 @@ class CohereEmbedBody(Options):
 
     model: Label
     texts: Annotated[list[Text], Field(min_length=1, max_length=2048, fail_fast=True)]
-    input_type: Label | None = None
-    embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None: float
+    input_type: Label | None = None  # no effect if the model has no prompts
+    embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None, or empty: float
     output_dimension: Int | None = Field(default=None, ge=1)
     truncate: Literal["NONE", "START", "END"] | None = None  # None: END
     priority: Int | None = None  # accepted, but embeddings have no priorities
@@ -83,7 +83,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _written(vectors: Sequence[Vector], forms: Sequence[Form]) -> list[bytes]:
-    """Encode the vectors in each of `forms`, in small pieces, because encoding them in one call would delay other requests."""
+    """Return the members of the JSON object `embeddings`: for each of `forms`, a list of the vectors in this form. The JSON is in small
+    pieces, because encoding it in one call would delay other requests."""
     pieces: list[bytes] = []
     for number, form in enumerate(forms):
         pieces.append((b',"%b":[' if number else b'"%b":[') % form.encode())

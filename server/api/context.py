@@ -1,4 +1,4 @@
-"""The arguments of every endpoint: settings and model registry (`Context`), and the sender of the request (`Caller`)."""
+"""Describe what endpoints use: the parts of the server (`Context`), and the sender of a request (`Caller`)."""
 
 from __future__ import annotations
 
@@ -40,14 +40,15 @@ class Caller:
     request_id: str
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
     access: Access = Access.KEY  # access level that the request's path requires
-    arrived_s: float = field(default_factory=time.monotonic)
-    num_body_bytes: int = 0
+    arrived_s: float = field(default_factory=time.monotonic)  # time of the monotonic clock
+    num_body_bytes: int = 0  # 0 for an upload, whose body is read as it arrives
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
     is_idle: bool = False  # the request is a line of a batch, which gets only what other requests leave free
     limits: KeyLimits = UNLIMITED  # what the caller's key may use
-    expects: str = ""  # fingerprint that the model must have, so that an answer of another server is continued with the same bytes
+    # fingerprint that the model must have, so that an answer of another server is continued with the same bytes; "" and "*" allow all
+    expects: str = ""
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
     receive: Receive = stays  # gives the message that the client has left; the body was read before
@@ -59,8 +60,8 @@ class Caller:
         return self.key_digest if self.tenant else ""
 
     def parts(self) -> Iterator[Caller]:
-        """Yield the caller of each part of the request, one generation: the first arrived with the request, and a later one arrives when it
-        is asked for."""
+        """Yield a caller for each part of a request that needs several generations, without end. The first is this caller. Each later one
+        has `has_begun`, and counts as arrived at the time when it is taken from the iterator."""
         yield self
         while True:
             yield replace(self, arrived_s=time.monotonic(), has_begun=True)
@@ -91,12 +92,13 @@ class Context:
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. `has_begun`: this is a further part of a request that was begun earlier, and is answered
-        even while the server stops."""
+        """Return the model that answers a request. Raise ApiError if there is none for the caller, or if it is not ready. `has_begun`: this
+        is a further part of a request that was begun earlier, and is answered even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
 
     def begin(self, request: Request, body: Options, name: str | None) -> tuple[Model, Loaded, list[str]]:
-        """Return the model that answers a request, and the names of the fields of its body that are ignored."""
+        """Return the model that answers a request, and the names of the fields of its body that are ignored. Raise ApiError as `serve` and
+        `check_unknown` do."""
         ignored = check_unknown(body, strict=self.settings.strict)
         return *self.serve(request, name), ignored
 
@@ -116,5 +118,5 @@ def path_for(request: Request, path: str) -> str:
 
 
 def answer_id(prefix: str, asked: str | None) -> str:
-    """Return the id of an answer: the prefix, then the id that the request asked for or a random one."""
+    """Return the id of an answer: the prefix, then the id that the request asked for or a new one."""
     return f"{prefix}-{asked or new_hex(prefix, 12)}"

@@ -38,8 +38,9 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        """Answer 200 if the server is ready for requests, and 503 while it loads or is about to stop, or if no model works. If
-        some keys may not use all models, no model is named, since this endpoint needs no key."""
+        """Answer 200 if the server is ready for requests. Answer 503 while the models of its start load, while it is about to stop, and if
+        none of its models works. A server without models is ready unless a load at its start has failed. If some keys may not use all
+        models, no model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
         status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"
@@ -62,7 +63,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/ping", response_class=Response, include_in_schema=False)
     @routes.post("/ping", response_class=Response, include_in_schema=False)
     async def ping() -> Response:
-        """Answer SageMaker's health check, as `/health/ready` does."""
+        """Answer SageMaker's health check with the status of `/health/ready` and no body."""
         return Response(status_code=200 if registry.ready else 503)
 
     @routes.get("/load", responses=gives(Load))
@@ -89,8 +90,8 @@ def router(context: Context) -> APIRouter:
 
 
 def distribution_version() -> str:
-    """Return the version of this package."""
+    """Return the version of this package, or "0" if the package is not installed."""
     try:
         return version("relaxserve")
-    except PackageNotFoundError:  # run from a checkout that was never installed
+    except PackageNotFoundError:  # the server runs from a checkout that was never installed
         return "0"

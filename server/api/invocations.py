@@ -12,7 +12,8 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-PATHS = {  # the API that answers a body with a field; if a body has several of these fields, the first of this list decides
+# the API that answers a body with a field that is not null; if a body has several of these fields, the first of this list decides
+PATHS = {
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "documents": "/v1/rerank",

@@ -14,7 +14,8 @@ from server.api.routes import is_known, new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-# A page may run only scripts of this server. Browsers refuse `innerHTML` and similar calls, so no text becomes markup or code.
+# A page may run only scripts of this server. Browsers that know trusted types refuse to set `innerHTML` and the like, so that no text
+# becomes markup or code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -59,7 +60,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _read(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    """Return the contents of every file that a browser may request, by the file's path below the folder."""
+    """Return the contents of the files that a browser may request, those of the types in MEDIA_TYPES. The keys are `prefix` and the file's
+    path below the folder."""
     found: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():

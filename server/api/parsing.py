@@ -102,13 +102,13 @@ def router(context: Context) -> APIRouter:
 
 
 def _begins_inside(text: str, thoughts: Thoughts | None) -> bool:
-    """Return whether a text closes thoughts that it does not open."""
+    """Return whether a text closes thoughts that it does not open. None stands for thoughts between <think> and </think>."""
     found = thoughts or THINK
     return found.closing in text and found.begin not in text.partition(found.closing)[0]
 
 
 def _parts(rules: AnswerRules, text: str) -> list[Part]:
-    """Return the parts of a whole answer."""
+    """Parse a whole answer by `rules`. Return its parts."""
     parser = rules.parser()
     return [*parser.push(text), *parser.finish()]
 

@@ -29,7 +29,7 @@ from server.secret_file import read_secret
 log = logging.getLogger(__name__)
 
 MOST_GIVING_S = 600.0  # longest time that a stream of pages may take, whatever limit the other server names
-AHEAD_BYTES = 16 << 20  # most bytes of pages that wait in this process for one other server
+AHEAD_BYTES = 16 << 20  # most bytes of pages that wait in this process for one other server; one frame may always wait
 
 
 def router(context: Context) -> APIRouter:
@@ -41,8 +41,10 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send those pages of a prompt that this server holds and the other server lacks. Refuse an ask that is not proven, that no model
-        here can answer, that comes while MOST_GIVINGS others are answered, or whose prompt is computed too late."""
+        """Send those pages of a prompt that this server holds and the other server lacks. If the ask has the prompt's tokens, compute the
+        prompt first. Raise ApiError for an ask that is not proven or not valid, for one that no model here can answer, while MOST_GIVINGS
+        others are answered, if the model's queue is full, and if computing the prompt fails or takes until the other server no longer
+        waits."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -65,8 +67,8 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends at the time until which the taker waits: otherwise, a taker that has gone or does not read would keep its
-    place among MOST_GIVINGS."""
+    """A stream of frames. It ends at the time until which the taker, the other server, waits, and at the latest after MOST_GIVING_S.
+    Otherwise a taker that does not read would keep its place among MOST_GIVINGS."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
         """`end_s`: the time of the monotonic clock until which the taker waits."""
@@ -96,7 +98,8 @@ def _ask_in(body: bytes) -> Ask:
 
 
 def _model_of(context: Context, ask: Ask) -> Loaded:
-    """Return the loaded model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if there is none."""
+    """Return the model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if no such model serves, or
+    if it sleeps."""
     found: list[str] = []
     for model in context.registry.models():
         if model.loaded is not None and model.is_serving and not model.is_sleeping:
@@ -110,7 +113,8 @@ def _model_of(context: Context, ask: Ask) -> Loaded:
 
 
 async def _compute(loaded: Loaded, ask: Ask) -> None:
-    """Compute the prompt, so that its pages are in the cache. Raise ApiError if the queue is full, or if the prompt cannot be computed."""
+    """Compute the prompt and one token, so that the prompt's pages are in the cache. Raise ApiError if the queue is full, or if the prompt
+    cannot be computed."""
     prompt_ids = tuple(np.frombuffer(ask.prompt_ids, "<i4").tolist())
     lease = loaded.admission.admit(1, len(prompt_ids), is_idle=ask.priority == IDLE)
     submit = Submit(

@@ -31,16 +31,17 @@ encode = msgspec.json.encode
 class PoolingBody(EmbeddingBody):
     """The body of /pooling."""
 
+    # None: classify for a model with a classification head, otherwise embed; `encode` is another name of embed
     task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
     input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of input_type
 
 
 class Pooled(TypedDict):
-    """The vector of a text, or the vectors of its tokens."""
+    """The vector of a text, the vectors of its tokens, or the scores of its classes."""
 
     index: int
     object: Literal["pooling"]
-    data: Sequence[float] | Sequence[Sequence[float]] | str
+    data: Sequence[float] | Sequence[Sequence[float]] | str  # text: the bytes of all float32 values, in base64
 
 
 class PooledTexts(TypedDict):
@@ -94,7 +95,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
-    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task."""
+    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task. Whether it embeds texts is
+    checked later, by `plan_embedding`."""
     match body.task:
         case "token_classify":
             raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head for tokens", param="model")

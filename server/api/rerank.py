@@ -47,12 +47,13 @@ class VectorOptions(Options):
     """The fields that all requests for scores share."""
 
     model: Label | None = None
+    # tokens to keep of a pair of texts, or with an embedding model of each text
     truncate_prompt_tokens: Kept | None = Field(
         default=None, validation_alias=AliasChoices("truncate_prompt_tokens", "max_tokens_per_doc", "max_tokens_per_query")
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # for rerankers whose prompt has an instruction
+    instruction: Text | None = None  # for rerankers whose prompt has an instruction; embedding models ignore it
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -63,7 +64,7 @@ class RerankBody(VectorOptions):
     query: Text
     documents: Documents
     top_n: Int | None = Field(default=None, ge=0)  # 0: all, as in vLLM
-    return_documents: bool | None = None
+    return_documents: bool | None = None  # False: leave out the texts of the documents
 
 
 class ScoreBody(VectorOptions):
@@ -223,7 +224,7 @@ async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
     """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, if a
-    pair is too long, or if a field asks for something that pairs do not have."""
+    pair is too long, if a field asks for something that rerankers cannot do, or if the scores cannot be computed."""
     prompt = loaded.ready.pair_prompt
     cuts_left = body.truncation_side == "left" and body.truncate_prompt_tokens is not None
     for param, is_asked in (("truncation_side", cuts_left), ("add_special_tokens", body.add_special_tokens is False)):
@@ -255,8 +256,9 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Build the model's prompt for each query and document. With `keep`, documents are truncated at their end. Raise ApiError if a prompt
-    exceeds the context."""
+    """Build the model's prompt for each pair of query and document. With `keep`, a prompt has at most so many tokens: the end of the
+    document is removed, and if that is not enough, the end of the query. If `instruction` is None or empty, use the instruction of
+    `prompt`. Raise ApiError if a prompt exceeds the context."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
     room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
@@ -270,7 +272,8 @@ def _prompted(
 
 
 def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
-    """Return the tokens of each text. With `keep`, longer texts are truncated at their end."""
+    """Return the tokens of each text. With `keep`, longer texts are truncated at their end. Without it, raise ApiError if a text exceeds
+    the context."""
     given, param = texts
     return encode_prompts(given, loaded.tokenizer, param, special=False, context=context_of(loaded), keep=keep, side="right")
 
@@ -298,8 +301,8 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Embed queries and documents, preceded by the model's prompts for queries and documents. Return the vectors and the number of
-    tokens."""
+    """Embed queries and documents, preceded by the model's prompts for them, if it has any. Return the vectors, those of the queries first,
+    and the number of tokens."""
 
     def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)
@@ -311,7 +314,8 @@ async def _vectors(
 
 
 def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text. `kind` is "query" or "document", which decides the model's prompt before it."""
+    """Return the tokens of each text. `kind` is "query" or "document": if the model has prompts, the one for this kind precedes each
+    text."""
     given, param = texts
     asked = EmbeddingBody.model_construct(
         input=list(given),

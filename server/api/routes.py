@@ -72,7 +72,7 @@ class _StrictJsonRequest(Request):
     """A request that refuses JSON with NaN or lone surrogates, because later steps would fail."""
 
     async def json(self) -> Any:
-        """Return the body. Raise JSONDecodeError if it is not strict JSON."""
+        """Parse the body and return its value. Raise JSONDecodeError if it is not strict JSON, or is nested too deeply."""
         try:
             value = msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,5 @@
-"""Embed texts: choose the model's prompt, truncate, and submit to the worker. Every API that returns vectors uses this."""
+"""Embed texts and images: choose the model's prompt, truncate texts, and submit all to the worker. Every API that returns vectors, or
+scores that a model computes for texts, uses this module."""
 
 from __future__ import annotations
 
@@ -68,9 +69,10 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. Raise ApiError if
-    there are too many texts, or if one exceeds the context. Texts are truncated at their end by default, because the model's prompt is at
-    their beginning."""
+    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. If the request
+    truncates texts, remove their end unless it names the other side: the model's prompt is at the beginning. Pad texts that are shorter
+    than the model demands. Raise ApiError if there are too many texts, if one is empty or exceeds the context, if a token id is outside the
+    vocabulary, or for the reasons of `_prompted`."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -122,8 +124,9 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 
 
 def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
-    """Return the name of the prompt that the request names, and the text of the prompt that goes before its texts. Raise ApiError if the
-    model has no such prompt."""
+    """Return the name of the prompt that the request names, or None, and the text that goes before its texts: that of the named prompt, or
+    else of the model's default prompt. The text is empty if there is no prompt. Raise ApiError if the model has no prompt of the request's
+    name or type."""
     known = dict(ready.prompts)
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     if name and name not in known:
@@ -164,8 +167,9 @@ async def embed_all(
     crops: Mapping[int, Crop] = NO_CROPS,
 ) -> list[Vector]:
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
-    [tokens, size]. `seconds` has, for each pair, the index of the second text's first token. `crops` has the images, by the index of the
-    prompt that an image replaces.
+    [tokens, size]. `seconds` has, for each pair, the index of the second text's first token; None: prompts are not pairs, or the model does
+    not distinguish the two texts. `crops` has the images, by the index of the prompt that an image replaces. Raise ApiError if the queue is
+    full, if the client leaves, if a prompt cannot be embedded, or if all together take too long.
 
     The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
     nor waits until the queue is empty.
@@ -241,7 +245,8 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """Return the first `dimensions` values, scaled to length 1 again. Models trained for several vector sizes are used in this way."""
+    """Return the first `dimensions` values, with `normalize` scaled to length 1 again. Models trained for several vector sizes are used in
+    this way."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)

@@ -53,6 +53,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/web/{path:path}", include_in_schema=False)
     async def get_file(path: str, request: Request) -> Response:
+        """Return a file of the page, which is the same for all published models, or a file of a model. `path` is MODEL/NAME; without NAME,
+        it stands for the page. Raise ApiError if there is no such file, if the model is not exported yet, or if the key may not use it."""
         model, name = publications.find(path)
         name = name or PAGE
         if name in page:
