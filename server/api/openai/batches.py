@@ -118,7 +118,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel", responses=gives(BatchObject))
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        """Cancel a batch. The answers that it has so far become readable."""
+        """Cancel a batch. The answers that it has so far become readable once it has ended."""
         record = batches.batch(batch_id, caller(request).tenant)
         batches.cancel(record)
         return json_answer(shown(record))
@@ -127,8 +127,8 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, files: Container[str]) -> BatchObject:
-    """Describe a batch. Its output files are named once they are in `files`, which is when the batch has ended. Fields that are not
-    known yet are absent, because OpenAI's document allows no null for them."""
+    """Describe a batch. Its output files are named while they are in `files`: from the end of the batch until they are deleted. Fields that
+    are not known yet are absent, because OpenAI's document allows no null for them."""
     described: BatchObject = {
         "id": record.id,
         "object": "batch",

@@ -92,8 +92,9 @@ async def written_prompt(
     settings: ServerSettings,
     make: Callable[[ChatBody], Conversation] | None = None,
 ) -> tuple[str, tuple[Excerpt, ...]]:
-    """Return the prompt of a conversation as text, and its images or recordings (`Excerpt`). `make` checks the body, and converts it for
-    the template."""
+    """Return the prompt of a conversation as text, and its images or recordings (`Excerpt`). `make` gets the body without the data of its
+    images and recordings, checks it, and converts it for the template. Without `make`, the body is converted unchecked. Raise ApiError for
+    the reasons of `media_of` and `render_prompt`."""
     emptied, found = await media_of(body, model, loaded, who, settings)
     if make is None:
         text = await render_prompt(lambda: conversation_of(emptied, tool_use(emptied).tools, markers_of(loaded)), loaded, who)
@@ -119,7 +120,8 @@ def markers_of(loaded: Loaded) -> dict[str, str]:
 
 
 def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conversation:
-    """Check a request, and return its conversation. Raise ApiError if a field is not valid, or if the request is too large."""
+    """Check a request, and return its conversation. Raise ApiError if a field is not valid, or if the request is too large. If the prompt
+    may be truncated, the size of the conversation is not checked."""
     _check_fields(body, settings)
     check_sizes(body)
     if body.truncate_prompt_tokens is None:
@@ -130,8 +132,8 @@ def _offered(body: ChatBody, loaded: Loaded, settings: ServerSettings) -> Conver
 def _planned(
     text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: ServerSettings, excerpts: tuple[Excerpt, ...] = ()
 ) -> ChatPlan:
-    """Return the plan for a rendered prompt `text`. Raise ApiError if the prompt is too long, or if a field asks for what the model cannot
-    do."""
+    """Return the plan for a rendered prompt `text`. A prompt with `excerpts` (images or recordings) is never truncated. Raise ApiError if
+    the prompt is too long, if a field has a value that is not accepted, or if it asks for what the model cannot do."""
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
     keep = None if excerpts else kept_of(body.truncate_prompt_tokens, context, asked)
@@ -177,15 +179,17 @@ class Conversation:
     """The arguments for a chat template."""
 
     messages: list[dict[str, object]]
-    tools: list[dict[str, object]] | None
+    tools: list[dict[str, object]] | None  # None: no tools are offered
     adds_prompt: bool  # the prompt ends with the beginning of an answer
     continues: bool  # the prompt ends inside the last message
     variables: dict[str, object]  # further variables of the template
 
 
 def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str, str] = NO_MARKERS) -> Conversation:
-    """Return the arguments for the chat template. `markers` has the text that stands for a part, by the part's type. Raise ApiError for an
-    image or a recording without one, or if a variable has a reserved name."""
+    """Return the arguments for the chat template. `markers` has the text that stands for an image or a recording, by the type of its part.
+    Other fields of the request become variables of the template; a variable in `chat_template_kwargs` takes precedence over them. Raise
+    ApiError if a message has a part whose type has no marker and is no text, if a message is not valid for another reason, or if a variable
+    has a reserved name."""
     messages = for_template(body.messages, markers)
     extra: dict[str, object] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -207,8 +211,9 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
 
 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
-    """Return the prompt that the chat template makes of the conversation which `make` returns. Raise ApiError if there is no template, or
-    if it fails."""
+    """Return the prompt that the chat template makes of the conversation which `make` returns, after adding the model's defaults and, if
+    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails, or if `make` raises
+    one."""
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
@@ -225,8 +230,9 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
 
 
 def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
-    """Return a conversation with the model's default system message and default thinking, where the request says nothing about them. If
-    the template writes no system message, the first message of the user begins with its text."""
+    """Return a conversation with the model's default system message and default thinking, where the request says nothing about them. If the
+    template writes no system message, the text of the default one precedes that of the user's first message; if there is no message of the
+    user, a system message is added nevertheless."""
     defaults, messages = loaded.defaults, made.messages
     thinks = {} if THINKING & made.variables.keys() else defaults.thinking
     if defaults.system and not any(message["role"] == "system" for message in messages):
@@ -240,7 +246,8 @@ def _with_defaults(made: Conversation, loaded: Loaded) -> Conversation:
 
 
 def _readable(made: Conversation, loaded: Loaded) -> Conversation:
-    """Return a conversation whose tools reach the model: if the chat template shows no tools, a message describes them as text."""
+    """Return a conversation whose tools reach the model: if the chat template shows no tools, a message describes them as text. If the
+    template also cannot write calls, the calls and results of earlier turns become text."""
     if loaded.dialect.reads_tools:
         return made
     has_system, writes_calls = _has_system(made, loaded), loaded.dialect.writes_calls
@@ -313,13 +320,13 @@ def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
 
 
 def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSettings, *, thinking: bool) -> Constraint | None:
-    """Return the constraint of an answer, or None if it has none. It follows from the tool choice, the response format, or the offered
-    tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if a call and a format are demanded at once, or if a schema
-    is not valid or too large."""
+    """Return the constraint of an answer, or None if it has none. A demanded call decides it, else a field that demands a format, else the
+    offered tools. `thinking`: the prompt has opened a block of thoughts. Raise ApiError if a call is demanded beside a format by another
+    field than `response_format`, which applies only to messages, if several fields demand a format, or if a schema is not valid or too
+    large."""
     dialect = loaded.dialect
     constraint = constraint_of(body, settings)
-    # `constraint` is the response format's, which applies to messages, not to calls
-    is_format = body.response_format is not None and body.response_format.type != "text"
+    is_format = body.response_format is not None and body.response_format.type != "text"  # `constraint` is that of response_format
     if use.demanded:
         if constraint is not None and not is_format:
             raise invalid("tool_choice", "tool_choice demands a call, and another field demands a format; give only one of them")
@@ -333,8 +340,9 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 
 def _thinking(body: ChatBody, loaded: Loaded, *, is_open: bool) -> Thinking | None:
     """Return the limit on the tokens of thoughts: the request's `thinking_token_budget`, or else the budget of the effort that the request
-    names or that is the model's default. Return None if there is no limit. An effort sets none if the model itself reads the effort. If no
-    tokens mark thoughts, an effort sets none either, and a `thinking_token_budget` is refused."""
+    names, or if the request says nothing about thinking, of the model's default effort. Return None if there is no limit; a
+    `thinking_token_budget` of -1 sets none. An effort sets none if the model itself reads the effort, or if no tokens mark thoughts. In the
+    latter case, raise ApiError for a `thinking_token_budget` of at least 0. `is_open`: the prompt has opened a block of thoughts."""
     dialect = loaded.dialect
     asked, bounds = body.thinking_token_budget, dialect.thought_bounds
     if asked is None:

@@ -24,7 +24,8 @@ encode = msgspec.json.encode
 
 
 class _ChatChoice:
-    """The state of one choice while it is generated."""
+    """The state of one choice while it is generated. If the answer is streamed, texts and calls stay empty, and `entries` and `token_ids` are
+    only those that no chunk has sent yet."""
 
     __slots__ = ("arguments", "content", "entries", "finish", "reasoning", "stop_reason", "token_ids", "tool_calls")
 
@@ -32,8 +33,8 @@ class _ChatChoice:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.tool_calls: list[CallStart] = []
-        self.arguments: list[list[str]] = []
-        self.entries: list[bytes] = []  # log-probabilities as JSON
+        self.arguments: list[list[str]] = []  # pieces of the arguments of each call
+        self.entries: list[bytes] = []  # log-probabilities, one JSON object for each token
         self.token_ids: list[int] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -122,7 +123,8 @@ class ChatAnswer:
             yield chunk
 
     def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
-        """Return the parts that a step adds to its choice."""
+        """Return the parts that a step adds to its choice. Keep the end of the choice and the log-probabilities of the prompt, if the step
+        has them."""
         parts, finish = self._parser.parse(step)
         if finish is not None:
             is_call = finish == "tool_calls" and self._is_of_functions
@@ -132,7 +134,7 @@ class ChatAnswer:
         return parts
 
     def _is_plain(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bool:
-        """Return whether a step adds nothing but text, so that its chunk can be written without `_chunk`."""
+        """Return whether a step adds one text or nothing to the answer, so that its chunk, if any, can be written without `_chunk`."""
         return (
             choice.finish is None
             and not step.entries
@@ -141,7 +143,7 @@ class ChatAnswer:
         )
 
     def _opening(self, step: Step) -> bytes:
-        """Return the first chunk of a choice."""
+        """Return the choice of the first chunk, which has no text of the model yet. `step` is the choice's first step."""
         opening: ChatChunkChoice = {
             "index": step.choice,
             "delta": {"role": "assistant", "content": self._echoed},
@@ -155,12 +157,13 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        """Return the chunk of a step, or None if it has nothing to send yet."""
+        """Return the choice of a step's chunk, or None if nothing is sent yet. Tokens and log-probabilities wait in `choice` for the next
+        chunk with a change of the message."""
         choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
         if not delta and choice.finish is None:
-            return None  # the step's log-probabilities are sent with the next text
+            return None
         chunk: ChatChunkChoice = {
             "index": step.choice,
             "delta": delta,
@@ -175,7 +178,8 @@ class ChatAnswer:
         return encode(chunk)
 
     def _delta(self, parts: Sequence[Part]) -> ChatDelta:
-        """Return what a chunk adds to the message."""
+        """Return what a chunk adds to the message: text, thoughts unless the request leaves them out, and calls. The result is empty if the
+        parts add nothing."""
         delta: ChatDelta = {}
         if content := "".join(part.text for part in parts if isinstance(part, Content)):
             delta["content"] = content

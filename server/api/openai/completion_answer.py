@@ -26,20 +26,21 @@ encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class _Choice:
-    """The state of one choice while it is generated."""
+    """The state of one choice while it is generated. If the answer is streamed, only `finish` and `stop_reason` are set: chunks have sent
+    the rest."""
 
-    index: int
+    index: int  # index among the choices of all prompts
     text: list[str] = field(default_factory=list)
     logprobs: Columns = field(default_factory=Columns)
-    sum_logprobs: float = 0.0
-    num_logprobs: int = 0
+    sum_logprobs: float = 0.0  # sum over the tokens, by which the best choices are found
+    num_logprobs: int = 0  # number of tokens in this sum
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
     @property
     def mean_logprob(self) -> float:
-        """The mean log-probability of the tokens."""
+        """The mean log-probability of the tokens; 0 if there are none."""
         return self.sum_logprobs / max(1, self.num_logprobs)
 
 
@@ -49,7 +50,7 @@ class _Prompt:
 
     ids: Sequence[int]
     text: str
-    starts: Sequence[int]
+    starts: Sequence[int]  # index in `text` at which each token's text begins
     logprobs: tuple[TokenLogprob | None, ...] = ()
 
     @classmethod
@@ -77,7 +78,7 @@ class CompletionAnswer:
 
     @property
     def usage(self) -> Usage:
-        """The counts of all prompts together."""
+        """The counts of all prompts together. If `max_tokens` is 0, the tokens that were sampled do not count, since they are not shown."""
         parts = [generation.usage for generation in self._generations]
         return Usage(
             sum(usage.prompt_tokens for usage in parts),
@@ -151,7 +152,7 @@ class CompletionAnswer:
                     yield step
 
     def _take(self, choice: _Choice, step: Step) -> None:
-        """Note the prompt's log-probabilities, and the end of a choice."""
+        """Keep the prompt's log-probabilities and the end of the choice, if the step has them."""
         if step.prompt_logprobs:
             self._prompt_logprobs[step.choice // self._per_prompt] = step.prompt_logprobs
         if step.finish is not None:
@@ -167,7 +168,7 @@ class CompletionAnswer:
         return best
 
     def _opening(self, step: Step) -> bytes:
-        """Return the first chunk of a choice, with the echoed prompt."""
+        """Return the choice of the first chunk: what the request asks to see of the prompt, and no text of the model."""
         prompt_index = step.choice // self._per_prompt
         opening: CompletionChoice = {
             "index": step.choice,
@@ -182,7 +183,7 @@ class CompletionAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _Choice, step: Step) -> bytes:
-        """Return the chunk of a step."""
+        """Return the choice of a step's chunk. If `max_tokens` is 0, it has no text and no tokens."""
         silent = self._body.max_tokens == 0
         chunk: CompletionChoice = {
             "index": step.choice,
@@ -197,7 +198,7 @@ class CompletionAnswer:
         return encode(chunk)
 
     def _describe(self, index: int, choice: _Choice) -> CompletionChoice:
-        """Return a whole choice."""
+        """Return a whole choice, behind the echoed prompt if there is one. `index` is its index in the answer."""
         prompt_index = choice.index // self._per_prompt
         silent = self._body.max_tokens == 0
         text = "" if silent else "".join(choice.text)
@@ -221,7 +222,8 @@ class CompletionAnswer:
         return described
 
     def _logprobs(self, choice: int, entries: Sequence[TokenEntry]) -> CompletionLogprobs | None:
-        """Return log-probabilities of tokens of a choice, or None if they are not requested."""
+        """Return log-probabilities of tokens of a choice, or None if they are not requested. If `max_tokens` is 0, return those of no
+        token."""
         if self._body.logprobs is None:
             return None
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0

@@ -61,7 +61,8 @@ def router(context: Context) -> APIRouter:
 
 
 def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
-    """Return one job per prompt. Raise ApiError if the model cannot do what a field asks, or if a prompt is too long."""
+    """Return one job per prompt. Raise ApiError if the model cannot do what a field asks, if a field has a value that is not accepted, or
+    if a prompt is too long."""
     require_generator(model, loaded)
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
@@ -90,7 +91,8 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
 
 def _prompts(body: CompletionBody, loaded: Loaded, keep: int | None) -> list[list[int]]:
     """Return the tokens of each prompt, with the suffix if there is one. `keep`: tokens to which a prompt is truncated; None: it is not.
-    Raise ApiError if the model cannot fill in the middle and there is a suffix, or if a prompt is too long."""
+    Raise ApiError if the model cannot fill in the middle and there is a suffix, if a text is too long, or for the reasons of
+    `token_ids`."""
     special, tokenizer, infill = body.add_special_tokens is not False, loaded.tokenizer, loaded.dialect.infill
     context, side = context_of(loaded), body.truncation_side
     if not body.suffix:
@@ -116,9 +118,10 @@ def token_ids(
     may_be_empty: bool = False,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Return the tokens of each prompt, truncated if requested. `prompt` is a text, token ids, or a list of texts or of token id lists.
-    Truncation keeps the special tokens `around` a text. Raise ApiError for an empty prompt (unless `may_be_empty`), a token id outside the
-    vocabulary, or a text that exceeds the context."""
+    """Return the tokens of each prompt, truncated to `keep` tokens by removing tokens at `side` (None: at the beginning); without `keep`,
+    return all. `prompt` is a text, token ids, or a list of texts or of token id lists. Truncation keeps the special tokens `around` a text.
+    Raise ApiError for an empty list of prompts, an empty prompt (unless `may_be_empty`), a token id outside the vocabulary, or a text that
+    exceeds the context. Token ids may exceed it: `max_tokens_of` or the caller checks their number."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))
@@ -140,13 +143,14 @@ def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
 
 
 def check_num_choices(num_choices: int, settings: ServerSettings) -> None:
-    """Raise ApiError if a request asks for too many choices."""
+    """Raise ApiError if a request asks for too many choices. `num_choices` counts those of all prompts."""
     if num_choices > settings.max_choices:
         raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
 
 
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
-    """Raise ApiError if two fields contradict each other, or if there are too many choices."""
+    """Raise ApiError if two fields contradict each other, or if there are too many choices. `num_choices` counts those of all prompts that
+    are generated, also if only the best are returned."""
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     check_num_choices(num_choices, settings)

@@ -23,7 +23,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/models", responses=gives(ModelList))
     async def list_models(request: Request) -> Response:
-        """List the loaded models."""
+        """List the loaded models that the caller may use."""
         seen = context.models_for(request)
         ready = [model for model in seen.models() if model.state is ModelState.READY]
         entries = [entry for model in ready for entry in _entries(model, seen)]
@@ -42,7 +42,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _entries(model: Model, seen: VisibleModels) -> list[ModelEntry]:
-    """Return the entry of a model, and those of its aliases that have their own defaults."""
+    """Return the entry of a model, and those of its aliases that have their own defaults. The entry of the model is left out if the caller
+    may use only such aliases."""
     variants = {} if model.loaded is None else model.loaded.variants
     names = seen.names_of(model)
     plain = [_described(model, seen)] if any(name not in variants for name in names) else []
@@ -50,7 +51,8 @@ def _entries(model: Model, seen: VisibleModels) -> list[ModelEntry]:
 
 
 def _described(model: Model, seen: VisibleModels) -> ModelEntry:
-    """Describe a model by the names that the caller may use."""
+    """Describe a model by the names that the caller may use. At least one of them has no defaults of its own. If the caller may not use the
+    model's own name, an alias takes its place."""
     entry = describe(model, seen.registry)
     variants = {} if model.loaded is None else model.loaded.variants
     name, *aliases = [name for name in seen.names_of(model) if name not in variants]
@@ -100,7 +102,7 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
 
 
 def _of_requests(loaded: Loaded) -> RequestDefaults:
-    """Describe what messages may contain, and the values of fields that a request leaves out."""
+    """Describe which inputs the model reads, and the values of fields that a request leaves out."""
     found: RequestDefaults = {"chats": loaded.chats, "sees": loaded.chats and loaded.sight is not None}
     if loaded.chats and loaded.ears is not None:
         found["listens"] = True
@@ -115,7 +117,8 @@ def _of_requests(loaded: Loaded) -> RequestDefaults:
 
 
 def progress_of(outage: Outage) -> Restarting:
-    """Describe the restart of a worker."""
+    """Describe the restart of a worker: the seconds since the outage began, and those until the next try. The latter is None while a try is
+    running."""
     now_s = time.monotonic()
     next_try_s = None if outage.next_try_s is None else round(max(0.0, outage.next_try_s - now_s), 2)
     return {"since_s": round(now_s - outage.began_s, 2), "tries": outage.num_tries, "next_try_s": next_try_s}
