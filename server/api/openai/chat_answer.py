@@ -24,8 +24,8 @@ encode = msgspec.json.encode
 
 
 class _ChatChoice:
-    """The state of one choice while it is generated. If the answer is streamed, texts and calls stay empty, and `entries` and `token_ids` are
-    only those that no chunk has sent yet."""
+    """The state of one choice while it is generated. If the answer is streamed, texts and calls stay empty, and `entries` and `token_ids`
+    are only those that no chunk has sent yet."""
 
     __slots__ = ("arguments", "content", "entries", "finish", "reasoning", "stop_reason", "token_ids", "tool_calls")
 

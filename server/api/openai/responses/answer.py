@@ -43,8 +43,9 @@ Keep = Callable[["ResponseAnswer", bytes], None]
 
 
 class ResponseAnswer(BlockAnswer):
-    """An answer as a response object. `keep` is called with the answer and its JSON when the answer is complete, or when `fail` or
-    `end_early` ends it. It is not called if the client leaves, or if an error is raised before anything was sent."""
+    """An answer as a response object. `keep`, which may store the response, is called with the answer and its JSON when the answer is
+    complete, or when `fail` or `end_early` ends it. It is not called if the client leaves, or if an error is raised before anything was
+    sent."""
 
     def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
         super().__init__(plan, generation)
@@ -134,13 +135,14 @@ class ResponseAnswer(BlockAnswer):
         return [self.snapshot()]
 
     def fail(self, error: ApiError) -> None:
-        """End the response after an error."""
+        """End the response after an error: it reports the error, its status is `failed`, and `keep` is called."""
         code = "rate_limit_exceeded" if error.kind in (QUEUE_FULL, KEY_QUOTA) else "server_error"
         self._fault = {"code": code, "message": error.message}
         self.end_early("failed")
 
     def end_early(self, status: str) -> None:
-        """End the response before its answer is complete, with this status."""
+        """End the response before its answer is complete, with this status, and call `keep`. A block that is still open counts as cut
+        off."""
         if self._growing is not None:
             self.blocks[-1].cut_off = True
         self._status = status
@@ -160,7 +162,7 @@ class ResponseAnswer(BlockAnswer):
         return [Item(block.id, encode(self.item_of(replace(block, logprobs=[])))) for block in self.blocks]
 
     def _complete(self) -> None:
-        """Note that the answer has ended."""
+        """Set the status of an answer that has ended: `incomplete` if it ran out of tokens, otherwise `completed`, with the time."""
         self._status = "incomplete" if self.finish == "length" else "completed"
         self._completed_at = int(time.time()) if self._status == "completed" else None
 
@@ -232,7 +234,7 @@ class ResponseAnswer(BlockAnswer):
         return self.event(kind, item_id=block.id, output_index=block.index, content_index=0, part=part)
 
     def event(self, kind: str, **fields: object) -> bytes:
-        """Return the next event, with its number."""
+        """Return the next event, with its number, and count it."""
         event = encode({"type": kind, "sequence_number": self._num_events, **fields})
         self._num_events += 1
         return event
@@ -251,7 +253,7 @@ def _raw(parts: Sequence[bytes]) -> msgspec.Raw:
 
 
 def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
-    """Return the content of a block of text or thoughts."""
+    """Return the content of a block of text or thoughts. `is_open`: without the text, as at its beginning."""
     text = "" if is_open else block.text
     if block.kind is Kind.THOUGHT:
         return {"type": "reasoning_text", "text": text}
@@ -260,7 +262,7 @@ def _part(block: Block, *, is_open: bool = False) -> OutputText | ReasoningText:
 
 
 def _item(block: Block, *, is_open: bool = False) -> OutputItem:
-    """Return the output item of a block."""
+    """Return the output item of a block. `is_open`: without its text or arguments, as at its beginning."""
     status = "in_progress" if is_open else "incomplete" if block.cut_off else "completed"
     match block.kind:
         case Kind.THOUGHT:

@@ -53,26 +53,26 @@ class InputItem(Options):
     id: Label | None = None
     status: Label | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    phase: Label | None = None
+    phase: Label | None = None  # no effect: stored with the item, but the model does not see it
     content: TextOrParts | None = None
     call_id: Label | None = None
     name: Label | None = None
     arguments: Text | None = None
     output: TextOrParts | None = None
-    summary: ItemParts | None = None
-    encrypted_content: Text | None = None
+    summary: ItemParts | None = None  # thoughts; the model sees them if `content` has no text
+    encrypted_content: Text | None = None  # no effect, like `phase`
     server_label: Label | None = None
     tools: JsonObjects | None = None
     error: Text | JsonObject | None = None
-    approval_request_id: Label | None = None
-    approve: bool | None = None
-    reason: Text | None = None
+    approval_request_id: Label | None = None  # id of the item that asks the user to approve a call
+    approve: bool | None = None  # the user's answer: whether the call may be made
+    reason: Text | None = None  # why the user refuses the call
 
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
-        """Keep only the type of an item whose type is unknown. The item is refused as a whole, and its fields may have values that fields
-        of known items cannot have. An item that has only an `id` is a reference."""
+        """Return only the type of an item whose type is unknown. The item is refused as a whole later, and its fields may have values that
+        fields of known items cannot have. An item that has only an `id` becomes a reference. Return any other value as it is."""
         if not isinstance(value, dict):
             return value
         item = cast("dict[str, object]", value)
@@ -101,7 +101,7 @@ Names = Annotated[list[Label], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ToolFilter(Options):
-    """A choice of tools of an MCP server: by name, by whether they only read, or by both."""
+    """A choice of tools of an MCP server: by name, by whether they only read, or by both. A field that is None admits all tools."""
 
     tool_names: Names | None = None
     read_only: bool | None = None
@@ -112,7 +112,7 @@ class ToolFilter(Options):
 
 
 class ApprovalRules(Options):
-    """Which calls the user must approve, and which not."""
+    """Which calls the user must approve, and which not. If a call matches both filters, or none, the user must approve it."""
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
@@ -123,13 +123,13 @@ class McpOffer(Options):
 
     type: Literal["mcp"]
     server_label: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$", max_length=64)]
-    server_url: Label | None = None
-    connector_id: Label | None = None
-    authorization: Text | None = None
+    server_url: Label | None = None  # None: the server that the operator's settings call `server_label`
+    connector_id: Label | None = None  # refused: only MCP servers are called
+    authorization: Text | None = None  # a token for the server, sent as `Authorization: Bearer`
     server_description: Text | None = None
     headers: Annotated[dict[Label, Text], Field(max_length=32)] | None = None
-    allowed_tools: Names | ToolFilter | None = None
-    require_approval: Literal["always", "never"] | ApprovalRules | None = None
+    allowed_tools: Names | ToolFilter | None = None  # None: all tools of the server
+    require_approval: Literal["always", "never"] | ApprovalRules | None = None  # None: always
     defer_loading: bool | None = None  # no effect: all tools are offered from the start
 
     def allows(self, name: str, *, is_read_only: bool) -> bool:
@@ -170,7 +170,7 @@ class ToolName(Options):
 
 
 class McpChoice(Options):
-    """One tool of an MCP server, or all of them."""
+    """The choice of one tool of an MCP server, or if `name` is None, of all its tools."""
 
     type: Literal["mcp"]
     server_label: Label
@@ -205,7 +205,7 @@ class TextOptions(Options):
 class ReasoningOptions(Options):
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None  # accepted, but thoughts are returned as they are
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # an older name of summary; no effect
 
 
 class ResponseBody(SamplingBody):
@@ -218,8 +218,8 @@ class ResponseBody(SamplingBody):
     stream_options: ResponseStreamOptions | None = None
     max_output_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
     previous_response_id: Label | None = None
-    store: bool | None = None
-    background: bool | None = None
+    store: bool | None = None  # None: true
+    background: bool | None = None  # true: answer at once with a response in progress, which the client reads later
     tools: Annotated[list[AnyResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Annotated[
         Literal["none", "auto", "required"] | ToolName | McpChoice | AllowedToolNames | None, of_type("function", "mcp", "allowed_tools")
@@ -228,6 +228,7 @@ class ResponseBody(SamplingBody):
     max_tool_calls: Int | None = Field(default=None, ge=1)  # limits calls of tools of MCP servers
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
+    # parts that output items should have; only message.output_text.logprobs has an effect
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
     top_logprobs: Alternatives | None = None
     truncation: Literal["auto", "disabled"] | None = None  # auto: leave out the beginning of a conversation that is too long

@@ -44,6 +44,7 @@ NAMES = {  # fields of a chat request, and their names in this API
     "thinking_token_budget": "reasoning",
     "instructions.content": "instructions",
 }
+# values of `include` begin with the type of an item; these types are accepted
 KNOWN = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message", "reasoning")
 MOST_LISTED = 100
 encode = msgspec.json.encode
@@ -70,8 +71,8 @@ def router(context: Context) -> APIRouter:
     async def plan_turn(
         chat: ChatBody, model: Model, loaded: Loaded, who: Caller, *, deadline: float | None = None
     ) -> tuple[ChatPlan, Generation]:
-        """Plan a turn of the model. `deadline`: the deadline of the whole response, if this is not its first turn. Raise ApiError if the
-        model cannot answer."""
+        """Plan a turn of the model. `deadline` is that of the whole response, which all turns share if the response uses tools of MCP
+        servers. If it is None, the timeout of `chat` decides, if there is one. Raise ApiError if the model cannot answer."""
         with in_words(NAMES):
             plan = await plan_chat(chat, model, loaded, who, settings)
         if deadline is not None:
@@ -100,11 +101,12 @@ def router(context: Context) -> APIRouter:
         if calls is None:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
         else:
-            # A background response goes on after its request was answered, which `receive` reports like a client that has left.
+            # A background response goes on after its request was answered. From then on, `receive` of the request reports that the client
+            # has left, so `stays` replaces it.
             turns = (replace(who, receive=stays) if body.background else who).parts()
 
             async def plan_round(given: Round) -> tuple[ChatPlan, Generation]:
-                """Plan a turn of a response that uses tools of MCP servers."""
+                """Plan a turn of a response that uses tools of MCP servers. Its conversation includes the output so far."""
                 planner = next(turns)
                 asked = body.model_copy(update={"tool_choice": given.choice, "max_output_tokens": given.max_tokens})
                 size = sum(len(item) for part in (items, given.output) for _, item in part)
@@ -184,7 +186,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
-    """Start a background response and store it. Return the response as JSON, in its state at the start."""
+    """Start a background response and store it as running. Return the response as JSON, in its state at the start. When it ends, it is
+    stored again through its `keep`, unless it was deleted meanwhile."""
 
     async def run() -> None:
         """Generate the response, and note how it ends."""
@@ -208,7 +211,8 @@ async def _conversation(
     body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
 ) -> tuple[ChatBody, Items]:
     """Return the conversation as a chat request, and its items for the store: those of the conversation that `previous_response_id` names,
-    then those of this request. Raise ApiError if the earlier response is unknown or incomplete, or if the conversation is too large."""
+    then those of this request. Raise ApiError if the earlier response is unknown or still runs, if the conversation is too large or has no
+    item, or if an item is not valid."""
     earlier: Items = ()
     if body.previous_response_id is not None:
         kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"

@@ -65,7 +65,7 @@ encode = msgspec.json.encode
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id."""
+    """Return a new id that begins with `prefix`."""
     return f"{prefix}_{new_hex(prefix, 16)}"
 
 
@@ -114,14 +114,14 @@ def kept_form(items: Sequence[InputItem], earlier: Items) -> Items:
 
 
 def as_items(kept: Items) -> list[InputItem]:
-    """Return the items that the store keeps."""
+    """Parse items that the store keeps."""
     return [InputItem.model_validate(msgspec.json.decode(item)) for _, item in kept]
 
 
 def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction] = ()) -> ChatBody:
     """Return the chat request for a conversation. The first `num_earlier` of `items` are from earlier responses. `mcp`: the functions of
-    MCP servers that are offered beside those of the request. Raise ApiError if there are too many items or none, or if an item lacks a
-    field."""
+    MCP servers that are offered beside those of the request. Raise ApiError if there are too many items, if there are neither items nor
+    instructions, if an item is not valid, or if the tool choice names a tool that no MCP server offers."""
     if len(items) > 2 * MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier, mcp)
@@ -152,7 +152,8 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int, mc
 
 
 def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFunction]) -> list[Message]:
-    """Convert items to messages. Thoughts and calls become fields of the neighbouring assistant message."""
+    """Convert items to messages. Thoughts, a text of the assistant and calls that follow each other in this order become fields of one
+    message; in another order, another message begins. Raise ApiError if an item lacks a field, or has a part that is not understood."""
     messages: list[Message] = []
     requests = {item.id: item for item in items if item.type == "mcp_approval_request"}
     growing: Message | None = None  # the assistant's message to which calls may still be added
@@ -221,7 +222,8 @@ def _add_mcp(
 ) -> Message | None:
     """Add the messages of an item about an MCP server. Return the assistant's message to which calls may still be added, or None. A call is
     followed by its result at once. An approval adds nothing, because the item of the call follows it. A refusal adds the call, with the
-    refusal as its result. Raise ApiError if the item lacks a field, or answers a request for approval that no item makes."""
+    refusal as its result. A list of tools and a request for approval add nothing. Raise ApiError if the item lacks a field, or answers a
+    request for approval that no item makes."""
     if item.type == "mcp_approval_response":
         asked = requests.get(_required(item.approval_request_id, f"{where}.approval_request_id"))
         if asked is None:
@@ -310,7 +312,8 @@ def _allowed(mode: Literal["auto", "required"], tools: list[NamedTool | Foreign]
 
 
 def _chosen(tool: ToolName | McpChoice | Foreign, mcp: Sequence[McpFunction], where: str) -> list[NamedTool | Foreign]:
-    """Return the functions of a tool that a choice names. Raise ApiError if no MCP server offers it."""
+    """Return the functions of a tool that a choice names; a tool of a foreign type is returned as it is. Raise ApiError if the tool is one
+    of an MCP server, and no such server offers it."""
     match tool:
         case Foreign():
             return [tool]

@@ -23,7 +23,7 @@ class ReasoningText(TypedDict):
 
 
 class ReasoningItem(TypedDict):
-    """Thoughts of the model."""
+    """Thoughts of the model. The status of an item is in_progress, completed, or incomplete if the answer ended too early."""
 
     type: Literal["reasoning"]
     id: str
@@ -89,17 +89,17 @@ McpFault = McpToolFault | McpCallFault
 
 
 class McpCallItem(TypedDict):
-    """A call of a tool of an MCP server, which this server has made."""
+    """A call of a tool of an MCP server. This server makes it."""
 
     type: Literal["mcp_call"]
     id: str
     server_label: str
     name: str
     arguments: str
-    output: str | None
-    error: McpFault | None
-    status: str
-    approval_request_id: str | None
+    output: str | None  # null until the call has succeeded
+    error: McpFault | None  # null unless the call has failed
+    status: str  # in_progress, calling, completed, failed, or incomplete: the call was not made, or its end is unknown
+    approval_request_id: str | None  # null: the user did not have to approve the call
 
 
 class McpApprovalItem(TypedDict):

@@ -1,5 +1,5 @@
 """Store responses for later requests. Their bytes and their age are limited. Only the API key that created a response can read it;
-on a server without keys, every client can. All responses are in memory, so a restart of the server empties it."""
+on a server without keys, every client can. All responses are in memory, so a restart of the server removes them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from server.errors import RESPONSE_NOT_FOUND, ApiError, ErrorKind
 
 
 class Item(NamedTuple):
+    """An item of a conversation: its id, and the whole item as JSON."""
+
     id: str
     json: bytes
 
@@ -27,12 +29,12 @@ class Stored:
     """A response and the items of its conversation."""
 
     id: str
-    owner: str  # digest of the API key
+    owner: str  # digest of the API key; empty on a server without keys
     body: bytes  # JSON of the response
     context: Items  # input items of the request, after all earlier items of the conversation
-    output: Items = ()
-    task: asyncio.Task[None] | None = None  # generates the response in the background
-    used_s: float = field(default_factory=time.monotonic)
+    output: Items = ()  # output items; empty while the response runs
+    task: asyncio.Task[None] | None = None  # generates the response in the background; None: the response does not run
+    used_s: float = field(default_factory=time.monotonic)  # time of the last use
 
     @property
     def num_bytes(self) -> int:
@@ -72,9 +74,10 @@ class ResponseStore:
         return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:
-        """Store a response. To make room, remove the least recently used ones of the owner that stores most, so that no owner displaces the
-        responses of owners that store less. A response that alone exceeds the limit is not stored. A response replaces the one with its id:
-        an ingress may send a request again, whose response has the same id."""
+        """Store a response. To make room, remove those that are too old, and then the least recently used ones of the owner that stores
+        most, so that no owner displaces the responses of owners that store less. A response that alone exceeds the limit is not stored. A
+        response replaces the one with its id: an ingress may send a request again, whose response has the same id. A response that runs is
+        kept apart, without a limit, until it is stored again at its end."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
@@ -90,7 +93,8 @@ class ResponseStore:
         self._forget_old()
 
     def get(self, response_id: str, owner: str, *, kind: ErrorKind = RESPONSE_NOT_FOUND, param: str | None = None) -> Stored:
-        """Return a response, which is then used last. Raise ApiError of this `kind` if the owner has no such response."""
+        """Return a response, running or not. A response that does not run then counts as the most recently used. Raise ApiError of this
+        `kind` if the owner has no such response."""
         self._forget_old()
         found = self._kept.get(response_id) or self._running.get(response_id)
         if found is None or found.owner != owner:
@@ -106,7 +110,7 @@ class ResponseStore:
         return response_id in self._running
 
     def item(self, item_id: str, owner: str) -> bytes | None:
-        """Return the JSON of an item of a stored response, or None."""
+        """Return the JSON of an item of the owner's stored responses, from the newest response with the item; or None if none has it."""
         found = self._items.get((owner, item_id))
         return None if found is None else next(item for known, item in found[-1].items if known == item_id)
 
@@ -129,7 +133,7 @@ class ResponseStore:
             self._remove(next(stored for stored in self._kept.values() if self._bytes_of[stored.owner] == most))
 
     def _count(self, owner: str, num_bytes: int) -> None:
-        """Count bytes of an owner."""
+        """Add bytes to the count of an owner, or remove them if `num_bytes` is negative."""
         self._bytes_of[owner] += num_bytes
         if not self._bytes_of[owner]:
             del self._bytes_of[owner]

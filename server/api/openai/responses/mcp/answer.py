@@ -1,6 +1,6 @@
 """A response that uses tools of MCP servers. It lists their tools, and lets the model answer; then it makes the calls that the model has
-written, and lets the model go on, until the model calls nothing more, or until the client has something to do: to approve a call, or to run
-a function of its own."""
+written, and lets the model go on, until the model calls nothing more, until its tokens are spent, or until the client has something to do:
+to approve a call, or to run a function of its own."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Round:
 
     functions: Sequence[McpFunction]
     output: Items  # output items of the response so far
-    choice: Choice
-    max_tokens: int | None
+    choice: Choice  # tool choice
+    max_tokens: int | None  # tokens that are left for the answer; None: the request sets no limit
 
 
 PlanRound = Callable[[Round], Awaitable[tuple[ChatPlan, Generation]]]
@@ -65,9 +65,9 @@ class McpAnswer(ResponseAnswer):
         self._plan_round = plan_round
         self._request = body
         self._own: dict[int, McpItem] = {}  # items about MCP servers, by the index of their block
-        self._functions: dict[str, McpFunction] = {}
-        self._num_calls = 0
-        self._generations: list[Generation] = []
+        self._functions: dict[str, McpFunction] = {}  # by the name by which the model calls them; empty until tools are listed
+        self._num_calls = 0  # calls that were made
+        self._generations: list[Generation] = []  # one for each turn of the model so far
 
     @property
     def usage(self) -> Usage:
@@ -80,7 +80,8 @@ class McpAnswer(ResponseAnswer):
         return total
 
     async def whole(self) -> list[bytes]:
-        """Answer, and return the response as pieces of JSON."""
+        """Answer, and return the response as pieces of JSON. After an error, return a failed response if a call was made before, so that
+        the client learns which calls were made. Otherwise raise the ApiError."""
         try:
             async with aclosing(self._events()) as events:
                 async for _ in events:
@@ -89,7 +90,7 @@ class McpAnswer(ResponseAnswer):
         except ApiError as error:
             if not self._num_calls:
                 raise
-            self.fail(error)  # the client learns which calls were made
+            self.fail(error)
             return [self.snapshot()]
         self._keep(self, b"".join(pieces))
         return pieces
@@ -126,7 +127,8 @@ class McpAnswer(ResponseAnswer):
             self._calls.close()
 
     async def _listed(self) -> AsyncGenerator[bytes, None]:
-        """List the tools of the servers whose tools the conversation has not listed before."""
+        """List the tools of the servers whose tools the conversation has not listed before, and yield the events of these lists. Then set
+        the functions that the model may call. A server that does not list its tools gets an item with the error, and offers none."""
         listed = listed_before(self._context)
         for offer in self._calls.offers:
             label = offer.server_label
@@ -145,7 +147,9 @@ class McpAnswer(ResponseAnswer):
         self._functions = {function.name: function for function in self._calls.functions(listed)}
 
     async def _rounds(self) -> AsyncGenerator[bytes, None]:
-        """Let the model answer, and make its calls, until it calls nothing more or the client has something to do. Yield the events."""
+        """Let the model answer, and make its calls, until it calls nothing more, its tokens are spent, or the client has something to do.
+        Yield the events. After MAX_ROUNDS turns, or when `max_tool_calls` calls were made, the model takes one more turn, which may call
+        nothing."""
         choice: Choice = self._request.tool_choice
         for number in range(MAX_ROUNDS + 1):
             most, first = self._request.max_output_tokens, len(self.blocks)
@@ -178,7 +182,7 @@ class McpAnswer(ResponseAnswer):
             choice = _relaxed(choice)
 
     def _begin_turn(self, plan: ChatPlan, generation: Generation) -> None:
-        """Begin a turn of the model."""
+        """Begin a turn of the model: its steps come from `generation`, and are parsed by the rules of `plan`."""
         self._generation = generation
         self._generations.append(generation)
         self._parser, self.finish = StepParser(generation, plan.rules), None
@@ -191,7 +195,8 @@ class McpAnswer(ResponseAnswer):
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     def _approved_call(self, request: InputItem) -> Block:
-        """Add the block of a call that the user has approved."""
+        """Add the block of a call that the user has approved, and return it. The call has no function if the tool is no longer
+        offered."""
         label, name = request.server_label or "", request.name or ""
         function = next((one for one in self._functions.values() if (one.label, one.tool.name) == (label, name)), None)
         block = self._add(McpCall(label, name, function, approval_id=request.id), "mcp")
@@ -199,7 +204,9 @@ class McpAnswer(ResponseAnswer):
         return block
 
     async def _made(self, block: Block) -> AsyncGenerator[bytes, None]:
-        """Make a call and yield its events. If the user approved a call of an earlier response, its first events have not been sent yet."""
+        """Make a call and yield its events. The call ends with an error instead if its tool is not offered, or if `max_tool_calls` forbids
+        it. If the user has approved the call, which an earlier response asked for, its first events have not been sent yet and are yielded
+        too."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         if call.approval_id is not None:
@@ -218,7 +225,7 @@ class McpAnswer(ResponseAnswer):
         yield self._done(block)
 
     def _not_made(self, block: Block) -> bytes:
-        """End a call that is complete in a turn that was cut short."""
+        """End a call that is complete in a turn that ran out of tokens, without making the call. Return its last event."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         call.status = "incomplete"
@@ -266,14 +273,15 @@ class McpAnswer(ResponseAnswer):
         return super().item_of(block, is_open=is_open) if own is None else own.item(block, is_open=is_open)
 
     def _add(self, item: McpItem, prefix: str) -> Block:
-        """Add a block for an item about an MCP server."""
+        """Add a block for an item about an MCP server, and return it. `prefix` begins its id."""
         block = Block(len(self.blocks), Kind.CALL, new_id(prefix))
         self.blocks.append(block)
         self._own[block.index] = item
         return block
 
     def _added(self, block: Block) -> bytes:
-        """Return the event for an item that was added."""
+        """Return the event for an item that was added. A request for approval is complete from the beginning; other items have no content
+        yet."""
         is_open = not isinstance(self._own[block.index], ApprovalRequest)
         return self.event("response.output_item.added", output_index=block.index, item=self.item_of(block, is_open=is_open))
 

@@ -62,7 +62,8 @@ class McpCalls:
         return await self._servers.run(used.entry, used.session.tools)
 
     async def call(self, function: McpFunction, arguments: str) -> str | McpFault:
-        """Call a tool. Return its output, or the error."""
+        """Call a tool. Return its output, or the error: of the call, of the tool, or for arguments that are no JSON object or a result that
+        is too long."""
         used = self._used[function.label]
         read = object_of(arguments)
         if read is None:
@@ -78,7 +79,7 @@ class McpCalls:
         return tool_fault(result.text) if result.is_error else result.text
 
     def close(self) -> None:
-        """End the sessions."""
+        """End the sessions, without waiting for this."""
         for used in self._used.values():
             self._servers.close(used.session)
 
@@ -99,7 +100,8 @@ class McpCalls:
 
 
 def listed_before(items: Sequence[InputItem]) -> dict[str, list[McpTool]]:
-    """Return the tools that earlier responses of the conversation have listed, by the label of their server."""
+    """Return the tools that earlier responses of the conversation have listed, by the label of their server. Lists with an error are left
+    out, and of several lists of a server the last one counts."""
     return {
         item.server_label: read_listed(item.tools)
         for item in items
@@ -108,7 +110,7 @@ def listed_before(items: Sequence[InputItem]) -> dict[str, list[McpTool]]:
 
 
 def _headers(offer: McpOffer, where: str) -> dict[str, str]:
-    """Return the headers for requests to a server. Raise ApiError if one cannot be sent."""
+    """Return the headers for requests to a server: those of the offer, and its credentials. Raise ApiError if one cannot be sent."""
     headers = dict(offer.headers or {})
     if offer.authorization is not None:
         headers["authorization"] = f"Bearer {offer.authorization}"

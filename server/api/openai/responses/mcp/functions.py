@@ -39,7 +39,8 @@ class McpFunction:
 
 
 def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: Collection[str]) -> list[McpFunction]:
-    """Return a function for each tool that the request allows, of all servers. A tool keeps its name unless another function has it."""
+    """Return a function for each tool that the request allows, of all servers. `taken`: the names of the client's functions. A function has
+    the name of its tool, without characters that APIs refuse, unless another function has this name: see `free_name`."""
     found: dict[str, McpFunction] = {}
     for offer, tools in listed:
         for tool in tools:
@@ -50,7 +51,8 @@ def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: 
 
 
 def function_name(functions: Sequence[McpFunction], label: str, tool: str) -> str:
-    """Return the function's name for a call of an earlier turn. The tool may be offered no longer."""
+    """Return the function's name for a call of an earlier turn. If the tool is offered no longer, return its own name, without characters
+    that APIs refuse."""
     return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), plain_name(tool))
 
 

@@ -47,9 +47,9 @@ class McpCall:
     label: str
     tool_name: str
     function: McpFunction | None  # None: the request does not offer the tool
-    approval_id: str | None = None
-    output: str | None = None
-    error: McpFault | None = None
+    approval_id: str | None = None  # id of the item by which the user was asked; None: the user need not approve the call
+    output: str | None = None  # None: the call has not succeeded
+    error: McpFault | None = None  # None: the call has not failed
     status: str = "in_progress"
 
     def end(self, outcome: str | McpFault) -> None:
@@ -82,7 +82,7 @@ class ApprovalRequest:
     function: McpFunction
 
     def item(self, block: Block, *, is_open: bool) -> OutputItem:
-        """Return the output item."""
+        """Return the output item. `is_open`: without the arguments."""
         asked: McpApprovalItem = {
             "type": "mcp_approval_request",
             "id": block.id,
@@ -102,12 +102,13 @@ def _listed(tool: McpTool) -> McpListedTool:
 
 
 def tool_fault(text: str) -> McpToolFault:
-    """Return the error of a call with this text."""
+    """Return the error of a call for which the tool, or this server in its place, has given this text."""
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 def call_fault(error: McpError) -> McpCallFault:
-    """Return the error of a call without a result. An error without an HTTP status gets the status with which a gateway would answer."""
+    """Return the error of a call without a result. If the server has not answered with an error of JSON-RPC or an HTTP status, the status
+    is the one with which a gateway would answer."""
     if isinstance(error, McpRefused):
         return {"type": "mcp_protocol_error", "code": error.code, "message": str(error)}
     code = error.status if isinstance(error, McpStatus) else 504 if isinstance(error, McpStopped) else 502
