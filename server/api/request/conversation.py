@@ -23,7 +23,7 @@ from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
 ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 NO_MARKERS: Mapping[str, str] = MappingProxyType({})
-NOT_UNDERSTOOD = {
+NOT_UNDERSTOOD = {  # by the type of a part: what the error says about it
     IMAGE_PART: "no images are understood here; send only texts, or ask a vision model in chat",
     **dict.fromkeys((ITEM_IMAGE, "image"), f"an image is a part of type {IMAGE_PART} in chat, and {ITEM_IMAGE} in /v1/responses"),
     **dict.fromkeys(AUDIO_PARTS, "no audio is understood here; send only texts, or ask a model that hears in chat"),
@@ -44,7 +44,9 @@ def place_of(message: Message, index: int) -> str:
 
 
 def _message(message: Message, where: str, markers: Mapping[str, str]) -> dict[str, object]:
-    """Return a message for a template. Raise ApiError if it has no content, or a part that is not understood."""
+    """Return a message for a template, with fields that the server does not know as they are. A refusal takes the place of a content that
+    is absent or empty. `function_call` becomes `tool_calls`. Raise ApiError if the message has a part that is not understood, or arguments
+    of a call that exceed a limit of JsonScan, and if a message of another role than the assistant has neither content nor calls."""
     rendered: dict[str, object] = {**(message.model_extra or {})}
     rendered["role"] = ROLES.get(message.role, message.role)
     rendered["content"] = text_of(message.content, f"{where}.content", markers) or message.refusal or ""
@@ -101,7 +103,8 @@ def _without(markers: Mapping[str, str], text: str, where: str) -> str:
 
 
 def _call(call: MessageCall) -> dict[str, object]:
-    """Return a tool call for the template. Templates expect arguments as an object, while the API has them as a string."""
+    """Return a tool call for the template. Templates expect arguments as an object, while the API has them as a string. A string that is
+    not JSON stays as it is: the arguments were cut off. Raise ApiError if the arguments exceed a limit of JsonScan."""
     arguments: object = call.function.arguments or {}
     if isinstance(arguments, str):
         try:
@@ -109,7 +112,6 @@ def _call(call: MessageCall) -> dict[str, object]:
         except ApiError as error:
             if error.kind is not INVALID_JSON:
                 raise
-            # the arguments were cut off and are not valid JSON; the template gets them unchanged
     function = {**(call.function.model_extra or {}), "name": call.function.name, "arguments": arguments}
     rendered: dict[str, object] = {**(call.model_extra or {}), "type": "function", "function": function}
     if call.id is not None:

@@ -25,8 +25,10 @@ BARE = "data:image;base64,"  # put before bare base64, it makes a URL
 async def separated(
     body: EmbeddingBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings
 ) -> tuple[EmbeddingBody, dict[int, Crop]]:
-    """Return the request with only its texts as `input`, and its images by the index of their vectors. Raise ApiError if the model embeds
-    no images, if an image cannot be decoded, or if the client leaves."""
+    """Return the request with only its texts as `input` and without messages, and its images by the index of their vectors. A request with
+    only texts and token ids is returned as it is, and so is one with messages if the model embeds no images. Raise ApiError if an input is
+    not a text or an image, if images are given and the model embeds none, if there are too many, if one cannot be decoded, or if the client
+    leaves."""
     items = list(_items(body, loaded))
     if not items:
         return body, {}
@@ -43,8 +45,9 @@ async def separated(
 
 
 def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
-    """Yield the inputs of a request. Yield nothing if there are only texts and token ids, which need no separation, if the request has
-    messages and the model embeds no images, or if it has both input and messages, which is refused later."""
+    """Yield the inputs of a request; messages are one input. Yield nothing if there are only texts and token ids, which need no separation,
+    if the request has messages and the model embeds no images, or if it has both input and messages, which is refused later. Raise ApiError
+    if an object has not exactly one of text and image, or for the reasons of `_conversation`."""
     if body.messages is not None:
         if body.input is None and loaded.image_decoder is not None:
             yield _conversation(body.messages)
@@ -62,7 +65,8 @@ def _items(body: EmbeddingBody, loaded: Loaded) -> Iterator[Item]:
 
 
 def _conversation(messages: list[Message]) -> Item:
-    """Return the only image of a conversation, or its texts joined. Raise ApiError if it has several images, or both images and texts."""
+    """Return the only image of a conversation, or its texts joined. Raise ApiError if it has several images, both images and texts, or a
+    part that is neither."""
     texts: list[str] = []
     images: list[Item] = []
     for number, message in enumerate(messages):
@@ -84,12 +88,12 @@ def _conversation(messages: list[Message]) -> Item:
 
 
 async def _crops(items: Sequence[Item], loaded: Loaded) -> dict[int, Crop]:
-    """Decode the images among the inputs. Return them by their index."""
+    """Decode the images among the inputs, one after the other. Return them by their index."""
     return {index: await _crop(item, loaded) for index, item in enumerate(items) if item[2]}
 
 
 async def _crop(item: Item, loaded: Loaded) -> Crop:
-    """Decode an image. Raise ApiError if that fails."""
+    """Decode an image, given as a URL or in base64. Raise ApiError if that fails."""
     where, url, _ = item
     assert loaded.image_decoder is not None and loaded.ready.vision is not None
     given = url if ":" in url[:16] else BARE + url

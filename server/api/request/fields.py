@@ -19,6 +19,7 @@ NO_DISTRIBUTED = "prefill and decode run in one worker; there is nothing to tran
 NO_SAMPLER = "this sampler is not implemented; use temperature, top_p, top_k, min_p or typical_p"
 NO_MULTIMODAL = "answers are text, and images and recordings are read only as parts of messages"
 
+# fields that other servers have: by name, why this server refuses the field, or what a client can do instead
 UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
     "mm_processor_kwargs": NO_MULTIMODAL,
@@ -124,14 +125,15 @@ UNSUPPORTED: Mapping[str, str] = {
     "endianness": "embeddings are little-endian",
 }
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
-MAX_NAMES = 32
+MAX_NAMES = 32  # most names of ignored fields in a header
 KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; error paths leave out tags that are no identifiers
-NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
+NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})  # values by which an unsupported field asks for nothing; it is then accepted
 
 
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
-    """Raise ApiError for unsupported fields whose values are not NEUTRAL. Return the names of unknown fields, and of objects of foreign
-    types; if `strict`, raise ApiError for these, too."""
+    """Raise ApiError for unsupported fields whose values are not NEUTRAL. Return the names of other unknown fields, and of objects of
+    foreign types, which are also logged; if `strict`, raise ApiError for these, too. Names are paths, and an unsupported field of an item
+    of a list counts as any unknown field."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
         if isinstance(value, Foreign):
@@ -180,7 +182,7 @@ class Foreign(Options):
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
-        """Keep only the type, as a text."""
+        """Return only the type, as a text of at most 64 characters. Return a value that is no object as it is."""
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
 
 

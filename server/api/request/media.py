@@ -35,7 +35,8 @@ MOST_BYTES = 240 << 20  # most bytes of decoded pixels and samples in a request 
 
 async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[ChatBody, list[Found]]:
     """Return the conversation with empty places for its images and recordings, and the images and recordings in order. Raise ApiError if
-    the model does not read them, if there are too many, if one cannot be decoded, or if the client leaves."""
+    the model does not read them, if there are too many, if they are too large for the context or for a message to the worker, if the
+    request demands that the prompt is truncated, if one cannot be decoded, or if the client leaves."""
     places = list(_media_in(body.messages))
     if not places:
         return body, []

@@ -13,9 +13,9 @@ from server.models.model import Loaded
 
 
 async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
-    """Return the header that names the first part of the prompt which differs from the most similar earlier prompt. Return no header if the
-    prompt continues that one, or if there is no earlier prompt. Letters that no header can carry, which a role may have, are
-    percent-encoded."""
+    """Remember the prompt, and return the header that names its first part which differs from an earlier prompt: the one that shares the
+    longest beginning with it. Return no header if the prompt continues that one, or if there is no earlier prompt with the same salt.
+    Letters that no header can carry, which a role may have, are percent-encoded."""
 
     def find() -> dict[str, str]:
         at = loaded.prompts.difference(plan.job.submit.cache_salt, plan.prompt)
@@ -25,8 +25,9 @@ async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[
 
 
 def part_at(prompt: str, at: int, body: ChatBody) -> str:
-    """Name the part of the request that the template wrote at character `at` of the prompt: `system[0], character 81`, `tools[4]`, or
-    `template` for text of the template itself."""
+    """Name the part of the request that the template wrote at character `at` of the prompt, such as `system[0], character 81` or
+    `tools[4]`. The template's own text before a message belongs to this message, and after the last message it is `template`. Text after a
+    message with calls belongs to that message, because it may be a call."""
     messages = list(_named(body.messages))
     end, following = 0, 0  # the end of the last message found, and the index of the one after it
     for index, (name, message) in enumerate(messages):

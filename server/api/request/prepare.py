@@ -31,7 +31,9 @@ from server.text.grammar import Structure, json_text, structured
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
 LEAST_SHARE = 1e-9  # replaces a top_p of 0, so that only the most probable token remains
-LONG = 4096  # bytes of a body, or tokens of an answer; longer ones are processed on a thread, so that other streams do not wait
+# bytes of a body or of vectors, characters of a text, or tokens of an answer; more are processed on a thread, so that other streams do not
+# wait
+LONG = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,9 @@ def stop_rules(body: GenerationBody, settings: ServerSettings, default: Sequence
 def max_tokens_of(
     asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str, strict: bool = False
 ) -> int:
-    """Return the largest number of tokens to generate: `asked` if given, else `default`, but at most what fits into the context. If neither
-    is given, or `asked` is -1, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked` does not fit. `param` is
-    the field with the prompt."""
+    """Return the largest number of tokens to generate: `asked`, or if that is None or 0, `default`, but at most what fits into the context.
+    If there is no default either, or if `asked` is -1, use the whole context. Raise ApiError if no token fits or, if `strict`, if `asked`
+    does not fit. `param` is the field with the prompt."""
     context, num = context_of(loaded), len(prompt_ids)
     room = context - num
     if asked == -1:
@@ -118,8 +120,8 @@ def max_tokens_of(
 
 
 def capped_header(asked: int | None, *jobs: Job, name: str = "max_tokens") -> dict[str, str]:
-    """Return the header that names the limit on the answer's tokens, if the limit was lowered because the context has less room. Otherwise
-    return no header."""
+    """Return the header that names the limit on the answer's tokens, if the limit was lowered because the context has less room: the lowest
+    limit of `jobs`. Otherwise, or if the request sets no limit, return no header. `name`: the field by which the request sets it."""
     least = min(job.submit.params.max_tokens for job in jobs)
     return {} if asked is None or asked <= least or asked < 1 else {"x-capped-params": f"{name}={least}"}
 
@@ -218,7 +220,8 @@ def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
 
 
 def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
-    """Return the constraint on the answer, whichever field of the request sets it. Raise ApiError if several fields set one."""
+    """Return the constraint on the answer, whichever field of the request sets it, or None. Raise ApiError if several fields set one, or if
+    it is not valid or too large."""
     found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)
@@ -259,7 +262,8 @@ def _constraints(body: GenerationBody, most: int) -> list[tuple[str, Constraint 
 
 
 def _response_format(body: GenerationBody, most: int) -> Constraint | None:
-    """Return the constraint of `response_format`. Raise ApiError if it lacks a field."""
+    """Return the constraint of `response_format`, or None if it is absent or of type `text`. Raise ApiError if it lacks a field, or if a
+    schema or structure is not valid."""
     form = body.response_format
     match form.type if form else "text":
         case "json_object":
@@ -286,7 +290,8 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
 
 
 def _structures(form: ResponseFormat, most: int) -> list[Structure]:
-    """Return the structures of `response_format`. Raise ApiError if one begins with no trigger."""
+    """Return the structures of `response_format`. Raise ApiError if it has no structures or no triggers, if they are too large, or if one
+    begins with no trigger."""
     if not form.structures or not form.triggers:
         raise invalid("response_format.structures", "response_format has type structural_tag; expected structures and triggers")
     _check_size(list(form.structures), "response_format.structures", most)
@@ -308,7 +313,8 @@ def _check_size(value: object, param: str, most: int) -> None:
 
 
 def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Constraint | None:
-    """Return the constraint of a JSON schema, which may be written as a text. Raise ApiError if it is too large or not valid."""
+    """Return the constraint of a JSON schema, which may be written as a text, or None if there is no schema. Raise ApiError if it is too
+    large, not JSON, or neither an object nor true. Other faults of a schema are found later, when it is compiled."""
     if schema is None:
         return None
     _check_size(schema, param, most)
@@ -324,12 +330,13 @@ def _schema(schema: JsonObject | bool | str | None, param: str, most: int) -> Co
 
 
 def _plain(kind: ConstraintKind, source: str | None) -> Constraint | None:
-    """Return a constraint whose text the request gives."""
+    """Return a constraint whose text the request gives, or None if it gives none."""
     return None if source is None else Constraint(kind, source)
 
 
 def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | None:
-    """Return the constraint that allows one of some texts. Raise ApiError if there is none, or if one is empty."""
+    """Return the constraint that allows one of some texts, or None if the field is absent. Raise ApiError if the list is empty, if a text
+    is empty, or if all together are too large."""
     if choices is None:
         return None
     _check_size(choices, param, most)
@@ -339,7 +346,7 @@ def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | No
 
 
 def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
-    """Return the biases by token id. Raise ApiError if a key is no token id."""
+    """Return pairs of a token id and its bias. Raise ApiError if a key is no token id of the vocabulary."""
     for key in bias:
         if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < tokenizer.vocab_size):
             last = tokenizer.vocab_size - 1

@@ -1,4 +1,4 @@
-"""Define the bodies of the OpenAI endpoints: their fields, and the values that each field accepts."""
+"""Define the bodies of the OpenAI endpoints, of embeddings and of /tokenize: their fields, and the values that each field accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server.http.json_scan import MAX_NUMBERS
 
 
 def _integer(value: object) -> object:
-    """Accept 20.0 as an integer, as JSON Schema does."""
+    """Convert 20.0 to 20, which JSON Schema also accepts as an integer. Return any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -30,7 +30,7 @@ Logit = Annotated[float, Field(ge=-100, le=100)]
 Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt to keep; -1: as many as fit
 Detail = Literal["auto", "low", "high", "original"]  # how finely the model sees an image; "low" alone has an effect
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-Alternatives = Annotated[Int, Field(ge=0, le=20)]
+Alternatives = Annotated[Int, Field(ge=0, le=20)]  # most probable tokens to report beside each token
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 Label = Annotated[str, Field(max_length=1024)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
@@ -50,9 +50,9 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 class StreamOptions(Options):
     """Options of a stream: the chunks that it has beside those of text."""
 
-    include_usage: bool | None = None
+    include_usage: bool | None = None  # true: a last chunk reports the usage
     include_obfuscation: bool | None = None  # no effect: events are never padded
-    continuous_usage_stats: bool | None = None
+    continuous_usage_stats: bool | None = None  # true: every chunk reports the usage, and a last chunk too
 
 
 class JsonSchemaFormat(Options):
@@ -85,10 +85,10 @@ class ResponseFormat(Options):
 
 
 class StructuredOutputs(Options):
-    """A constraint in vLLM's shape. One of the fields is given."""
+    """A constraint in vLLM's shape. At most one of the fields may be given."""
 
     json_: JsonObject | bool | Text | None = Field(default=None, alias="json")
-    json_object: bool | None = None
+    json_object: bool | None = None  # true: any JSON object
     regex: Text | None = None
     choice: Choices | None = None
     grammar: Text | None = None
@@ -98,7 +98,7 @@ class SamplingBody(Options):
     """The fields that every generating API accepts: sampling parameters, and fields about the caller."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
-    do_sample: bool | None = None
+    do_sample: bool | None = None  # False: the temperature is 0
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
@@ -112,22 +112,23 @@ class SamplingBody(Options):
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: Text | Choices | None = None
     stop_token_ids: FewTokenIds | None = None
+    # true: the answer ends with the stop string; otherwise before it
     include_stop_str_in_output: bool | None = Field(
         default=None, validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")
     )
-    ignore_eos: bool | None = None
+    ignore_eos: bool | None = None  # true: the model's end-of-text tokens do not end the answer
     min_tokens: Int | None = Field(default=None, ge=0, lt=2**31, validation_alias=AliasChoices("min_tokens", "min_new_tokens"))
-    skip_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None  # False: the answer shows all special tokens
     bad_words: list[Label] | None = Field(default=None, max_length=1024, fail_fast=True)
     allowed_token_ids: TokenIds | None = None
-    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None  # before or after penalties and samplers; None: raw
     truncate_prompt_tokens: Kept | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # side at which tokens are removed; None: left
     priority: Int | None = Field(default=None, ge=-(2**31), lt=2**31)
-    cache_salt: Label | None = None
+    cache_salt: Label | None = None  # only requests with the same salt reuse each other's cached state
     timeout: float | None = Field(default=None, gt=0)
 
-    # These are hints about the caller and about caching; the answer does not depend on them.
+    # These are hints about the caller and about caching; the model's answer does not depend on them. Responses repeat some of them.
     user: Label | None = None
     metadata: JsonObject | None = None
     service_tier: Label | None = None
@@ -151,10 +152,11 @@ class GenerationBody(SamplingBody):
     )
     n: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n", "n_cmpl"))
     prompt_logprobs: Alternatives | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None  # true: add the token ids of prompt and answer
+    return_tokens_as_token_ids: bool | None = None  # true: log-probabilities name tokens by their ids instead of their texts
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    # The next seven fields set the same constraints as in earlier versions of vLLM, and in SGLang and llama.cpp.
     guided_json: JsonObject | bool | Text | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
@@ -162,11 +164,12 @@ class GenerationBody(SamplingBody):
     json_schema: JsonObject | bool | Text | None = None
     regex: Text | None = None
     grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
+    # whether the tokenizer puts its special tokens around the prompt; None: for a completion, not for chat, whose template writes them
     add_special_tokens: bool | None = None
     request_id: str | None = Field(
         default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
     )
-    store: bool | None = None
+    store: bool | None = None  # no effect: answers of chat and completions are not stored
 
 
 AS_TEXT, IN_PARTS = "as a text", "in parts"  # tags of a union; error paths leave out tags that are no identifiers
@@ -206,7 +209,7 @@ class ContentPart(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
+        """The unknown fields of a part. A part of an unknown type is refused as a whole, so no field is reported."""
         return super().unknown if self.type in (*TEXT_PARTS, *IMAGE_PARTS, *AUDIO_PARTS) else {}
 
 
@@ -262,7 +265,7 @@ class Message(Options):
     tool_call_id: Label | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    reasoning: Text | None = None  # another name of reasoning_content; answers have both
+    reasoning: Text | None = None  # another name of reasoning_content, which takes precedence; answers have both
 
 
 class GivenMessage(Message):
@@ -340,31 +343,32 @@ class ChatBody(GenerationBody):
     """The body of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1, max_length=16384, fail_fast=True)
-    max_completion_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)
+    max_completion_tokens: Int | None = Field(default=None, ge=1, le=2**31 - 1)  # takes precedence over max_tokens
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
     tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedTools | None, of_type("function", "allowed_tools")] = (
         None
     )
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: bool | None = None  # False: at most one call
     functions: Annotated[list[FunctionDefinition], Field(max_length=128, fail_fast=True)] | None = None  # earlier name of tools
     function_call: Literal["none", "auto"] | NamedFunction | None = None  # earlier name of tool_choice
     verbosity: Literal["low", "medium", "high"] | None = None  # no effect: models have no such setting
     prediction: JsonObject | None = None  # no effect: it may only make the answer faster
     modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
     reasoning_effort: Effort | None = None
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None  # False: leave the thoughts out of the answer
+    separate_reasoning: bool | None = None  # False: thoughts stay in the content
     chat_template_kwargs: JsonObject | None = None
+    # whether the prompt ends with the beginning of an answer; None: yes, unless continue_final_message is true
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: JsonObjects | None = None
-    echo: bool | None = None
+    continue_final_message: bool | None = None  # true: the answer continues the last message, which is the assistant's
+    documents: JsonObjects | None = None  # a variable of the template
+    echo: bool | None = None  # true: the answer begins with the text of the last message, which is the assistant's
     enable_thinking: bool | None = Field(default=None, validation_alias=AliasChoices("enable_thinking", "think"))
     thinking_token_budget: Int | None = Field(
         default=None,
-        ge=-1,
+        ge=-1,  # -1: no limit
         lt=2**31,
         validation_alias=AliasChoices("thinking_token_budget", "reasoning_budget", "reasoning_budget_tokens"),
     )
@@ -374,14 +378,14 @@ class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     prompt: Prompts
-    logprobs: Alternatives | None = None
-    suffix: Text | None = None
-    echo: bool | None = None
-    best_of: Int | None = Field(default=None, ge=1)
+    logprobs: Alternatives | None = None  # None: report no log-probabilities
+    suffix: Text | None = None  # text after the answer, for models that can fill in the middle
+    echo: bool | None = None  # true: the answer begins with the prompt
+    best_of: Int | None = Field(default=None, ge=1)  # choices to generate for a prompt, of which the best n are returned; None: n
 
 
 class InputPart(Options):
-    """A text or an image to embed."""
+    """A text or an image to embed. Only one of the fields is given."""
 
     text: Text | None = None
     image: Text | None = None  # a URL, or a file in base64
@@ -406,16 +410,18 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
     model: Label | None = None
     input: Annotated[Annotated[Prompts, Tag(AS_TEXT)] | Annotated[InputParts, Tag(IN_PARTS)], Discriminator(_are_parts)] | None = None
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: bool | None = None  # whether the rendering of messages ends with the beginning of an answer; None: no
     chat_template_kwargs: JsonObject | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = Field(default=None, ge=1)
+    # whether to scale vectors to length 1; None: as the model was trained
     normalize: bool | None = Field(default=None, validation_alias=AliasChoices("normalize", "use_activation"))
-    prompt_name: Label | None = None
+    prompt_name: Label | None = None  # None: the model's default prompt; empty: no prompt
+    # chooses the prompt by the kind of the texts; takes precedence over prompt_name
     input_type: Label | None = Field(default=None, validation_alias=AliasChoices("input_type", "task"))
     truncate_prompt_tokens: Kept | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    add_special_tokens: bool | None = None
+    truncation_side: Literal["left", "right"] | None = None  # side at which tokens are removed; None: right
+    add_special_tokens: bool | None = None  # None: true for input, false for messages, whose template writes them
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -426,16 +432,16 @@ class TokenizeBody(Options):
     model: Label | None = None
     prompt: Text | None = None
     content: Text | None = None  # the text in llama.cpp's variant of this request, which has a different answer
-    add_special: bool | None = None
-    parse_special: bool | None = None
-    with_pieces: bool | None = None
+    add_special: bool | None = None  # with content. True: put the tokenizer's special tokens around the text
+    parse_special: bool | None = None  # with content. False is refused: the text of a special token always becomes that token
+    with_pieces: bool | None = None  # with content. True: add the texts of the tokens
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=16384, fail_fast=True)
     tools: Tools | None = None
-    add_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None  # None: true for prompt, false for messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
-    return_token_strs: bool | None = None
+    return_token_strs: bool | None = None  # with prompt or messages. True: add the texts of the tokens
 
 
 class DetokenizeBody(Options):
@@ -443,4 +449,4 @@ class DetokenizeBody(Options):
 
     model: Label | None = None
     tokens: TokenIds
-    skip_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None  # true: leave special tokens out of the text

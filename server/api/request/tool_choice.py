@@ -31,8 +31,9 @@ class ToolUse:
 
 
 def with_tools(body: ChatBody) -> ChatBody:
-    """Convert `functions` and `function_call` of a request to `tools` and `tool_choice`, by which OpenAI has replaced them. An answer to
-    functions has at most one call. Raise ApiError if the request has fields of both kinds, or names a function that it does not offer."""
+    """Convert `functions` and `function_call` of a request to `tools` and `tool_choice`, by which OpenAI has replaced them. A request with
+    neither is returned as it is. An answer to functions has at most one call. Raise ApiError if the request has fields of both kinds, or
+    names a function that it does not offer."""
     if body.functions is None and body.function_call is None:
         return body
     if body.tools is not None or body.tool_choice is not None:
@@ -47,7 +48,8 @@ def with_tools(body: ChatBody) -> ChatBody:
 
 
 def tool_use(body: ChatBody) -> ToolUse:
-    """Return which tools an answer may or must call. Raise ApiError if the tool choice names none of the offered tools."""
+    """Return which tools an answer may or must call. Raise ApiError if the tool choice names a tool that is not offered, or demands a call
+    and leaves no tool to call."""
     tools, choice = functions_among(body.tools), body.tool_choice
     single = body.parallel_tool_calls is False
     match choice:
@@ -102,9 +104,11 @@ def possible_calls(use: ToolUse, dialect: Dialect) -> Constraint | None:
 
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
-    """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
-    None, which leaves the model unconstrained, if there are no tools, if no tokens tell where calls and thoughts begin, or if the schemas
-    are too large. `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
+    """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. If the
+    grammar of the schemas is too large or cannot be compiled, arguments may be any object. Return None, which leaves the model
+    unconstrained, if there are no tools, if no tokens tell where calls and thoughts begin, or if even the grammar of the names is too
+    large. `splits`: thoughts are separated from the answer, so calls inside them are ignored. `thinking`: the prompt has opened a block of
+    thoughts."""
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
     names = [tool.name for tool in strict]
     trigger = loaded.dialect.trigger(names, loaded.tokenizer, splits=splits, thinking=thinking)

@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 async def build_validators() -> None:
-    """Build the validators one by one. Building all of them at the start would lengthen it by a tenth of a second."""
+    """Build the validators one by one, with pauses, and log those that cannot be built. Building all of them at the start would lengthen it
+    by a tenth of a second."""
     await asyncio.sleep(AFTER_S)
     for body in _below(Options):
         if not body.__pydantic_complete__:

@@ -23,13 +23,13 @@ class ReasoningText(TypedDict):
 
 
 class ReasoningItem(TypedDict):
-    """Thoughts of the model. The status of an item is in_progress, completed, or incomplete if the answer ended too early."""
+    """Thoughts of the model."""
 
     type: Literal["reasoning"]
     id: str
     summary: Sequence[Any]
     content: Sequence[ReasoningText]
-    status: str
+    status: str  # in_progress, completed, or incomplete: the answer ended before the item did
 
 
 class MessageItem(TypedDict):
@@ -38,7 +38,7 @@ class MessageItem(TypedDict):
     type: Literal["message"]
     id: str
     role: Literal["assistant"]
-    status: str
+    status: str  # as of a ReasoningItem
     content: Sequence[OutputText]
 
 
@@ -50,7 +50,7 @@ class FunctionCallItem(TypedDict):
     call_id: str
     name: str
     arguments: str
-    status: str
+    status: str  # as of a ReasoningItem
 
 
 class McpListedTool(TypedDict):
@@ -67,11 +67,11 @@ class McpListItem(TypedDict):
     id: str
     server_label: str
     tools: Sequence[McpListedTool]
-    error: NotRequired[str]
+    error: NotRequired[str]  # why the server has not listed its tools
 
 
 class McpToolFault(TypedDict):
-    """The tool has reported an error."""
+    """The tool has reported an error, or this server has not made the call or does not pass its result on."""
 
     type: Literal["mcp_tool_execution_error"]
     content: Sequence[Mapping[str, str]]
