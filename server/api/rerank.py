@@ -272,8 +272,8 @@ def _prompted(
 
 
 def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
-    """Return the tokens of each text. With `keep`, longer texts are truncated at their end. Without it, raise ApiError if a text exceeds
-    the context."""
+    """Return the tokens of each text. With `keep`, longer texts are truncated at their end. Without it, raise ApiError for a text that
+    certainly exceeds the context; `_joined` checks the pairs."""
     given, param = texts
     return encode_prompts(given, loaded.tokenizer, param, special=False, context=context_of(loaded), keep=keep, side="right")
 

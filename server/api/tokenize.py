@@ -51,8 +51,8 @@ def router(context: Context) -> APIRouter:
 
 def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
     """Return the tokens of a text as an answer of /tokenize. If the request wants the texts of the tokens, these are in small pieces,
-    because encoding them in one call would delay other requests. Raise ApiError if the text has more tokens than both MAX_TOKENS and the
-    context."""
+    because encoding them in one call would delay other requests. Raise ApiError for a text that certainly has more tokens than both
+    MAX_TOKENS and the context."""
     tokenizer, context = loaded.tokenizer, context_of(loaded)
     (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
     if not body.return_token_strs:

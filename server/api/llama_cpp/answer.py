@@ -49,7 +49,8 @@ class LlamaToken(TypedDict):
 
 
 class LlamaProbabilities(LlamaToken):
-    """A token of the answer, and the most probable tokens in its place."""
+    """A token of the answer, and the most probable tokens in its place: with their probabilities in `top_probs` if the request has
+    `post_sampling_probs`, otherwise with their log-probabilities in `top_logprobs`."""
 
     top_logprobs: NotRequired[Sequence[LlamaToken]]
     top_probs: NotRequired[Sequence[LlamaToken]]
@@ -58,13 +59,13 @@ class LlamaProbabilities(LlamaToken):
 class LlamaPart(TypedDict):
     """An event with text of a choice."""
 
-    index: int
+    index: int  # index among the choices of all prompts
     content: str
     tokens: Sequence[int]
-    stop: bool
-    id_slot: int
-    tokens_predicted: int
-    tokens_evaluated: int
+    stop: bool  # True: the last event of the choice
+    id_slot: int  # always -1: requests have no slots
+    tokens_predicted: int  # tokens of the answer so far
+    tokens_evaluated: int  # tokens of the prompt
     completion_probabilities: NotRequired[Sequence[LlamaProbabilities]]
 
 
@@ -72,13 +73,13 @@ class LlamaCompletion(LlamaPart):
     """The last event of a choice, or the whole choice."""
 
     model: str
-    prompt: str
+    prompt: str  # text of the prompt's tokens
     generation_settings: Mapping[str, Any]
-    has_new_line: bool
-    truncated: bool
-    stop_type: Literal["eos", "limit", "word"]
-    stopping_word: str
-    tokens_cached: int
+    has_new_line: bool  # whether the answer has a line feed
+    truncated: bool  # always False
+    stop_type: Literal["eos", "limit", "word"]  # a stop token, a limit on tokens or time, or a stop string
+    stopping_word: str  # the stop string; empty for other types
+    tokens_cached: int  # tokens of the prompt that were in the prefix cache
     timings: LlamaTimings
 
 
@@ -86,15 +87,15 @@ class LlamaCompletion(LlamaPart):
 class _Choice:
     """The state of one choice while it is generated."""
 
-    index: int
+    index: int  # index among the choices of all prompts
     text: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     probabilities: list[bytes] = field(default_factory=list[bytes])
-    num_tokens: int = 0
+    num_tokens: int = 0  # tokens of the answer, also those that are not shown
     has_new_line: bool = False
-    first_s: float = 0.0
-    stop_type: Literal["eos", "limit", "word"] | None = None
-    stopping_word: str = ""
+    first_s: float = 0.0  # time of the monotonic clock at the first step; 0: there was none
+    stop_type: Literal["eos", "limit", "word"] | None = None  # None: the choice is not complete
+    stopping_word: str = ""  # the stop string that has ended the choice
 
 
 class LlamaAnswer:
@@ -106,14 +107,15 @@ class LlamaAnswer:
         self._generations = generations
         self._loaded = loaded
         self._model = model
-        self._per_prompt = jobs[0].submit.num_choices
+        self._per_prompt = jobs[0].submit.num_choices  # choices of each prompt
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
-        self._is_silent = body.n_predict == 0
-        self._limit_s = (body.t_max_predict_ms or 0) / 1000
+        self._is_silent = body.n_predict == 0  # the token that was sampled is not shown
+        self._limit_s = (body.t_max_predict_ms or 0) / 1000  # 0 or less: no limit
         self._began_s = time.monotonic()
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps of choices that run. Further ones may be on their way when `_take` ends a choice."""
+        """Yield the steps of all choices, but skip those of a choice that has ended: when `_take` ends a choice, further steps may be on
+        their way."""
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 if self._choices[step.choice].stop_type is None:
@@ -130,7 +132,7 @@ class LlamaAnswer:
         return await off_loop(sum(choice.num_tokens + self._num_prompt(choice) for choice in self._choices), self._pieces)
 
     def _pieces(self) -> list[bytes]:
-        """Return one object per choice, in a list if there are several."""
+        """Return one object per choice, in a list if there are several, as pieces of JSON."""
         ended = [self._end(choice) for choice in self._choices]
         if len(ended) == 1:
             return ended
@@ -147,9 +149,10 @@ class LlamaAnswer:
                     yield await off_loop(self._num_prompt(choice), lambda choice=choice: self._end(choice))  # decodes the whole prompt
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
-        """Record a step in its choice, and return the choice with the text, tokens and probabilities to send. If the choice has a new line
-        and has run longer than `t_max_predict_ms` since its first step, end it. Tokens are returned only if the request streams or asks for
-        them. If `n_predict` is 0, the text, tokens and probabilities are empty."""
+        """Record in its choice what a step says of counts and of the end. Return the choice, and the text, tokens and probabilities to send,
+        which are not recorded. If the choice has a line feed and has run longer than `t_max_predict_ms` since its first step, end it.
+        Tokens are returned only if the request streams or asks for them; a stop token is left out, since it has no text. If `n_predict` is
+        0, the text, tokens and probabilities are empty, and no token counts."""
         choice, now_s = self._choices[step.choice], time.monotonic()
         choice.first_s = choice.first_s or now_s
         choice.num_tokens += len(step.token_ids)
@@ -176,7 +179,8 @@ class LlamaAnswer:
     # --- shapes ----------------------------------------------------------------------------------------------------------
 
     def _part(self, choice: _Choice, text: str, token_ids: Sequence[int], probabilities: list[bytes], *, stop: bool = False) -> LlamaPart:
-        """Return an event of a choice."""
+        """Return an event of a choice. `probabilities` are those of its tokens, encoded; they are left out unless the request asks for
+        them. `stop`: the event is the last one."""
         part: LlamaPart = {
             "index": choice.index,
             "content": text,
@@ -191,7 +195,8 @@ class LlamaAnswer:
         return part
 
     def _end(self, choice: _Choice) -> bytes:
-        """Return the last event of a choice. It has the whole text unless earlier events have sent the text."""
+        """Return the last event of a choice as JSON. It has the whole text unless earlier events have sent the text. If the request has
+        `response_fields`, it has only these."""
         job = self._jobs[choice.index // self._per_prompt]
         usage = self._generations[choice.index // self._per_prompt].usage
         assert choice.stop_type is not None
@@ -210,7 +215,8 @@ class LlamaAnswer:
         return encode(ended if not self._body.response_fields else _chosen(ended, self._body.response_fields))
 
     def _timings(self, choice: _Choice, num_prompt: int, num_cached: int) -> LlamaTimings:
-        """Return the counts and times of a choice."""
+        """Return the counts and times of a choice: the prompt's time ends, and the answer's begins, at the first step of the choice. The
+        answer's time ends now."""
         first_s = choice.first_s or time.monotonic()
         prompt_ms, predicted_ms = 1000 * (first_s - self._began_s), 1000 * (time.monotonic() - first_s)
         num_read, num_said = num_prompt - num_cached, choice.num_tokens
@@ -227,7 +233,7 @@ class LlamaAnswer:
         }
 
     def _probabilities(self, entry: TokenEntry) -> bytes:
-        """Encode the log-probabilities of a token."""
+        """Encode a token with the most probable tokens in its place, as LlamaProbabilities describes."""
         found, top = entry.logprob, [self._token(token_id, logprob) for token_id, logprob in entry.logprob.top]
         shape: LlamaProbabilities = {**self._token(found.token_id, found.logprob)}
         shape["top_probs" if self._body.post_sampling_probs else "top_logprobs"] = top
@@ -246,7 +252,8 @@ class LlamaAnswer:
 
 
 def settings_of(job: Job, body: LlamaSampling, context: int) -> Mapping[str, Any]:
-    """Return the settings with which the answer was generated, including defaults."""
+    """Return the settings with which the answer was generated, including defaults. `n_predict` is the request's, and -1 if it has none.
+    `context` is the largest number of tokens of a sequence."""
     return {
         **sampling_of(job.submit.params),
         "n_ctx": context,
@@ -280,7 +287,8 @@ def sampling_of(params: SamplingParams) -> Mapping[str, Any]:
 
 
 def _chosen(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that `response_fields` names. A nested field is named by a path with slashes, and gets that path as its key."""
+    """Return the fields that `paths`, the request's `response_fields`, name. A nested field is named by a path with slashes, and gets that
+    path as its key. A path that names no field is skipped."""
     chosen: dict[str, Any] = {}
     for path in paths:
         value: Any = answer

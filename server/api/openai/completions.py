@@ -120,8 +120,9 @@ def token_ids(
 ) -> list[list[int]]:
     """Return the tokens of each prompt, truncated to `keep` tokens by removing tokens at `side` (None: at the beginning); without `keep`,
     return all. `prompt` is a text, token ids, or a list of texts or of token id lists. Truncation keeps the special tokens `around` a text.
-    Raise ApiError for an empty list of prompts, an empty prompt (unless `may_be_empty`), a token id outside the vocabulary, or a text that
-    exceeds the context. Token ids may exceed it: `max_tokens_of` or the caller checks their number."""
+    Raise ApiError for an empty list of prompts, an empty prompt (unless `may_be_empty`), a token id outside the vocabulary, or a long text
+    that certainly exceeds the context. The caller checks the number of tokens of other prompts, for completions with
+    `max_tokens_of`."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))

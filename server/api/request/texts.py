@@ -33,8 +33,9 @@ def encode_texts(
     side: str | None = None,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Encode texts that are known to fit, or keep only `keep` tokens of each. Each group of texts is truncated before the next group is
-    encoded, because freeing millions of tokens at once takes 0.1 s."""
+    """Encode texts that are known to fit, or keep only `keep` tokens of each: see `truncate`. `special`: put the tokenizer's special tokens
+    around each text. Each group of texts is truncated before the next group is encoded, because freeing millions of tokens at once takes
+    0.1 s."""
     return [truncate(ids, keep, side, around) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
 
 
@@ -49,20 +50,21 @@ def encode_prompts(
     side: str | None = None,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Encode texts. Raise ApiError if one has more tokens than the context. With `keep`, longer texts are truncated to that many tokens
-    instead, by removing tokens at `side`. Truncation keeps the special tokens `around` a text."""
+    """Encode texts. Without `keep`, raise ApiError for a long text that certainly has more tokens than the context; whether a shorter one
+    does, the caller checks. With `keep`, longer texts are truncated to that many tokens instead, by removing tokens at `side`. Truncation
+    keeps the special tokens `around` a text. `param`: the field that an error names."""
     needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
     return encode_texts(needed, tokenizer, special=special, keep=keep, side=side, around=around)
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep. -1 keeps the largest number that leaves room for the answer, but at least half of the
-    context: agents ask for longer answers than the context has room for."""
+    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens` of
+    the answer, but at least half of the context: agents ask for longer answers than the context has room for."""
     return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
 
 
 def kept_alone(asked: int | None, context: int) -> int | None:
-    """Return how many tokens of a text that gets no answer to keep. -1 keeps as many as the context holds."""
+    """Return how many tokens of a text that gets no answer to keep; None: all. If `asked` is -1, keep as many as the context holds."""
     return context if asked == -1 else asked
 
 
@@ -77,8 +79,8 @@ def without_answer() -> Generator[None]:
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None, around: TextTemplate = NOTHING_AROUND) -> list[int]:
-    """Remove tokens at `side` until `keep` are left, but keep the special tokens `around` the text. If these are more than `keep`, return
-    the last `keep` tokens. Without `keep`, return all tokens."""
+    """Return `ids` without some tokens at `side`, so that `keep` are left, but with the special tokens `around` the text. Without `side`,
+    remove tokens on the left. If the special tokens are more than `keep`, return the last `keep` tokens. Without `keep`, return all."""
     if keep is None or len(ids) <= keep:
         return ids
     begin, end = around.text_in(ids)
@@ -110,7 +112,8 @@ def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
     """Return the part of a text that must be encoded: all of it, or if it is to be truncated, enough for `keep` tokens. Raise ApiError if a
-    text that is not to be truncated is certainly too long."""
+    text that is not to be truncated is certainly too long; tokens are counted only for a text that is long enough to make this
+    worthwhile."""
     if keep is not None:
         piece_chars = min(PIECE_CHARS, SPARSE * (keep + tokenizer.max_token_chars))
         if len(text) <= 2 * piece_chars:  # counting tokens piece by piece first would save no time
@@ -125,8 +128,8 @@ def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int
 
 
 def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Return the end of the shortest prefix, in whole pieces, that certainly has more than `limit` tokens. Return the text's end if there
-    is no such prefix."""
+    """Return the end of the shortest prefix, in whole pieces, that certainly has more than `limit` tokens. Return the text's end if only
+    the whole text, or not even that, has so many."""
     num_tokens, end = 0, 0
     while end < len(text) and num_tokens <= limit:
         begin, end = end, _next_cut(text, end, piece_chars)
