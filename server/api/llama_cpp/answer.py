@@ -149,10 +149,10 @@ class LlamaAnswer:
                     yield await off_loop(self._num_prompt(choice), lambda choice=choice: self._end(choice))  # decodes the whole prompt
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
-        """Record in its choice what a step says of counts and of the end. Return the choice, and the text, tokens and probabilities to send,
-        which are not recorded. If the choice has a line feed and has run longer than `t_max_predict_ms` since its first step, end it.
-        Tokens are returned only if the request streams or asks for them; a stop token is left out, since it has no text. If `n_predict` is
-        0, the text, tokens and probabilities are empty, and no token counts."""
+        """Record in its choice what a step says of counts and of the end. Return the choice, and the text, tokens and probabilities to
+        send, which are not recorded. If the choice has a line feed and has run longer than `t_max_predict_ms` since its first step, end
+        it. Tokens are returned only if the request streams or asks for them; a stop token is left out, since it has no text. If
+        `n_predict` is 0, the text, tokens and probabilities are empty, and no token counts."""
         choice, now_s = self._choices[step.choice], time.monotonic()
         choice.first_s = choice.first_s or now_s
         choice.num_tokens += len(step.token_ids)

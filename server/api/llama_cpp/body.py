@@ -25,7 +25,7 @@ from server.api.request.schema import (
 from server.interfaces import Tokenizer
 
 NEVER = -100.0  # the lowest bias, which bans a token
-RANDOM_SEEDS = (-1, 2**32 - 1)
+RANDOM_SEEDS = (-1, 2**32 - 1)  # values by which llama.cpp's clients ask for a random seed
 MOST_PROMPTS = 2048
 # Samplers and other options that are not implemented, by their main field. Clients send all fields that they know, so the values that turn
 # an option off are accepted: they are in the first tuple. The second tuple names further fields, which have no effect while it is off.
@@ -56,14 +56,15 @@ class LlamaSampling(SamplingBody):
     # below 0: generate until the context is full
     n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))
     n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
-    n_probs: Alternatives | None = None
-    post_sampling_probs: bool | None = None
-    return_tokens: bool | None = None
+    n_probs: Alternatives | None = None  # most probable tokens to report in place of each token; 0: report no probabilities
+    post_sampling_probs: bool | None = None  # true: report probabilities after the samplers, not log-probabilities before them
+    return_tokens: bool | None = None  # true: a whole answer has the token ids; events always have them
     grammar: Text | None = None
     json_schema: JsonObject | bool | None = None
     logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp accepts more types
+    # a choice that has a line feed ends when it has run longer; 0 or -1: no limit
     t_max_predict_ms: Int | None = Field(default=None, ge=-1, lt=2**53)
-    response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
+    response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None  # paths of the only fields to return
     samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # the order of samplers is fixed
 
     # These are hints about caches and memory; the answer does not depend on them.
@@ -74,7 +75,8 @@ class LlamaSampling(SamplingBody):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """The unknown fields, without those that belong to an option which is turned off."""
+        """The unknown fields, without those that belong to an option which is turned off, and without `repeat_last_n` if it has no effect
+        or says that penalties apply to the whole text, as they do here."""
         further = super().unknown
         off: set[str] = set()
         for switch, (values, companions) in OFF.items():
@@ -90,8 +92,9 @@ class LlamaSampling(SamplingBody):
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer, most: int | None) -> CompletionBody:
-        """Convert the request to a CompletionBody. `most` is the model's default number of tokens. `n_predict` 0 only computes the prompt;
-        this still takes a step. The answer omits the token that the step samples."""
+        """Convert the request to a CompletionBody with the prompts `prompt`. `most` is the model's default number of tokens; without one,
+        an answer may fill the context. `n_predict` 0 only computes the prompt; this still takes a step. The answer omits the token that
+        the step samples. Raise ApiError if a bias is not valid."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed
@@ -111,7 +114,8 @@ class LlamaSampling(SamplingBody):
         )
 
     def _bias(self, tokenizer: Tokenizer) -> dict[str, float] | None:
-        """Return the biases by token id. Raise ApiError if one is not valid."""
+        """Return the biases by token id, or None if the request has none. A text gives its bias to each of its tokens; of several biases of
+        a token the last one counts. Raise ApiError if one is not valid, or if there are too many tokens."""
         if self.logit_bias is None:
             return None
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
@@ -142,7 +146,8 @@ OBJECT, OBJECTS = "an object", "a list with objects"  # tags of a union
 
 
 def _kind_of(prompt: object) -> str:
-    """Return the tag of a prompt. Only the first MOST_PROMPTS items are looked at, because lists of token ids are long."""
+    """Return the tag of a prompt: OBJECT, OBJECTS, or AS_TEXT for texts and token ids. Only the first MOST_PROMPTS items of a list are
+    looked at, because lists of token ids are long."""
     if isinstance(prompt, (dict, MediaPrompt)):
         return OBJECT
     items = cast("list[object]", prompt)[:MOST_PROMPTS] if isinstance(prompt, list) else []

@@ -52,24 +52,24 @@ class LlamaDefaults(TypedDict):
 
 
 class LlamaProps(TypedDict):
-    """The model and the default settings of a completion."""
+    """The model and the default settings of a completion. A slot is a place for a sequence that may run: there are `total_slots`."""
 
     default_generation_settings: LlamaDefaults
     total_slots: int
-    model_alias: str
-    model_path: str
+    model_alias: str  # the model's name
+    model_path: str  # the model's name too
     chat_template: str
     modalities: LlamaModalities
-    media_marker: str
+    media_marker: str  # stands for an image or a recording in prompts
     build_info: str
     is_sleeping: bool
 
 
 class LlamaSlot(TypedDict):
-    """A place for a sequence that may run."""
+    """A place for a sequence that may run. Slots are told apart only by their number: the first ones count as in use."""
 
     id: int
-    id_task: int
+    id_task: int  # always -1
     n_ctx: int
     speculative: bool
     is_processing: bool
@@ -80,7 +80,8 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
-        """Answer a request. `write` makes the prompts for its model."""
+        """Answer a request. `write` makes the prompts for its model. The field `samplers`, the order of samplers, is ignored, or refused if
+        the server is strict. Raise ApiError if the model cannot answer, or if a field is not accepted."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:
@@ -159,8 +160,9 @@ def router(context: Context) -> APIRouter:
 
 
 def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
-    """Return the token ids of the fill-in-the-middle prompt. The files of `input_extra` come first. Their names precede them if the model
-    has a token for file names. Raise ApiError if the model has no tokens for filling in the middle."""
+    """Return the token ids of the fill-in-the-middle prompt. The files of `input_extra` come first, after the special tokens that begin a
+    text. Their names precede them if the model has a token for file names. Raise ApiError if the model has no tokens for filling in the
+    middle, or if a text certainly exceeds the context."""
     infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
     if infill is None:
         message = "/infill is not supported: this model has no tokens for filling in the middle"

@@ -37,7 +37,7 @@ EARLIER, LATER = "earlier", "later"  # texts around a file that show what a chat
 class WrittenPrompts:
     """The prompts of a request in the form that completions take, and the images and recordings of each (`Excerpt`)."""
 
-    prompts: object
+    prompts: object  # a text, token ids, or a list of texts and of lists of token ids
     excerpts: tuple[tuple[Excerpt, ...], ...] = ()  # empty: no prompt has files
 
     def given(self, jobs: list[Job]) -> list[Job]:
@@ -62,7 +62,8 @@ Around = Mapping[str, tuple[str, str]]  # special tokens before and after a file
 
 async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> WrittenPrompts:
     """Return the prompts of a request. An object with files becomes token ids, with the tokens of its images and recordings; an object
-    without files becomes its text. Raise ApiError if the model does not read files of a given kind, or if a file cannot be decoded."""
+    without files becomes its text. Raise ApiError if there are too many prompts, if a prompt has not one marker for each file, or for the
+    reasons of `media_of`."""
     is_one = isinstance(body.prompt, MediaPrompt)
     prompts: list[object] = [body.prompt] if is_one else list(body.prompt) if isinstance(body.prompt, list) else []
     if not any(isinstance(prompt, MediaPrompt) for prompt in prompts):
@@ -87,7 +88,8 @@ async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, wh
 
 
 async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
-    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order."""
+    """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order. The tokenizer
+    puts its special tokens around the text, unless the text begins with the one that the model's images or recordings need."""
     text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
     encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))
@@ -96,7 +98,8 @@ async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded
 
 
 def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
-    """Divide a prompt at its markers. Raise ApiError if it has not one file for each marker."""
+    """Divide a prompt at its markers. `where` is its path in the request. Raise ApiError if it has not one file for each marker, or if its
+    text has a marker that the model's template uses."""
     files, is_text = prompt.multimodal_data or [], f"{where}.prompt_string"
     texts = text_of(prompt.prompt_string, is_text, markers_of(loaded)).split(MARKER)
     if len(texts) != len(files) + 1:

@@ -50,9 +50,9 @@ def encode_prompts(
     side: str | None = None,
     around: TextTemplate = NOTHING_AROUND,
 ) -> list[list[int]]:
-    """Encode texts. Without `keep`, raise ApiError for a long text that certainly has more tokens than the context; whether a shorter one
-    does, the caller checks. With `keep`, longer texts are truncated to that many tokens instead, by removing tokens at `side`. Truncation
-    keeps the special tokens `around` a text. `param`: the field that an error names."""
+    """Encode texts. Without `keep`, raise ApiError for a long text that certainly has more tokens than the context. The caller checks the
+    number of tokens of other texts, if it has a limit. With `keep`, longer texts are truncated to that many tokens instead, by removing
+    tokens at `side`. Truncation keeps the special tokens `around` a text. `param`: the field that an error names."""
     needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
     return encode_texts(needed, tokenizer, special=special, keep=keep, side=side, around=around)
 

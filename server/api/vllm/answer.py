@@ -30,8 +30,8 @@ class TokensChoice(TypedDict):
     token_ids: Sequence[int]
     logprobs: ChatLogprobs | None
     finish_reason: str | None
-    stop_reason: NotRequired[str | int | None]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    stop_reason: NotRequired[str | int | None]  # the stop string or stop token that has ended the choice; only at its end
+    prompt_logprobs: NotRequired[PromptLogprobs]  # only in a stream; a whole answer has them beside its choices
 
 
 class TokensEnvelope(Envelope):
@@ -46,7 +46,7 @@ class GeneratedTokens(TokensEnvelope):
     choices: Sequence[TokensChoice]
     usage: UsageCounts
     prompt_logprobs: PromptLogprobs | None
-    kv_transfer_params: None
+    kv_transfer_params: None  # always null: vLLM's transfer of the KV cache is not implemented
 
 
 class TokensChunk(TokensEnvelope):
@@ -118,20 +118,20 @@ class TokensAnswer:
             yield chunk
 
     def _chunk(self, step: Step) -> bytes:
-        """Return the chunk of a step."""
+        """Return the choice of a step's chunk."""
         chunk = self._describe(step.choice, step.token_ids, self._written(step), step.finish, step.stop_reason)
         if step.prompt_logprobs:
             chunk["prompt_logprobs"] = self._writer.prompt(step.prompt_logprobs)
         return encode(chunk)
 
     def _written(self, step: Step) -> list[bytes]:
-        """Return the log-probabilities of a step as JSON, if they are requested."""
+        """Return the log-probabilities of a step, encoded as JSON token by token, or an empty list if they are not requested."""
         return self._writer.chat_entries(step.entries) if self._body.logprobs is not None else []
 
     def _describe(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[bytes], finish: str | None, stop_reason: str | int | None
     ) -> TokensChoice:
-        """Return a choice, or a part of it."""
+        """Return a choice, or a part of it. `finish` is None for a part that does not end the choice."""
         choice: TokensChoice = {
             "index": index,
             "token_ids": token_ids,

@@ -42,7 +42,8 @@ class GenerateTokensBody(Options):
 
     def completion(self, most: int | None) -> CompletionBody:
         """Convert the request to a completion whose prompt is `token_ids`. `most` is the model's default number of tokens; without one, an
-        answer may fill the context, as in vLLM."""
+        answer may fill the context, as in vLLM. `cache_salt` and `priority` of the request take precedence over those of its
+        `sampling_params`."""
         params = self.sampling_params
         sampling = {name: getattr(params, name) for name in SamplingBody.model_fields}
         sampling["cache_salt"] = params.cache_salt if self.cache_salt is None else self.cache_salt
