@@ -41,7 +41,7 @@ class Caller:
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
     access: Access = Access.KEY  # access level that the request's path requires
     arrived_s: float = field(default_factory=time.monotonic)  # time of the monotonic clock
-    num_body_bytes: int = 0  # 0 for an upload, whose body is read as it arrives
+    num_body_bytes: int = 0  # 0 also for an upload, whose body is read as it arrives, and for a path whose body is never read
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration

@@ -207,7 +207,8 @@ async def _embed_all(
     seconds: Sequence[int | None] | None,
     crops: Mapping[int, Crop],
 ) -> list[Vector]:
-    """Send all prompts to the worker, at most `num_at_once` at a time. Raise ApiError if one cannot be embedded, or if they take too
+    """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors in the same order. A vector is shortened if
+    the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, or if all together take too
     long."""
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize

@@ -56,7 +56,7 @@ class LlamaSampling(SamplingBody):
     # below 0: generate until the context is full
     n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))
     n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
-    n_probs: Alternatives | None = None  # most probable tokens to report in place of each token; 0: report no probabilities
+    n_probs: Alternatives | None = None  # how many of the most probable tokens to report beside each token; None or 0: no probabilities
     post_sampling_probs: bool | None = None  # true: report probabilities after the samplers, not log-probabilities before them
     return_tokens: bool | None = None  # true: a whole answer has the token ids; events always have them
     grammar: Text | None = None
@@ -64,7 +64,8 @@ class LlamaSampling(SamplingBody):
     logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp accepts more types
     # a choice that has a line feed ends when it has run longer; 0 or -1: no limit
     t_max_predict_ms: Int | None = Field(default=None, ge=-1, lt=2**53)
-    response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None  # paths of the only fields to return
+    # paths of the only fields that a whole answer, or the last event of a choice, returns; None or empty: all
+    response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
     samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # the order of samplers is fixed
 
     # These are hints about caches and memory; the answer does not depend on them.

@@ -44,6 +44,8 @@ class LlamaModalities(TypedDict):
 
 
 class LlamaDefaults(TypedDict):
+    """The default settings of a completion, in the shape of a slot: `params` are the settings, the other fields are those of any slot."""
+
     id: int
     n_ctx: int
     speculative: bool

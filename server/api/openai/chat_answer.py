@@ -157,8 +157,8 @@ class ChatAnswer:
         return encode(opening)
 
     def _chunk(self, choice: _ChatChoice, step: Step, parts: Sequence[Part]) -> bytes | None:
-        """Return the choice of a step's chunk, or None if nothing is sent yet. Tokens and log-probabilities wait in `choice` for the next
-        chunk with a change of the message."""
+        """Return the choice of a step's chunk, or None if the step neither changes the message nor ends the choice. Then its tokens and
+        log-probabilities wait in `choice` for a later chunk."""
         choice.entries += self._writer.chat_entries(step.entries)
         choice.token_ids += step.token_ids
         delta = self._delta(parts)

@@ -61,7 +61,8 @@ def _named(messages: list[Message]) -> Iterator[tuple[str, Message]]:
 
 
 def _tool_at(prompt: str, at: int, start: int, tools: Sequence[object]) -> str | None:
-    """Return the last tool, as `tools[INDEX]`, whose name the prompt has between `start` and `at`, or None."""
+    """Return the last tool, as `tools[INDEX]`, whose name the prompt has between `start` and `at`, or None. The names are searched in the
+    order of the tools, each after the one before; the search ends at the first that is not found."""
     found = None
     for index, tool in enumerate(tools):
         if not isinstance(tool, Tool):

@@ -164,7 +164,7 @@ class GenerationBody(SamplingBody):
     json_schema: JsonObject | bool | Text | None = None
     regex: Text | None = None
     grammar: Text | None = Field(default=None, validation_alias=AliasChoices("grammar", "ebnf"))
-    # whether the tokenizer puts its special tokens around the prompt; None: for a completion, not for chat, whose template writes them
+    # whether the tokenizer puts its special tokens around the prompt; None: yes for completions, no for chat, whose template writes them
     add_special_tokens: bool | None = None
     request_id: str | None = Field(
         default=None, max_length=128, pattern=r"^[\x21-\x7e]+$", validation_alias=AliasChoices("request_id", "rid")
@@ -385,7 +385,7 @@ class CompletionBody(GenerationBody):
 
 
 class InputPart(Options):
-    """A text or an image to embed. Only one of the fields is given."""
+    """A text or an image to embed. Exactly one of the fields must be given."""
 
     text: Text | None = None
     image: Text | None = None  # a URL, or a file in base64
@@ -414,7 +414,7 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
     chat_template_kwargs: JsonObject | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = Field(default=None, ge=1)
-    # whether to scale vectors to length 1; None: as the model was trained
+    # whether to scale vectors to length 1; None: the model's default
     normalize: bool | None = Field(default=None, validation_alias=AliasChoices("normalize", "use_activation"))
     prompt_name: Label | None = None  # None: the model's default prompt; empty: no prompt
     # chooses the prompt by the kind of the texts; takes precedence over prompt_name

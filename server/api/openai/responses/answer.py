@@ -80,6 +80,7 @@ class ResponseAnswer(BlockAnswer):
         return self.lifecycle("response.created"), self.lifecycle("response.in_progress")
 
     def note_logprobs(self, step: Step) -> None:
+        """Keep the log-probabilities of a step for the next text, if the request asks for them."""
         if self._tells_logprobs:
             self._logprobs += self._writer.chat_entries(step.entries)
 
@@ -87,6 +88,8 @@ class ResponseAnswer(BlockAnswer):
         return new_id(PREFIXES[kind])
 
     def opened(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been opened: its empty item and, for text and thoughts, the item's empty content.
+        Prepare the events by which the block grows."""
         logprobs = ',"logprobs":[]' if block.kind is Kind.TEXT else ""
         content = "" if block.kind is Kind.CALL else f',"content_index":0{logprobs}'
         self.grows_by(block, DELTAS[block.kind], content)
@@ -101,6 +104,8 @@ class ResponseAnswer(BlockAnswer):
         self._head = head.encode()
 
     def grown(self, block: Block, text: str) -> bytes:
+        """Return the event for a text that was just added to a block. An event for text has the log-probabilities that have arrived since
+        the last event; those of thoughts and calls are dropped."""
         head, number = self._head, self._num_events
         self._num_events = number + 1
         if self._logprobs:
@@ -111,6 +116,8 @@ class ResponseAnswer(BlockAnswer):
         return b'%b%d,"delta":%b}' % (head, number, encode(text))
 
     def closed(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been closed: its whole text or arguments, for text and thoughts also the item's
+        content, and the whole item."""
         where: dict[str, object] = {"item_id": block.id, "output_index": block.index}
         if block.kind is Kind.CALL:
             assert block.call is not None
@@ -124,6 +131,7 @@ class ResponseAnswer(BlockAnswer):
         return told, part, self.event("response.output_item.done", output_index=block.index, item=self.item_of(block))
 
     def end(self) -> Sequence[bytes]:
+        """Return the events that end a stream, after calling `keep`."""
         self._complete()
         self._keep(self, self.snapshot())
         return (self.lifecycle(f"response.{self._status}"),)

@@ -71,6 +71,7 @@ class McpAnswer(ResponseAnswer):
 
     @property
     def usage(self) -> Usage:
+        """The counts of all turns of the model together."""
         total = Usage()
         for one in (generation.usage for generation in self._generations):
             total.prompt_tokens += one.prompt_tokens
@@ -232,6 +233,7 @@ class McpAnswer(ResponseAnswer):
         return self._done(block)
 
     def end_early(self, status: str) -> None:
+        """End the response early, as ResponseAnswer does. Calls that have not ended become incomplete."""
         for own in self._own.values():
             if isinstance(own, McpCall) and own.status in ("in_progress", "calling"):
                 own.status = "incomplete"
@@ -240,6 +242,9 @@ class McpAnswer(ResponseAnswer):
     # --- blocks ----------------------------------------------------------------------------------------------------------
 
     def opened(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been opened. A call of an MCP server's tool gets an item of its own kind: a call that
+        this server makes, or a request for the user's approval, which has no events until the block is closed. Other blocks are as in
+        ResponseAnswer."""
         function = self._functions.get(block.call.name) if block.call is not None else None
         if function is None:
             return super().opened(block)
@@ -253,9 +258,12 @@ class McpAnswer(ResponseAnswer):
         return self._added(block), self._told("response.mcp_call.in_progress", block)
 
     def grown(self, block: Block, text: str) -> bytes:
+        """Return the event for a text that was just added to a block, or b"" for a request for approval."""
         return b"" if isinstance(self._own.get(block.index), ApprovalRequest) else super().grown(block, text)
 
     def closed(self, block: Block) -> Sequence[bytes]:
+        """Return the events for a block that has just been closed. The item of a call that this server makes ends later, unless the call was
+        cut off: then it is incomplete, and ends here. A request for approval has all its events here."""
         match self._own.get(block.index):
             case McpCall() as call:
                 told = self._told("response.mcp_call_arguments.done", block, arguments=block.text)

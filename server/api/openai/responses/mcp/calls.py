@@ -84,7 +84,8 @@ class McpCalls:
             self._servers.close(used.session)
 
     def _use(self, offer: McpOffer, where: str) -> Used:
-        """Begin to use a server. Raise ApiError if it may not be called. `where` is its path in the request."""
+        """Return the server of an offer, with the operator's settings for it and a session that connects when it is first used. Raise
+        ApiError if the server may not be called. `where` is the path of the offer in the request."""
         if offer.connector_id is not None:
             raise ApiError(UNSUPPORTED_FIELD, f"{where}.connector_id is not supported: only MCP servers are called", param=where)
         if not self._servers.names:
