@@ -51,7 +51,7 @@ class Caller:
     expects: str = ""
     # takes one more request from the key's rates and returns its present limits; raises ApiError if the key is gone or exceeds a rate
     readmit: Callable[[], KeyLimits] = lambda: UNLIMITED
-    receive: Receive = stays  # gives the message that the client has left; the body was read before
+    receive: Receive = stays  # gives what the client still sends: the body of an upload or a socket's messages, and that it has left
     has_begun: bool = False  # this is a further part of a request, whose earlier parts were admitted
 
     @property

@@ -262,8 +262,8 @@ class McpAnswer(ResponseAnswer):
         return b"" if isinstance(self._own.get(block.index), ApprovalRequest) else super().grown(block, text)
 
     def closed(self, block: Block) -> Sequence[bytes]:
-        """Return the events for a block that has just been closed. The item of a call that this server makes ends later, unless the call was
-        cut off: then it is incomplete, and ends here. A request for approval has all its events here."""
+        """Return the events for a block that has just been closed. The item of a call that this server makes ends later, unless the call
+        was cut off: then it is incomplete, and ends here. A request for approval has all its events here."""
         match self._own.get(block.index):
             case McpCall() as call:
                 told = self._told("response.mcp_call_arguments.done", block, arguments=block.text)
