@@ -91,7 +91,7 @@ class _Choice:
     text: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     probabilities: list[bytes] = field(default_factory=list[bytes])
-    num_tokens: int = 0  # tokens of the answer, also those that are not shown
+    num_tokens: int = 0  # tokens of the answer, also those that are not shown; 0 if `n_predict` is 0
     has_new_line: bool = False
     first_s: float = 0.0  # time of the monotonic clock at the first step; 0: there was none
     stop_type: Literal["eos", "limit", "word"] | None = None  # None: the choice is not complete

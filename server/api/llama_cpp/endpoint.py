@@ -162,9 +162,9 @@ def router(context: Context) -> APIRouter:
 
 
 def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
-    """Return the token ids of the fill-in-the-middle prompt. The files of `input_extra` come first, after the special tokens that begin a
-    text. Their names precede them if the model has a token for file names. Raise ApiError if the model has no tokens for filling in the
-    middle, or if a text certainly exceeds the context."""
+    """Return the token ids of the fill-in-the-middle prompt, after the special tokens that the tokenizer puts before a text. The files of
+    `input_extra` come first. Their names precede them if the model has a token for file names. Raise ApiError if the model has no tokens
+    for filling in the middle, or if a text certainly exceeds the context."""
     infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
     if infill is None:
         message = "/infill is not supported: this model has no tokens for filling in the middle"

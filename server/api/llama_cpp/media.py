@@ -89,7 +89,7 @@ async def with_media(body: LlamaCompletionBody, model: Model, loaded: Loaded, wh
 
 async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded: Loaded) -> tuple[list[int], tuple[Excerpt, ...]]:
     """Return the tokens of a prompt, and the excerpts of its files. `one` is the prompt, and `found` are its files in order. The tokenizer
-    puts its special tokens around the text, unless the text begins with the one that the model's images or recordings need."""
+    puts its special tokens around the text, unless the text begins already with the special token that a prompt with files needs."""
     text, ordered = loaded.senses.filled(_joined(one, around, loaded), found)
     begins = any(sense.markers.begin and text.startswith(sense.markers.begin) for sense in loaded.senses.senses)
     encode = partial(encode_prompts, [text], loaded.tokenizer, one.where, special=not begins, context=context_of(loaded))

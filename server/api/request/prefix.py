@@ -13,9 +13,9 @@ from server.models.model import Loaded
 
 
 async def prefix_header(body: ChatBody, plan: ChatPlan, loaded: Loaded) -> dict[str, str]:
-    """Remember the prompt, and return the header that names its first part which differs from an earlier prompt: the one that shares the
-    longest beginning with it. Return no header if the prompt continues that one, or if there is no earlier prompt with the same salt.
-    Letters that no header can carry, which a role may have, are percent-encoded."""
+    """Remember the prompt, and compare it with the earlier prompt that shares the longest beginning with it, among those of the same salt.
+    Return the header that names the first part of the prompt that differs. Return no header if the prompt continues the earlier one, or if
+    there is no earlier one. A role may have letters that no header can carry; these are percent-encoded."""
 
     def find() -> dict[str, str]:
         at = loaded.prompts.difference(plan.job.submit.cache_salt, plan.prompt)

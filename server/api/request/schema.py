@@ -95,7 +95,8 @@ class StructuredOutputs(Options):
 
 
 class SamplingBody(Options):
-    """The fields that every generating API accepts: sampling parameters, and fields about the caller."""
+    """The fields that the generating APIs of OpenAI, Ollama, llama.cpp and vLLM share: sampling parameters, and fields about the caller.
+    Anthropic's API has fields of its own."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
     do_sample: bool | None = None  # False: the temperature is 0

@@ -58,8 +58,9 @@ def encode_prompts(
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens` of
-    the answer, but at least half of the context: agents ask for longer answers than the context has room for."""
+    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens`
+    (None: for one token) of the answer, but at least half of the context: agents ask for longer answers than the context has room
+    for."""
     return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
 
 

@@ -191,7 +191,7 @@ def _messages(items: Sequence[InputItem], num_earlier: int, mcp: Sequence[McpFun
 
 def _content(content: str | Sequence[ItemPart], where: str) -> str | list[ContentPart]:
     """Return the content of a message or of a tool's output: a text, or parts if there are images or recordings. Raise ApiError if a part
-    lacks its file, or is of an unknown type."""
+    lacks its text or file, or is of an unknown type."""
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []

@@ -149,8 +149,8 @@ class McpAnswer(ResponseAnswer):
 
     async def _rounds(self) -> AsyncGenerator[bytes, None]:
         """Let the model answer, and make its calls, until it calls nothing more, its tokens are spent, or the client has something to do.
-        Yield the events. After MAX_ROUNDS turns, or when `max_tool_calls` calls were made, the model takes one more turn, which may call
-        nothing."""
+        Yield the events. After MAX_ROUNDS turns, or when `max_tool_calls` calls were made, the model takes one more turn, in which it
+        cannot call tools."""
         choice: Choice = self._request.tool_choice
         for number in range(MAX_ROUNDS + 1):
             most, first = self._request.max_output_tokens, len(self.blocks)
