@@ -256,9 +256,9 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Build the model's prompt for each pair of query and document. With `keep`, a prompt has at most so many tokens: the end of the
-    document is removed, and if that is not enough, the end of the query. If `instruction` is None or empty, use the instruction of
-    `prompt`. Raise ApiError if a prompt exceeds the context."""
+    """Build the model's prompt for each pair of query and document. With `keep`, longer prompts are cut to so many tokens: the end of the
+    document is removed, and if that is not enough, the end of the text before it. The texts `before` and `after` of `prompt` always remain.
+    If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
     room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))

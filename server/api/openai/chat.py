@@ -212,8 +212,8 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
     """Return the prompt that the chat template makes of the conversation which `make` returns, after adding the model's defaults and, if
-    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails, or if `make` raises
-    one."""
+    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails, or if `make` raises an
+    ApiError."""
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))

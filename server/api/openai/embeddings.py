@@ -55,8 +55,8 @@ def router(context: Context) -> APIRouter:
 def _planned(
     body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings, crops: Mapping[int, Crop]
 ) -> list[list[int]]:
-    """Return the tokens of each input. An image, whose index is in `crops`, gets an empty list. `body` and `text` are those of
-    `plan_embedding`, which tells why ApiError is raised."""
+    """Return the tokens of each input. An image, whose index is in `crops`, gets an empty list. Raise ApiError as `plan_embedding`
+    does."""
     if crops and not body.input:
         check_embedding(body, model, loaded)
         return [[] for _ in crops]
@@ -100,7 +100,7 @@ def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) 
 
 
 def _written(vector: Vector, encoding: str | None) -> str | list[float]:
-    """Return a vector as the request wants it: in base64, or as numbers if `encoding` is another or None."""
+    """Return a vector as the request wants it: in base64, or as numbers if `encoding` is not base64."""
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return vector.tolist()

@@ -40,7 +40,7 @@ class McpFunction:
 
 def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: Collection[str]) -> list[McpFunction]:
     """Return a function for each tool that the request allows, of all servers. `taken`: the names of the client's functions. A function has
-    the name of its tool, without characters that APIs refuse, unless another function has this name: see `free_name`."""
+    the name of its tool, with `_` for characters that APIs refuse, unless another function has this name: see `free_name`."""
     found: dict[str, McpFunction] = {}
     for offer, tools in listed:
         for tool in tools:
@@ -51,8 +51,8 @@ def functions_from(listed: Sequence[tuple[McpOffer, Sequence[McpTool]]], taken: 
 
 
 def function_name(functions: Sequence[McpFunction], label: str, tool: str) -> str:
-    """Return the function's name for a call of an earlier turn. If the tool is offered no longer, return its own name, without characters
-    that APIs refuse."""
+    """Return the function's name for a call of an earlier turn. If the tool is offered no longer, return its own name, with `_` for
+    characters that APIs refuse."""
     return next((one.name for one in functions if (one.label, one.tool.name) == (label, tool)), plain_name(tool))
 
 
