@@ -1,4 +1,4 @@
-"""The arguments of every endpoint: settings and model registry (`Context`), and the sender of the request (`Caller`)."""
+"""What every endpoint uses: the server's parts (`Context`), and the sender of the request (`Caller`)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Caller:
     request_id: str
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
     access: Access = Access.KEY  # access level that the request's path requires
-    arrived_s: float = field(default_factory=time.monotonic)
-    num_body_bytes: int = 0
-    record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
+    arrived_s: float = field(default_factory=time.monotonic)  # by the monotonic clock
+    num_body_bytes: int = 0  # 0 also if the endpoint reads the body itself
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(""))  # facts for the request's line in the log
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
     is_idle: bool = False  # the request is a line of a batch, which gets only what other requests leave free
@@ -55,12 +55,12 @@ class Caller:
 
     @property
     def quota_key(self) -> str:
-        """Return the name under which quotas count the caller's key, or "" on a server without keys."""
+        """Return the name under which quotas count the caller's key, or "" on a server without API keys."""
         return self.key_digest if self.tenant else ""
 
     def parts(self) -> Iterator[Caller]:
-        """Yield the caller of each part of the request, one generation: the first arrived with the request, and a later one arrives when it
-        is asked for."""
+        """Yield a caller for each generation that answers the request, without end. The first has the time at which the request arrived.
+        Each further one arrives when it is taken from this iterator, and `has_begun`."""
         yield self
         while True:
             yield replace(self, arrived_s=time.monotonic(), has_begun=True)
@@ -91,12 +91,13 @@ class Context:
         return VisibleModels(self.registry, caller(request).limits)
 
     def serve(self, request: Request, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return the model that answers a request. `has_begun`: this is a further part of a request that was begun earlier, and is answered
-        even while the server stops."""
+        """Return the model that answers a request, and its loaded parts. Raise ApiError if the caller may use no such model, or if it is
+        not ready. `has_begun`: this is a further part of a request that was begun earlier, and is answered even while the server stops."""
         return self.models_for(request).serve(name, has_begun=has_begun)
 
     def begin(self, request: Request, body: Options, name: str | None) -> tuple[Model, Loaded, list[str]]:
-        """Return the model that answers a request, and the names of the fields of its body that are ignored."""
+        """Return the model that answers a request, its loaded parts, and the names of the fields of the body that are ignored. Raise
+        ApiError as `check_unknown` and `serve` do."""
         ignored = check_unknown(body, strict=self.settings.strict)
         return *self.serve(request, name), ignored
 
@@ -116,5 +117,5 @@ def path_for(request: Request, path: str) -> str:
 
 
 def answer_id(prefix: str, asked: str | None) -> str:
-    """Return the id of an answer: the prefix, then the id that the request asked for or a random one."""
+    """Return the id of an answer: the prefix, then the id that the request asked for, or a new one."""
     return f"{prefix}-{asked or new_hex(prefix, 12)}"

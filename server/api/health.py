@@ -38,8 +38,9 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
-        """Answer 200 if the server is ready for requests, and 503 while it loads or is about to stop, or if no model works. If
-        some keys may not use all models, no model is named, since this endpoint needs no key."""
+        """Answer 200 if the server is ready for requests, and 503 while the models of its start load, while it stops, or if no model works.
+        A server without models is ready, unless a load of its start has failed or was cancelled. If some keys may not use all models, no
+        model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
         status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"
@@ -54,7 +55,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v2/models/{model:path}/ready", response_class=Response, include_in_schema=False)
     async def model_ready(request: Request, model: str) -> Response:
-        """Answer 200 if the model accepts requests, and 400 otherwise, as Triton does."""
+        """Answer 200 if the model accepts requests, and otherwise 400, as Triton does."""
         seen = context.models_for(request)
         found = next((one for one in seen.models() if model in seen.names_of(one)), None)
         return Response(status_code=200 if found is not None and found.is_serving and not registry.leaving else 400)
@@ -62,7 +63,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/ping", response_class=Response, include_in_schema=False)
     @routes.post("/ping", response_class=Response, include_in_schema=False)
     async def ping() -> Response:
-        """Answer SageMaker's health check, as `/health/ready` does."""
+        """Answer SageMaker's health check with the status of `/health/ready`, and without a body."""
         return Response(status_code=200 if registry.ready else 503)
 
     @routes.get("/load", responses=gives(Load))

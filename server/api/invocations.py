@@ -26,7 +26,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
-        """Answer a request for chat, completions, rerank, scores or embeddings."""
+        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for it does. A field that is null counts as
+        absent."""
         try:
             body: Any = await request.json()
         except ValueError as error:

@@ -41,8 +41,9 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(PATH, include_in_schema=False)
     async def give(request: Request) -> Response:
-        """Send those pages of a prompt that this server holds and the other server lacks. Refuse an ask that is not proven, that no model
-        here can answer, that comes while MOST_GIVINGS others are answered, or whose prompt is computed too late."""
+        """Send those pages of a prompt that this server holds and the other server lacks. If the ask has the prompt, compute it first.
+        Refuse an ask that is not proven, that is not valid or too old, that no model here can answer, that comes while MOST_GIVINGS others
+        are answered, or whose prompt cannot be computed in time."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -65,8 +66,8 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends at the time until which the taker waits: otherwise, a taker that has gone or does not read would keep its
-    place among MOST_GIVINGS."""
+    """A stream of frames. It ends at the time until which the taker waits, and after MOST_GIVING_S at the latest: otherwise, a taker that
+    has gone or does not read would keep its place among MOST_GIVINGS."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
         """`end_s`: the time of the monotonic clock until which the taker waits."""
@@ -96,7 +97,8 @@ def _ask_in(body: bytes) -> Ask:
 
 
 def _model_of(context: Context, ask: Ask) -> Loaded:
-    """Return the loaded model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if there is none."""
+    """Return the loaded model with the fingerprint and the page sizes that the other server asks for. Raise ApiError if there is none that
+    serves and does not sleep."""
     found: list[str] = []
     for model in context.registry.models():
         if model.loaded is not None and model.is_serving and not model.is_sleeping:
@@ -110,7 +112,8 @@ def _model_of(context: Context, ask: Ask) -> Loaded:
 
 
 async def _compute(loaded: Loaded, ask: Ask) -> None:
-    """Compute the prompt, so that its pages are in the cache. Raise ApiError if the queue is full, or if the prompt cannot be computed."""
+    """Compute the prompt, so that its pages are in the cache, and draw one token, which is dropped. Return without an error if the time is
+    over before. Raise ApiError if the queue is full, or if the prompt cannot be computed."""
     prompt_ids = tuple(np.frombuffer(ask.prompt_ids, "<i4").tolist())
     lease = loaded.admission.admit(1, len(prompt_ids), is_idle=ask.priority == IDLE)
     submit = Submit(
@@ -133,7 +136,7 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
-    """Yield the frames with the offer and the pages. Each has a proof. Nothing is asked of the worker before one of `places` is free."""
+    """Yield the frames with the offer and the pages, each with its proof. Ask nothing of the worker before one of `places` is free."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

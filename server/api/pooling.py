@@ -31,12 +31,13 @@ encode = msgspec.json.encode
 class PoolingBody(EmbeddingBody):
     """The body of /pooling."""
 
+    # None: the scores of classes if the model has a classification head, otherwise one vector for each text
     task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
     input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of input_type
 
 
 class Pooled(TypedDict):
-    """The vector of a text, or the vectors of its tokens."""
+    """The vector of a text, the vectors of its tokens, or the scores of its classes. `data` is a text if it was asked for as base64."""
 
     index: int
     object: Literal["pooling"]
@@ -59,7 +60,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/pooling", responses=gives(PooledTexts))
     async def pooling(request: Request, body: PoolingBody) -> Response:
         """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token. A model with a classification head
-        returns the scores of its classes."""
+        returns the scores of its classes, or the raw outputs of the head if `use_activation` is false."""
         model, loaded, ignored = context.begin(request, body, body.model)
         per_token = _check_task(body, model, loaded)
         who = caller(request)
@@ -94,7 +95,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
-    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task."""
+    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support one of the tasks `token_embed`,
+    `classify`, `score` and `token_classify`; no model supports the last. Other tasks are checked when the texts are planned."""
     match body.task:
         case "token_classify":
             raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head for tokens", param="model")
@@ -112,7 +114,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
-    """Raise ApiError if the vectors of all tokens are too large, or are to be shortened."""
+    """Raise ApiError if the vectors of all tokens have more than MAX_VALUES values, or if the request asks for shorter vectors."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened")
     num_values = num_tokens * loaded.ready.embedding_size

@@ -52,7 +52,7 @@ class VectorOptions(Options):
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # for rerankers whose prompt has an instruction
+    instruction: Text | None = None  # for rerankers whose prompt has an instruction; an embedding model ignores it
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -62,8 +62,8 @@ class RerankBody(VectorOptions):
 
     query: Text
     documents: Documents
-    top_n: Int | None = Field(default=None, ge=0)  # 0: all, as in vLLM
-    return_documents: bool | None = None
+    top_n: Int | None = Field(default=None, ge=0)  # None or 0: all, as in vLLM
+    return_documents: bool | None = None  # None: the documents are returned
 
 
 class ScoreBody(VectorOptions):
@@ -160,7 +160,8 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/score", responses=gives(Scores))
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
-        """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
+        """Score pairs of texts: one text with each of several texts, or two lists of texts pair by pair. A reranker scores how relevant the
+        second text is to the first, and an embedding model how similar they are."""
         model, loaded, ignored = context.begin(request, body, body.model)
         scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
@@ -206,8 +207,8 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or queries and documents pair by pair, in the way that suits the model. Return the scores and
-    the number of tokens."""
+    """Score one query against each document, or queries and documents pair by pair: with a reranker by pairs, otherwise by vectors. Return
+    the scores and the number of tokens."""
     if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
@@ -223,7 +224,7 @@ async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
     """Score pairs of texts with a reranker. Return the scores and the number of tokens. Raise ApiError if there are too many texts, if a
-    pair is too long, or if a field asks for something that pairs do not have."""
+    pair is too long, or if a field asks for something that this reranker does not support."""
     prompt = loaded.ready.pair_prompt
     cuts_left = body.truncation_side == "left" and body.truncate_prompt_tokens is not None
     for param, is_asked in (("truncation_side", cuts_left), ("add_special_tokens", body.add_special_tokens is False)):
@@ -255,8 +256,8 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Build the model's prompt for each query and document. With `keep`, documents are truncated at their end. Raise ApiError if a prompt
-    exceeds the context."""
+    """Build the model's prompt for each query and document. With `keep`, a longer prompt is shortened to that many tokens: the end of the
+    document is removed, and if that is not enough, the end of the query. Raise ApiError if a prompt exceeds the context."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
     room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
@@ -298,8 +299,8 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Embed queries and documents, preceded by the model's prompts for queries and documents. Return the vectors and the number of
-    tokens."""
+    """Embed queries and documents. If the model has prompts for queries and documents, they precede the texts. Return the vectors, those of
+    the queries first, and the number of tokens."""
 
     def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)
@@ -311,7 +312,8 @@ async def _vectors(
 
 
 def _planned(texts: Named, kind: str, body: VectorOptions, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """Return the tokens of each text. `kind` is "query" or "document", which decides the model's prompt before it."""
+    """Return the tokens of each text. `kind` is "query" or "document", which decides the model's prompt before the text. `texts` has the
+    texts, and the field that errors name."""
     given, param = texts
     asked = EmbeddingBody.model_construct(
         input=list(given),

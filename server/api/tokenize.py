@@ -21,7 +21,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 MAX_TOKENS = 1 << 17  # encode this many tokens even if the context is shorter, so that a client sees by how much a text is too long
-PIECE = 4096
+PIECE = 4096  # tokens that are encoded as JSON in one call
 encode = msgspec.json.encode
 
 
@@ -50,7 +50,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the answer in small pieces, because encoding it in one call would delay other requests."""
+    """Return the answer. With `return_token_strs` it is in small pieces, because encoding it in one call would delay other requests. Raise
+    ApiError if the text has too many tokens."""
     tokenizer, context = loaded.tokenizer, context_of(loaded)
     (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
     if not body.return_token_strs:
@@ -67,7 +68,8 @@ def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) 
 
 
 def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the answer in llama.cpp's shape, in small pieces as `_tokenized` does."""
+    """Return the answer in llama.cpp's shape. With `with_pieces` it is in small pieces, as that of `_tokenized`. Raise ApiError if the text
+    has too many tokens."""
     tokenizer = loaded.tokenizer
     (ids,) = encode_prompts([text], tokenizer, "content", special=special, context=max(context_of(loaded), MAX_TOKENS))
     if not body.with_pieces:
@@ -99,7 +101,7 @@ def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
 
 async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[str, bool]:
     """Return the text to encode, and whether to put the model's special tokens around it. Raise ApiError unless the request has exactly one
-    of the fields with a text."""
+    of the fields with a text, or if `parse_special` is false."""
     if [body.prompt, body.messages, body.content].count(None) != 2:
         raise invalid("prompt", "expected one of prompt, messages and content")
     if body.content is not None:

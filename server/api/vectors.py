@@ -1,4 +1,4 @@
-"""Embed texts: choose the model's prompt, truncate, and submit to the worker. Every API that returns vectors uses this."""
+"""Embed texts and images: choose the model's prompt, truncate, and submit to the worker. Every API that returns vectors uses this."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ def require_embeddings(model: Model, loaded: Loaded) -> None:
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
     """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text. Raise ApiError if
-    there are too many texts, or if one exceeds the context. Texts are truncated at their end by default, because the model's prompt is at
-    their beginning."""
+    there are too many texts, or if one exceeds the context. With `truncate_prompt_tokens`, longer texts are truncated instead: at their end
+    unless the body names the other side, because the model's prompt is at their beginning. If the model has `padded_to`, shorter texts are
+    padded to this length."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -108,9 +109,9 @@ def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Put the prompt that the request names before each text. Without a name, use the model's default prompt; with an empty name, use no
-    prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or if the prompt is named
-    and the input has token ids."""
+    """Return the texts of the request, each after the prompt that the request names. Without a name, use the model's default prompt; with
+    an empty name, use no prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or
+    if the prompt is named and the input has token ids."""
     given, (name, prefix) = "" if body.input is None else body.input, _prompt_of(body, ready)
     parts = [given] if isinstance(given, str) else given
     if any(isinstance(part, InputPart) for part in parts):
@@ -122,8 +123,8 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 
 
 def _prompt_of(body: EmbeddingBody, ready: Ready) -> tuple[str | None, str]:
-    """Return the name of the prompt that the request names, and the text of the prompt that goes before its texts. Raise ApiError if the
-    model has no such prompt."""
+    """Return the name of the prompt that the request names, or None if it names none, and the text of the prompt that goes before its
+    texts. Raise ApiError if the model has no such prompt."""
     known = dict(ready.prompts)
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     if name and name not in known:
@@ -165,7 +166,8 @@ async def embed_all(
 ) -> list[Vector]:
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
     [tokens, size]. `seconds` has, for each pair, the index of the second text's first token. `crops` has the images, by the index of the
-    prompt that an image replaces.
+    prompt that an image replaces. Count the tokens in the metrics. Raise ApiError if the queue has no room, if a prompt cannot be embedded,
+    if the time is over, or if the client leaves.
 
     The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
     nor waits until the queue is empty.
@@ -203,8 +205,8 @@ async def _embed_all(
     seconds: Sequence[int | None] | None,
     crops: Mapping[int, Crop],
 ) -> list[Vector]:
-    """Send all prompts to the worker, at most `num_at_once` at a time. Raise ApiError if one cannot be embedded, or if they take too
-    long."""
+    """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors. Raise ApiError if one cannot be embedded,
+    or if they take too long."""
     deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
@@ -241,7 +243,8 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """Return the first `dimensions` values, scaled to length 1 again. Models trained for several vector sizes are used in this way."""
+    """Return the first `dimensions` values. With `normalize`, scale them to length 1 again. Models that were trained for vectors of several
+    sizes are used in this way."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)
