@@ -53,8 +53,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/web/{path:path}", include_in_schema=False)
     async def get_file(path: str, request: Request) -> Response:
-        """Return a file of the page or of the published model; without a name, return the page. If the browser has this version of the file,
-        the answer has no content. Raise ApiError if there is no such file, or if the key may not use the model."""
+        """Return a file of the page or of the published model; without a name, return the page. If the browser has this version of the
+        file, the answer has no content. Raise ApiError if there is no such file, or if the key may not use the model."""
         model, name = publications.find(path)
         name = name or PAGE
         if name in page:
