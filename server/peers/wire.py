@@ -5,8 +5,8 @@
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
 a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. An Ask states when
-it was sent, and is refused if that is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An Ask names
-pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+it was sent, and is refused if that is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An Ask
+names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
