@@ -1,5 +1,5 @@
 """Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models
-that are loaded."""
+that are ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 
 
 class Sleeping(TypedDict):
-    """Whether all of the models sleep, and which of them do."""
+    """Whether there are models that were asked about and all of them sleep, and which of them do."""
 
     is_sleeping: bool
     models: Sequence[str]  # names of the models that sleep
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
         """Put models to sleep, which frees all of their memory at any `level`. A request to a sleeping model wakes it. `mode` decides what
-        happens to running requests."""
+        happens to running requests: `abort` fails them, `wait` lets them finish for a time, and `keep` continues them after the sleep."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
         return told(models)
@@ -59,7 +59,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/is_sleeping", responses=gives(Sleeping))
     async def is_sleeping(model: ModelName = None) -> Response:
-        """Return whether all models sleep, and the names of those that do."""
+        """Return whether all models sleep, and the names of those that do. If there are no models, they do not sleep."""
         return told(meant(model))
 
     return routes
