@@ -191,8 +191,8 @@ class MessageAnswer(BlockAnswer):
 
 
 def _block(block: Block, *, has_text: bool, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
-    """Return a block in Anthropic's shape. `has_text`: with its text, if it is a thought or a text. `is_open`: as at its beginning, without the
-    signature of a thought and the arguments of a call."""
+    """Return a block in Anthropic's shape. `has_text`: with its text, if it is a thought or a text. `is_open`: as at its beginning, without
+    the signature of a thought and the arguments of a call."""
     text = block.text if has_text else ""
     match block.kind:
         case Kind.TEXT:

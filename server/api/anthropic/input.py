@@ -119,8 +119,8 @@ def _image(block: ContentBlock, where: str) -> GivenImage:
 
 
 def _result(content: str | Sequence[ContentBlock] | None, where: str, *, is_error: bool) -> str | list[ContentPart]:
-    """Return the content of a tool result: its texts on separate lines or, if it has images, a list of parts. "Error: " precedes the content
-    of an error."""
+    """Return the content of a tool result: its texts on separate lines or, if it has images, a list of parts. "Error: " precedes the
+    content of an error."""
     error = "Error: " if is_error else ""
     if content is None or isinstance(content, str) or all(block.type != "image" for block in content):
         return error + _text(content, where)

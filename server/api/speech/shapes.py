@@ -39,7 +39,8 @@ class Transcript(TypedDict):
 
 
 class TranscriptSegment(TypedDict):
-    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins."""
+    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins.
+    The last four fields are about the whole window."""
 
     id: int
     seek: int
@@ -94,7 +95,7 @@ def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
 
 
 def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
-    """Return a transcript with the `times` of its segments or words."""
+    """Return a transcript with its segments, its words, or both. `times` says which: "segment", "word"."""
     answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
