@@ -53,6 +53,8 @@ class _Forwarded(Response):
         self._unread = [body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the endpoint at `path`. The body that was read already is its first message."""
+
         async def replayed() -> MutableMapping[str, Any]:
             if self._unread:
                 return {"type": "http.request", "body": self._unread.pop(), "more_body": False}

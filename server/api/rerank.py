@@ -215,6 +215,7 @@ async def _scores(
     count = len(queries[0])
 
     def compare() -> Vector:
+        """Return the cosine of each pair: the vectors have length 1."""
         return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1)
 
     return await off_loop(sum(vector.nbytes for vector in vectors), compare), num_tokens
@@ -235,6 +236,7 @@ async def _scores_of_pairs(
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 
     def plan() -> list[Pair]:
+        """Return the tokens of each pair of a query and a document."""
         count = len(documents[0])
         if count > context.settings.max_inputs:
             raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
@@ -303,6 +305,7 @@ async def _vectors(
     the queries first, and the number of tokens."""
 
     def plan() -> list[list[int]]:
+        """Return the tokens of the queries, and then those of the documents."""
         asked = _planned(queries, "query", body, model, loaded, context.settings)
         return asked + _planned(documents, "document", body, model, loaded, context.settings)
 

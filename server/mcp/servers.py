@@ -46,6 +46,7 @@ class McpServers:
     """The servers that requests may use, and the threads that call them."""
 
     def __init__(self, entries: Sequence[str], timeout_s: float) -> None:
+        """`entries`: the servers, each as NAME=URL or NAME=private+URL. `timeout_s`: most seconds that a call may take."""
         self._entries = [Entry.of(text) for text in entries]
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when it is needed

@@ -62,6 +62,7 @@ class Pieces(Response):
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces, compressed if that is worth it and the client accepts it."""
         accepted = Headers(scope=scope).get("accept-encoding", "")
         pack = None
         if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):

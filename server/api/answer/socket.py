@@ -148,6 +148,7 @@ class WebSocket(Response):
         self._serve, self._limits, self._is_stopping = serve, limits, is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head of the answer, call `serve`, and close the connection. An error other than WebSocketError is logged."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         connection = Connection(receive, send, self._limits, self._is_stopping)
         code, reason = CloseCode.INTERNAL, "the server failed; its log has the cause"

@@ -79,6 +79,8 @@ class EventStream(Response):
         self._sent_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream until it ends or the client leaves, with heartbeats while no event comes. If the server stops, end the stream
+        with an error event."""
         self._request_id = scope["relaxserve.caller"].request_id
         writer = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(until_disconnect(receive))

@@ -192,6 +192,7 @@ def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
 
 
 def _results_url(record: BatchRecord, request: Request) -> str:
+    """Return the address at which the client reads the results of a batch."""
     return str(request.base_url).rstrip("/") + path_for(request, f"/v1/messages/batches/{record.id}/results")
 
 

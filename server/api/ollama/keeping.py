@@ -47,6 +47,7 @@ class Keeping:
             return None
 
         def begin() -> None:
+            """Begin to put the model to sleep. The set keeps a reference to the task, so that it is not collected before it ends."""
             task = asyncio.create_task(self._sleep(model))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

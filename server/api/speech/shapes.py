@@ -127,6 +127,7 @@ def logprobs_of(segments: Sequence[Segment], tokenizer: Tokenizer, end: int) -> 
 
 
 def _logprob(raw: bytes, logprob: float) -> TranscriptLogprob:
+    """Return the entry of a token with these bytes."""
     return {"token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": max(logprob, LEAST)}
 
 
@@ -147,8 +148,10 @@ def _segment(number: int, segment: Segment) -> TranscriptSegment:
 
 
 def _word(word: Word) -> TranscriptWord:
+    """Return a word in OpenAI's shape."""
     return {"word": word.text.strip(), "start": round(word.start_s, 2), "end": round(word.end_s, 2)}
 
 
 def _usage(duration_s: float) -> AudioUsage:
+    """Return the usage that an answer reports: whole seconds, rounded up."""
     return {"type": "duration", "seconds": math.ceil(duration_s)}

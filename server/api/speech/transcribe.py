@@ -139,6 +139,7 @@ def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: fl
     first = tokens.first_stamp
 
     def part(start: int, end: int, own: Sequence[int]) -> Part:
+        """Return the segment with the tokens `own`, from the time stamp `start` to the time stamp `end`."""
         start_s, end_s = (offset_s + stamp * STAMP_S for stamp in (start, end))
         return Part(start_s, end_s, tuple(own), sum(token < tokens.end for token in own))
 
