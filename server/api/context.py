@@ -42,7 +42,7 @@ class Caller:
     access: Access = Access.KEY  # access level that the request's path requires
     arrived_s: float = field(default_factory=time.monotonic)  # by the monotonic clock
     num_body_bytes: int = 0  # 0 also if the endpoint reads the body itself
-    record: RequestRecord = field(default_factory=lambda: RequestRecord(""))  # facts for the request's line in the log
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(""))  # facts for the log and for traces
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
     is_admin: bool = False  # the request may also use the administration
     is_idle: bool = False  # the request is a line of a batch, which gets only what other requests leave free

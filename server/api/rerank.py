@@ -52,7 +52,7 @@ class VectorOptions(Options):
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # for rerankers whose prompt has an instruction; an embedding model ignores it
+    instruction: Text | None = None  # for rerankers whose prompt has one; others refuse it, embedding models ignore it
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 

@@ -101,7 +101,7 @@ def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
 
 async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> tuple[str, bool]:
     """Return the text to encode, and whether to put the model's special tokens around it. Raise ApiError unless the request has exactly one
-    of the fields with a text, or if `parse_special` is false."""
+    of the fields with a text, or if it has `content` and `parse_special` is false."""
     if [body.prompt, body.messages, body.content].count(None) != 2:
         raise invalid("prompt", "expected one of prompt, messages and content")
     if body.content is not None:

@@ -20,9 +20,9 @@ from server.mcp.tools import InvalidTool, McpTool, ToolResult, result_of_call, t
 from server.mcp.transport import Hear, Transport
 from server.mcp.wire import LEGACY, MODERN, Message, Request, notification
 
-META = "io.modelcontextprotocol/"
+META = "io.modelcontextprotocol/"  # begins the keys of the metadata of a request
 UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -32021
-MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)
+MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)  # sent only by servers of the newest version
 PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
 TOOLS_CHANGED = "notifications/tools/list_changed"

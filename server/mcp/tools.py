@@ -29,8 +29,8 @@ class McpTool:
 
     name: str
     description: str
-    schema: Mapping[str, Any]
-    annotations: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any]  # JSON schema of the arguments
+    annotations: Mapping[str, Any] | None = None  # what the server says about the effects of calls
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that the header repeats
 
     @property

@@ -131,8 +131,8 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Return the models below the model root that may be loaded, except those that are loaded and those with a name in `known`, which
-        are listed already."""
+        """Return the models below the model root that may be loaded, except those from which a model of the server was loaded, and those
+        whose name is in `known`, which are listed already."""
         offers = await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and offer.path not in used]

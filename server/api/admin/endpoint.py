@@ -314,7 +314,7 @@ def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
-    """Wait for a load and return its operation with the model. If the load failed, raise its error."""
+    """Wait for a load and return its operation with the model. If the load failed or was cancelled, raise its error."""
     await operation.wait()
     if operation.error is not None:
         raise operation.error

@@ -20,9 +20,9 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 
 
 class Sleeping(TypedDict):
-    """Whether there are models that were asked about and all of them sleep, and which of them do."""
+    """Whether the models of the request sleep."""
 
-    is_sleeping: bool
+    is_sleeping: bool  # all of them sleep, and there is at least one
     models: Sequence[str]  # names of the models that sleep
 
 
@@ -59,7 +59,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/is_sleeping", responses=gives(Sleeping))
     async def is_sleeping(model: ModelName = None) -> Response:
-        """Return whether all models sleep, and the names of those that do. If there are no models, they do not sleep."""
+        """Return whether all models sleep, and the names of those that do."""
         return told(meant(model))
 
     return routes

@@ -332,9 +332,9 @@ class Liveness(TypedDict):
 
 
 class Restarting(TypedDict):
-    """A model whose worker has died or was put to sleep, and whose next worker is not ready yet."""
+    """A model whose worker has died, or which wakes up, and whose next worker is not ready yet."""
 
-    since_s: float  # seconds since the worker died, or since the model was woken
+    since_s: float  # seconds since the worker died, or since the model began to wake up
     tries: int
     next_try_s: float | None  # seconds until the next try; None while a try is running
 
