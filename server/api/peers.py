@@ -85,7 +85,7 @@ class _Pages(StreamingResponse):
 
 
 def _ask_in(body: bytes) -> Ask:
-    """Return the ask in a body. Raise ApiError if it is not valid."""
+    """Return the ask in a body. Raise ApiError if it is not valid, or was sent too long ago or too far in the future."""
     try:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -65,7 +65,7 @@ class HttpTransport:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the server is of the newest version, and so has no sessions."""
+        """Whether requests are of the newest version, which has no sessions."""
         return self.version == MODERN
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
@@ -108,7 +108,7 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. The connection ends with the attempt, whatever the server does. Keep the first session id
+        """Send a request and yield its response. Once open, the connection ends with the attempt. Keep the first session id
         that a server of an earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the
         connection, or if the attempt ends."""
         connection = self._connection(attempt)
@@ -230,7 +230,7 @@ class HttpTransport:
         return McpStatus(f"MCP server {self._name!r} answered with status {status}: {why}", status)
 
     def _reply(self, message: Message, attempt: Attempt) -> None:
-        """Answer a request of the server. If that fails, only the server notices."""
+        """Answer a request of the server. Errors are ignored."""
         with suppress(McpError):
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 

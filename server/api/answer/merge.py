@@ -23,7 +23,7 @@ async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGen
     arrived: asyncio.Queue[Step | BaseException | None] = asyncio.Queue(maxsize=64)
 
     async def forward(generation: Generation, number: int) -> None:
-        """Put the steps of one generation into the queue, then None or its error."""
+        """Put the steps of one generation into the queue, then None or its error. Later generations begin some turns later."""
         for _ in range(number // TURN):
             await asyncio.sleep(0)
         try:

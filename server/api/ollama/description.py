@@ -83,7 +83,7 @@ class OllamaShown(_System):
 
 
 def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
-    """Describe a model's files under a name that the caller may use."""
+    """Describe a model's files under a name that the caller may use. `digest` identifies the name and the compiled model."""
     return {
         "name": name,
         "model": name,

@@ -64,7 +64,7 @@ class _Item:
     """A committed buffer."""
 
     item_id: str
-    samples: bytes
+    samples: bytes  # 16-bit samples, RATE of them for each second
     session: Session  # as it was when the item was committed
 
 
@@ -77,7 +77,7 @@ class _Talk:
         self._session, self._id = Session(model), f"sess_{secrets.token_hex(8)}"
         self._buffer = bytearray()
         self._num_dropped = 0  # bytes of all audio before the buffer
-        self._num_waiting = 0  # bytes of the items that wait
+        self._num_waiting = 0  # bytes of the items that wait or are being transcribed
         self._num_unread = 0  # bytes of a message that is incomplete
         self._items = asyncio.Queue[_Item](MOST_ITEMS)  # items that wait for their transcripts
         self._item_ended = asyncio.Event()  # set whenever an item was transcribed, or has failed
