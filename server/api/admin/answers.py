@@ -123,7 +123,7 @@ class Plan(TypedDict):
     object: Literal["dry_run"]
     model: str
     required_bytes: int
-    free_bytes: int | None  # None: there is no limit
+    free_bytes: int | None  # None: there is no limit, or the model runs on a GPU
     fits: Literal[True]  # always true: a load that does not fit is refused with 507
     weights_bytes: int
     arena_bytes: int
