@@ -57,7 +57,8 @@ def router(context: Context) -> APIRouter:
     @routes.post("/classify", responses=gives(ClassifiedTexts))
     @routes.post("/v1/classify", include_in_schema=False)
     async def classify(request: Request, body: ClassifyBody) -> Response:
-        """Classify each text: return its class, and the score of every class."""
+        """Classify each text: return its most probable class and the score of every class. With `use_activation` false, return the raw
+        outputs of the classification head in place of scores."""
         model, loaded, ignored = context.begin(request, body, body.model)
         require_classes(model, loaded)
         who = caller(request)

@@ -23,11 +23,11 @@ from server.api.vectors import Vector, embed_all, plan_embedding
 
 encode = msgspec.json.encode
 Form = Literal["float", "base64"]
-NAMES = {
+NAMES = {  # for errors: by the field of /v1/embeddings, the field of this API
     "input": "texts",
     "dimensions": "output_dimension",
     "truncate_prompt_tokens": "truncate",
-}  # fields of /v1/embeddings, and of this API
+}
 
 
 class CohereEmbedBody(Options):
@@ -39,7 +39,7 @@ class CohereEmbedBody(Options):
     embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None, or empty: float
     output_dimension: Int | None = Field(default=None, ge=1)
     truncate: Literal["NONE", "START", "END"] | None = None  # None: END
-    priority: Int | None = None  # accepted, but embeddings have no priorities
+    priority: Int | None = None  # no effect: embeddings have no priorities
 
 
 class CohereMeta(TypedDict):
@@ -58,7 +58,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
-        """Turn texts into vectors. `truncate` names the side at which too long texts are truncated; with NONE, they are refused."""
+        """Turn texts into vectors. `truncate` names the side at which too long texts are truncated; with NONE, they are refused. An empty
+        text is refused, too."""
         model, loaded, ignored = context.begin(request, body, body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
         asked = EmbeddingBody.model_construct(

@@ -56,7 +56,7 @@ class Caller:
 
     @property
     def quota_key(self) -> str:
-        """Return the name under which quotas count the caller's key, or "" on a server without keys."""
+        """Return the name under which quotas count the caller's key, or "" on a server without API keys."""
         return self.key_digest if self.tenant else ""
 
     def parts(self) -> Iterator[Caller]:

@@ -22,6 +22,7 @@ def describe_answers(app: FastAPI) -> None:
     generated = app.openapi
 
     def described() -> dict[str, object]:
+        """Return the document. The first call adds the schemas."""
         if app.openapi_schema is None:
             further = [shape for module in ELSEWHERE for shape in vars(module).values() if is_typeddict(shape)]
             shapes: list[type] = [Unloaded, *further, *endpoints.shapes()]

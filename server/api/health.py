@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v2/models/{model:path}/ready", response_class=Response, include_in_schema=False)
     async def model_ready(request: Request, model: str) -> Response:
-        """Answer 200 if the model accepts requests, and 400 otherwise, as Triton does."""
+        """Answer 200 if the model accepts requests, and otherwise 400, as Triton does."""
         seen = context.models_for(request)
         found = next((one for one in seen.models() if model in seen.names_of(one)), None)
         return Response(status_code=200 if found is not None and found.is_serving and not registry.leaving else 400)

@@ -27,7 +27,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
-        """Answer a request for chat, completions, rerank, scores or embeddings."""
+        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for it does. A field that is null counts as
+        absent."""
         try:
             body: Any = await request.json()
         except ValueError as error:
@@ -53,6 +54,8 @@ class _Forwarded(Response):
         self._unread = [body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer by the endpoint at `path`. The body that was read already is its first message."""
+
         async def replayed() -> MutableMapping[str, Any]:
             if self._unread:
                 return {"type": "http.request", "body": self._unread.pop(), "more_body": False}

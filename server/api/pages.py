@@ -35,7 +35,8 @@ def router(context: Context) -> APIRouter:
     pages = _read(files("server.console"), "")
 
     def answer(name: str, request: Request) -> Response:
-        """Return a file of the console. Raise ApiError if there is none with this name."""
+        """Return a file of the console, or an answer without content if the browser has this version of it. Raise ApiError if there is no
+        such file."""
         if name not in pages:
             raise ApiError(NOT_FOUND_PATH, f"the console has no file {name!r:.80}")
         data = pages[name]

@@ -32,7 +32,7 @@ class ParsedBody(Options):
     text: Answer
     tools: Tools
     tool_call_parser: Label | None = None  # None: the format of the model
-    model: Label | None = None
+    model: Label | None = None  # the model whose format is used if `tool_call_parser` is absent
 
 
 class SeparatedBody(Options):
@@ -40,7 +40,7 @@ class SeparatedBody(Options):
 
     text: Answer
     reasoning_parser: Label | None = None  # None: the model's own format of thoughts
-    model: Label | None = None
+    model: Label | None = None  # the model whose format is used if `reasoning_parser` is absent
 
 
 class FoundCall(TypedDict):
@@ -52,7 +52,7 @@ class FoundCall(TypedDict):
 
 
 class ParsedText(TypedDict):
-    normal_text: str
+    normal_text: str  # the text outside of calls; it includes thoughts
     calls: Sequence[FoundCall]
 
 
@@ -82,7 +82,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/separate_reasoning", responses=gives(SeparatedText))
     async def separate_reasoning(request: Request, body: SeparatedBody) -> Response:
-        """Separate the thoughts in a text from the rest. A text that only closes thoughts begins inside them."""
+        """Separate the thoughts in a text from the rest. A text that closes thoughts before it opens any is taken to begin inside them."""
         ignored = check_unknown(body, strict=strict)
         if body.reasoning_parser is None:
             dialect = context.serve(request, body.model)[1].dialect
@@ -114,7 +114,7 @@ def _parts(rules: AnswerRules, text: str) -> list[Part]:
 
 
 def _parsed(parts: Sequence[Part]) -> ParsedText:
-    """Return the calls among parts, and the text outside of calls."""
+    """Return the calls among parts, and the content outside of them."""
     calls: list[FoundCall] = []
     for part in parts:
         match part:

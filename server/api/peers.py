@@ -77,6 +77,7 @@ class _Pages(StreamingResponse):
         self._limit_s = min(end_s - time.monotonic(), MOST_GIVING_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, and end it at its time."""
         try:
             async with aclosing(self._frames), asyncio.timeout(self._limit_s):
                 await super().__call__(scope, receive, send)
@@ -85,7 +86,7 @@ class _Pages(StreamingResponse):
 
 
 def _ask_in(body: bytes) -> Ask:
-    """Return the ask in a body. Raise ApiError if it is not valid."""
+    """Return the ask in a body. Raise ApiError if it is not valid, or was sent too long ago or too far in the future."""
     try:
         ask = decode_ask(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -137,7 +138,7 @@ async def _compute(loaded: Loaded, ask: Ask) -> None:
 
 
 async def _frames(loaded: Loaded, ask: Ask, proofs: Proofs, places: asyncio.Semaphore) -> AsyncGenerator[bytes, None]:
-    """Yield the frames with the offer and the pages. Each has a proof. Nothing is asked of the worker before one of `places` is free."""
+    """Yield the frames with the offer and the pages, each with its proof. Ask nothing of the worker before one of `places` is free."""
     num_frames = max(1, AHEAD_BYTES // ask.most_frame_bytes)
     asked = GivePages(f"pages-{secrets.token_hex(12)}", ask.digests, ask.num_held, num_frames)
     number = 0

@@ -60,7 +60,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/pooling", responses=gives(PooledTexts))
     async def pooling(request: Request, body: PoolingBody) -> Response:
         """Turn texts into vectors: one for each text, or with `task` `token_embed` one for each token. A model with a classification head
-        returns the scores of its classes."""
+        returns the scores of its classes, or the raw outputs of the head if `use_activation` is false."""
         model, loaded, ignored = context.begin(request, body, body.model)
         per_token = _check_task(body, model, loaded)
         who = caller(request)
@@ -114,7 +114,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
-    """Raise ApiError if the vectors of all tokens are too large, or are to be shortened."""
+    """Raise ApiError if the vectors of all tokens have more than MAX_VALUES values, or if the request asks for shorter vectors."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened")
     num_values = num_tokens * loaded.ready.embedding_size

@@ -161,7 +161,8 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/score", responses=gives(Scores))
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
-        """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
+        """Score pairs of texts: one text with each of several texts, or two lists of texts pair by pair. A reranker scores how relevant the
+        second text is to the first, and an embedding model how similar they are."""
         model, loaded, ignored = context.begin(request, body, body.model)
         scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
@@ -207,14 +208,15 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or queries and documents pair by pair, in the way that suits the model. Return the scores and
-    the number of tokens."""
+    """Score one query against each document, or queries and documents pair by pair: with a reranker by pairs, otherwise by vectors. Return
+    the scores and the number of tokens."""
     if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
     count = len(queries[0])
 
     def compare() -> Vector:
+        """Return the cosine of each pair: the vectors have length 1."""
         return (np.stack(vectors[:count]) * np.stack(vectors[count:])).sum(axis=1)
 
     return await off_loop(sum(vector.nbytes for vector in vectors), compare), num_tokens
@@ -235,6 +237,7 @@ async def _scores_of_pairs(
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 
     def plan() -> list[Pair]:
+        """Return the tokens of each pair of a query and a document."""
         count = len(documents[0])
         if count > context.settings.max_inputs:
             raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
@@ -305,6 +308,7 @@ async def _vectors(
     and the number of tokens."""
 
     def plan() -> list[list[int]]:
+        """Return the tokens of the queries, and then those of the documents."""
         asked = _planned(queries, "query", body, model, loaded, context.settings)
         return asked + _planned(documents, "document", body, model, loaded, context.settings)
 

@@ -85,6 +85,7 @@ class _StrictJsonRoute(APIRoute):
     """A route whose endpoint gets a `_StrictJsonRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of FastAPI for this route, with strict JSON in its requests."""
         handle = super().get_route_handler()
 
         async def with_strict_json(request: Request) -> Response:

@@ -110,9 +110,9 @@ def _sizes(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Put the prompt that the request names before each text. Without a name, use the model's default prompt; with an empty name, use no
-    prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or if the prompt is named
-    and the input has token ids."""
+    """Return the texts of the request, each after the prompt that the request names. Without a name, use the model's default prompt; with
+    an empty name, use no prompt. Token ids stay as they are. Raise ApiError if the input has objects, if the model has no such prompt, or
+    if the prompt is named and the input has token ids."""
     given, (name, prefix) = "" if body.input is None else body.input, _prompt_of(body, ready)
     parts = [given] if isinstance(given, str) else given
     if any(isinstance(part, InputPart) for part in parts):

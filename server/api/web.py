@@ -70,7 +70,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _part_or_whole(name: str, found: PublishedFile) -> Response:
-    """Return the file, or the part that the request asks for: FileResponse reads the headers `Range` and `If-Range`."""
+    """Return the file, or the part of it that the request asks for: FileResponse reads the headers `Range` and `If-Range`."""
     return FileResponse(found.path, headers=_headers(name, found.etag))
 
 

@@ -15,12 +15,12 @@ from server.fleet import wire
 from server.messages import CacheChange, PagesRemoved, PagesStored
 
 MOST_KEPT = 10_000  # batches of a model that can be replayed: as many as vLLM keeps
-MOST_KEPT_BYTES = 32 << 20
+MOST_KEPT_BYTES = 32 << 20  # bytes of the batches of a model that can be replayed
 
 Send = Callable[[bytes, int, bytes], None]  # topic, number, batch
 
 
-Pages = dict[int | None, set[int]]  # the hashes of the pages that can be found, by cache group
+Pages = dict[int | None, set[int]]  # the hashes of the pages that can be found, by cache group; None: the model has only one group
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class _Stream:
     """The batches of one model."""
 
     topic: bytes
-    kept: deque[tuple[int, bytes]]
+    kept: deque[tuple[int, bytes]]  # number and batch
     kept_bytes: int = 0
     number: int = 0  # number of the next batch
     caches: dict[CacheSource, Pages] = field(default_factory=dict)  # two while a new version of the model replaces the old one
@@ -57,19 +57,20 @@ class CacheEvents:
         self._lock = threading.Lock()  # protects `kept` and `number` of the streams
 
     def source_of(self, model: str) -> CacheSource:
-        """Return a new listener for one worker of `model`. While a new version of the model replaces the old one, each has its listener."""
+        """Return a new listener for one worker of `model`. While a new version of the model replaces the old one, there are two of them."""
         return CacheSource(self, model)
 
     def replay(self, first: int, topic: bytes | None = None) -> list[tuple[int, bytes]]:
-        """Return the batches from number `first` on that are still kept. Without a topic, return those of the model whose stream began
-        first."""
+        """Return the batches from number `first` on that are still kept; none if the topic is unknown. Without a topic, return those of the
+        model whose stream began first."""
         with self._lock:
             found = (stream for stream in self._streams.values() if topic in (None, stream.topic))
             stream = next(found, None)
             return [] if stream is None else [(number, batch) for number, batch in stream.kept if number >= first]
 
     def changed(self, source: CacheSource, changes: Sequence[CacheChange]) -> None:
-        """Publish changes of a worker's cache, if they are changes for the whole model."""
+        """Record changes of a worker's cache, and publish those that are changes for the whole model: a page is removed once no cache of
+        the model has it."""
         stream = self._stream(source.model)
         entered = [_enter(stream, source, change) for change in changes]
         told = [change for change in entered if change is not None]
@@ -77,8 +78,8 @@ class CacheEvents:
             self._add(stream, wire.batch(told, self._clock()))
 
     def cleared(self, source: CacheSource) -> None:
-        """Publish that the cache of a worker is gone. `AllBlocksCleared` applies to all models of a replica, so if other caches have pages,
-        publish instead which pages are removed."""
+        """Publish that the cache of a worker is gone, unless it was empty. `AllBlocksCleared` applies to all models of a replica, so if
+        other caches have pages, publish instead which pages no cache of the model has any more."""
         stream = self._stream(source.model)
         pages = stream.caches.pop(source, {})
         if not any(pages.values()):
@@ -86,13 +87,13 @@ class CacheEvents:
         if not any(hashes for other in self._streams.values() for cache in other.caches.values() for hashes in cache.values()):
             self._add(stream, wire.cleared(self._clock()))
             return
-        removed = [_elsewhere(stream, PagesRemoved(tuple(hashes), group)) for group, hashes in pages.items()]
+        removed = [_removed_everywhere(stream, PagesRemoved(tuple(hashes), group)) for group, hashes in pages.items()]
         if told := [change for change in removed if change.hashes]:
             self._add(stream, wire.batch(told, self._clock()))
 
     def _stream(self, model: str) -> _Stream:
-        """Return the stream of a model. When another model begins, the models that have no worker any more keep only their last batch. A
-        router that missed earlier ones sees the gap, as when it missed more batches than are kept."""
+        """Return the stream of a model, which begins if there is none. When one begins, the models that have no worker any more keep only
+        their last batch. A router that missed earlier ones sees the gap, as when it missed more batches than are kept."""
         if model not in self._streams:
             with self._lock:
                 for ended in (stream for stream in self._streams.values() if not stream.caches):
@@ -102,7 +103,7 @@ class CacheEvents:
         return self._streams[model]
 
     def _add(self, stream: _Stream, batch: bytes) -> None:
-        """Number a batch, keep it, and send it."""
+        """Number a batch, keep it, and send it. Drop the oldest batches that are too many."""
         with self._lock:
             number, stream.number = stream.number, stream.number + 1
             stream.kept.append((number, batch))
@@ -113,7 +114,8 @@ class CacheEvents:
 
 
 def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheChange | None:
-    """Record a change of one worker's cache. Return the resulting change for the whole model, or None if there is none."""
+    """Record a change of one worker's cache. Return the resulting change for the whole model, or None if other caches of the model still
+    have all pages that this one has removed."""
     hashes = stream.caches.setdefault(source, {}).setdefault(change.group, set())
     match change:
         case PagesStored():
@@ -121,11 +123,11 @@ def _enter(stream: _Stream, source: CacheSource, change: CacheChange) -> CacheCh
             return change
         case PagesRemoved():
             hashes.difference_update(change.hashes)
-            removed = _elsewhere(stream, change)
+            removed = _removed_everywhere(stream, change)
             return removed if removed.hashes else None
 
 
-def _elsewhere(stream: _Stream, removed: PagesRemoved) -> PagesRemoved:
+def _removed_everywhere(stream: _Stream, removed: PagesRemoved) -> PagesRemoved:
     """Return `removed` without the pages that a cache of the model still has."""
     others = [cache[removed.group] for cache in stream.caches.values() if removed.group in cache]
     return PagesRemoved(tuple(page for page in removed.hashes if not any(page in hashes for hashes in others)), removed.group)

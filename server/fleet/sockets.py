@@ -1,7 +1,8 @@
 """The ZMQ sockets of cache events, as in vLLM: one publishes, one replays batches that a subscriber has missed.
 
 The first socket sends messages (topic, number, batch). A request to the second is the number of the first batch that is wanted, and may be
-followed by a topic. Its answer is a message (number, batch) for each, and then one with the number -1. Numbers are big-endian, eight bytes.
+followed by a topic. Its answer is a message (number, batch) for each batch, and then one with the number -1. Numbers are big-endian, eight
+bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class EventSockets:
     dropped."""
 
     def __init__(self, address: str, replay_address: str | None, replay: Replay) -> None:
-        """Bind the sockets. Raise zmq.ZMQError if an address cannot be bound."""
+        """Bind the sockets. `replay` returns the batches from a number on, of one topic or of the first. `replay_address` None: no socket
+        replays. Raise zmq.ZMQError if an address cannot be bound."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._replay = replay
         self._thread: threading.Thread | None = None
@@ -48,11 +50,11 @@ class EventSockets:
             self._thread.start()
 
     def send(self, topic: bytes, number: int, batch: bytes) -> None:
-        """Publish a batch."""
+        """Publish a batch to all subscribers."""
         self._publishing.send_multipart((topic, number.to_bytes(NUMBER_BYTES, "big"), batch))
 
     def close(self) -> None:
-        """Close both sockets."""
+        """Close both sockets, and end the thread that replays."""
         self._publishing.close(linger=0)
         self._context.term()  # the thread's call ends with ContextTerminated; this waits until the thread has closed its socket
 
@@ -65,7 +67,7 @@ class EventSockets:
         return made
 
     def _serve_replays(self, replaying: zmq.Socket[bytes]) -> None:
-        """Answer requests for past batches. This runs on a thread of its own."""
+        """Answer requests for past batches until the context ends. This runs on a thread of its own."""
         while True:
             try:
                 client, *asked = replaying.recv_multipart()
@@ -77,7 +79,7 @@ class EventSockets:
                 log.warning("a replay of cache events ended early: %s", error)
 
     def _answer(self, replaying: zmq.Socket[bytes], client: bytes, asked: list[bytes]) -> None:
-        """Send the batches that a client asks for, and then the end."""
+        """Send the batches that a client asks for, and then the end. A request of another form is logged and gets no answer."""
         match asked:
             case [b"", first] if len(first) == NUMBER_BYTES:
                 topic = None

@@ -23,7 +23,7 @@ def resolve(host: str, port: int, name: str, *, may_be_private: bool) -> list[st
 
 
 def is_address(host: str) -> bool:
-    """Return whether a host is given by its address, or is this machine."""
+    """Return whether a host is given as an address, or as `localhost`."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

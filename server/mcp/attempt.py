@@ -49,7 +49,8 @@ class Attempt:
 
     @contextmanager
     def stopping(self, stop: Callable[[], object]) -> Generator[None]:
-        """While the `with` block waits for a server, cancelling the attempt calls `stop` on another thread, which ends the wait."""
+        """While the `with` block waits for a server, `cancel` calls `stop` from another thread, which ends the wait. If the attempt is
+        cancelled already, call `stop` at once."""
         with self._lock:
             self._stop = stop
             is_late = self._is_cancelled

@@ -1,10 +1,10 @@
 """Errors of calls to MCP servers.
 
 McpError          a call failed; the message names the server
-  McpRefused      the server answered with an error of JSON-RPC
-  McpLost         the server ended, closed the connection, cannot be reached, or sent something that is not MCP
+  McpRefused      the server answered with an error of JSON-RPC, or speaks no version of MCP that this client knows
+  McpLost         the server ended, closed the connection, cannot be reached, or sent something that is not MCP or too large
     McpStatus     the server answered with an HTTP status that is no success
-  McpStopped      the call was cancelled, or took too long
+  McpStopped      the call was cancelled, took too long, or was not begun because too many others wait
 """
 
 from __future__ import annotations

@@ -23,22 +23,23 @@ from server.mcp.transport import Hear
 from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic, notification, read_messages, reply_to, result_of
 
 PIECE_BYTES = 1 << 16
-CLOSE_S = 5.0
-CONNECT_S = 10.0
+CLOSE_S = 5.0  # time to tell the server that a session or a request has ended, or to answer a request of the server
+CONNECT_S = 10.0  # time to connect to one address of the server
 MAX_CONTINUATIONS = 100  # requests that continue one interrupted stream
 SESSION = "mcp-session-id"
 SENTINEL = re.compile(r"=\?base64\?.*\?=", re.DOTALL)  # the form of a header's value in Base64
 PLAIN = re.compile(r"[!-~]([\t -~]*[!-~])?")  # values that a header can carry as they are
+# headers that this client sets itself, so that configured ones of these names are left out
 OWN_HEADERS = ("host", "content-length", "content-type", "accept", "connection", "transfer-encoding", "mcp-protocol-version", SESSION)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an MCP server listens, and the headers that every request to it has. They may be secret, so messages never show them."""
+    """Where an MCP server listens, and the headers that every request to it has. Headers may be secret, so messages never show them."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    may_be_private: bool = False
+    may_be_private: bool = False  # the server's address may be one of this machine or of a private network
 
 
 class HttpTransport:
@@ -64,12 +65,12 @@ class HttpTransport:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the server is of the newest version, and so has no sessions."""
+        """Whether requests are of the newest version, which has no sessions."""
         return self.version == MODERN
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none. If the server is of an earlier version, an interrupted
-        stream is continued with further requests."""
+        """Send a request and return its result. Raise McpError if there is none. If the server is of an earlier version, continue an
+        interrupted stream with further requests; if no answer comes, tell the server that the request is cancelled."""
         headers = {**request.headers, **(self._names(request) if self.is_modern else {})}
         try:
             with self._sent("POST", request.encode(), headers, attempt) as response:
@@ -91,13 +92,13 @@ class HttpTransport:
         return result_of(found, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if the server does not accept it."""
+        """Send a message that has no answer. Raise McpError if the server does not accept it, or if the attempt ends before."""
         with self._sent("POST", message, {}, attempt) as response:
             if response.status >= 300:
                 raise self._bad_status(response)
 
     def close(self) -> None:
-        """End the session, if there is one."""
+        """End the session, if there is one. Errors are ignored."""
         if self._session is not None:
             with suppress(McpError), self._sent("DELETE", None, {}, Attempt(CLOSE_S)):
                 pass
@@ -107,8 +108,9 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. The connection ends with the attempt, whatever the server does. Raise McpError if the
-        server cannot be reached, or breaks off the connection."""
+        """Send a request and yield its response. Once open, the connection ends with the attempt. Keep the first session id
+        that a server of an earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the
+        connection, or if the attempt ends."""
         connection = self._connection(attempt)
         sock = connection.sock
         assert sock is not None
@@ -131,7 +133,8 @@ class HttpTransport:
             connection.close()
 
     def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
-        """Return a new connection. Raise McpError if the server cannot be reached."""
+        """Return a new connection to the first address of the host that accepts one. Raise McpError if none does, or if the attempt has
+        ended."""
         addresses = resolve(self._host, self._port, self._name, may_be_private=self._place.may_be_private)
         fault: OSError | None = None
         for address in addresses:
@@ -153,7 +156,7 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
 
     def _headers(self) -> dict[str, str]:
-        """Return the headers of every request."""
+        """Return the headers of every request: the configured ones, except OWN_HEADERS, and those that this client sets itself."""
         configured = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
         return {
@@ -166,14 +169,16 @@ class HttpTransport:
         }
 
     def _names(self, request: Request) -> dict[str, str]:
-        """Return the headers that repeat parts of the body."""
+        """Return the headers that repeat parts of the body, which servers of the newest version expect."""
         name = request.params.get("name")
         return {"mcp-method": request.method, **({"mcp-name": header_value(name)} if isinstance(name, str) else {})}
 
     def _answer(
         self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader
     ) -> tuple[Message | None, EventReader]:
-        """Read a response up to the answer to `request`. Raise McpError if there is none."""
+        """Read a response up to the answer to `request`, and return the answer and the reader of events. The answer is None if a stream of
+        events ends before it. Raise McpError if the response is neither such a stream nor JSON with the answer. If the HTTP status is no
+        success, any error of JSON-RPC counts as the answer, whatever its id."""
         kind = response.headers.get_content_type()
         if kind == "text/event-stream" and response.status == 200:
             return self._streamed(response, request, attempt, reader), reader
@@ -188,8 +193,8 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} answered with {kind:.60}; expected JSON with the answer, or a stream of events")
 
     def _streamed(self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader) -> Message | None:
-        """Read a stream of events up to the answer to `request`. Return None if it ends before. Raise McpError if it is not valid, or if
-        the attempt has ended."""
+        """Read a stream of events up to the answer to `request`. Return None if it ends before. Answer the server's own requests, and pass
+        its notifications to `hear`. Raise McpError if the stream is not valid or too large, or if the attempt has ended."""
         traffic = Traffic(self._name)
         while piece := response.read1(PIECE_BYTES):
             traffic.count(len(piece), 0)
@@ -225,7 +230,7 @@ class HttpTransport:
         return McpStatus(f"MCP server {self._name!r} answered with status {status}: {why}", status)
 
     def _reply(self, message: Message, attempt: Attempt) -> None:
-        """Answer a request of the server."""
+        """Answer a request of the server. Errors are ignored."""
         with suppress(McpError):
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 

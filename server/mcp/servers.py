@@ -17,7 +17,7 @@ from server.mcp.errors import McpStopped
 from server.mcp.http import HttpTransport, Place
 from server.mcp.session import Session
 
-MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # calls at a time
+MAX_AT_ONCE, MAX_PER_SERVER = 32, 8  # calls that run at a time: of all servers, and of one
 MAX_WAITING = 256  # calls that run or wait for their turn
 GRACE_S = 1.0  # a thread that does not end with its attempt is left behind after this time
 PRIVATE = "private+"
@@ -26,11 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A server that requests may use. Its address may be private if the URL has the address itself, or `private+` before it."""
+    """A server that requests may use. Its address may be private if the URL has an address or `localhost` as its host, or `private+` before
+    it."""
 
     name: str
     url: str
     may_be_private: bool
+    # one place for each call of this server that may run at a time
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PER_SERVER), repr=False, compare=False)
 
     @classmethod
@@ -44,6 +46,7 @@ class McpServers:
     """The servers that requests may use, and the threads that call them."""
 
     def __init__(self, entries: Sequence[str], timeout_s: float) -> None:
+        """`entries`: the servers, each as NAME=URL or NAME=private+URL. `timeout_s`: most seconds that a call may take."""
         self._entries = [Entry.of(text) for text in entries]
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(MAX_AT_ONCE, "mcp")  # starts a thread only when it is needed
@@ -55,7 +58,7 @@ class McpServers:
         return [entry.name for entry in self._entries]
 
     def find(self, name: str, url: str | None) -> Entry | None:
-        """Return the entry with a URL, or with a name if no URL is given."""
+        """Return the entry with a URL, or with a name if no URL is given; None if there is none. A URL may have a slash more at its end."""
         if url is None:
             return next((entry for entry in self._entries if entry.name == name), None)
         return next((entry for entry in self._entries if entry.url.rstrip("/") == url.rstrip("/")), None)
@@ -65,7 +68,8 @@ class McpServers:
         return Session(name, partial(HttpTransport, name, Place(entry.url, headers, entry.may_be_private)))
 
     async def run(self, entry: Entry, work: Callable[[Attempt], T]) -> T:
-        """Run `work` on a thread. Raise McpError if it fails, or takes too long. If the caller is cancelled, so is the attempt."""
+        """Run `work` on a thread, once the server has a place for it, and return its result. Raise McpError if `work` does, if it takes too
+        long, or if too many calls wait already. If the caller is cancelled, so is the attempt."""
         if self._num_waiting >= MAX_WAITING:
             raise McpStopped(f"{MAX_WAITING} calls of MCP servers wait already; ask again later")
         attempt = Attempt(self._timeout_s)

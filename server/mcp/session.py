@@ -1,7 +1,7 @@
 """A conversation with one MCP server: agree on the version, list the tools, call them.
 
 Servers of version 2026-07-28 and later read the version from each request. Earlier ones begin with a handshake. The first request shows
-of which kind a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
+which of the two a server is. A connection that fails is opened again by the next call, so a server that dies costs one call.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from server.mcp.tools import InvalidTool, McpTool, ToolResult, result_of_call, t
 from server.mcp.transport import Hear, Transport
 from server.mcp.wire import LEGACY, MODERN, Message, Request, notification
 
-META = "io.modelcontextprotocol/"
+META = "io.modelcontextprotocol/"  # begins the keys of the metadata of a request
 UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -32021
-MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)
+MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)  # sent only by servers of the newest version
 PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
 TOOLS_CHANGED = "notifications/tools/list_changed"
@@ -41,16 +41,17 @@ class Session:
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._transport: Transport | None = None
-        self._is_legacy: bool | None = None  # None: not known yet
-        self._announces_changes = False
+        self._is_legacy: bool | None = None  # whether the server is of an earlier version; None: not known yet
+        self._announces_changes = False  # whether a server of the newest version can tell that its tools have changed
         self._is_silent = False  # the server has not answered the first request: it ignores this request, or starts slowly
-        self._tools: dict[str, McpTool] | None = None
-        self._fresh_until_s = 0.0
-        self._progress: Callable[[Mapping[str, Any]], None] | None = None
+        self._tools: dict[str, McpTool] | None = None  # the tools by name, as listed last; None: not listed yet
+        self._fresh_until_s = 0.0  # time of the monotonic clock until which `_tools` need not be listed again
+        self._progress: Callable[[Mapping[str, Any]], None] | None = None  # gets the progress of the present request
 
     def tools(self, attempt: Attempt) -> list[McpTool]:
-        """Return the server's tools. Ask for the list again if the server has said that the tools have changed, or if the time is over for
-        which it allows a list to be kept."""
+        """Return the server's tools. Ask for the list again if the server has said that the tools have changed, if the connection was
+        closed, or, over HTTP, if the time is over for which the server allows a list to be kept. Raise McpError if the server does not list
+        its tools."""
         with self._lock:
             return list(self._listed(attempt).values())
 
@@ -68,7 +69,8 @@ class Session:
     # --- tools -----------------------------------------------------------------------------------------------------------
 
     def _listed(self, attempt: Attempt) -> dict[str, McpTool]:
-        """Return the tools by name. List them again if they may have changed. Raise McpError if the server does not list them."""
+        """Return the tools by name. List them again if they may have changed. Raise McpError if the server does not list them, or lists too
+        many."""
         if self._tools is not None and time.monotonic() < self._fresh_until_s:
             return self._tools
         self._opened(attempt)
@@ -91,7 +93,8 @@ class Session:
         return found
 
     def _take_page(self, page: Message, found: dict[str, McpTool]) -> None:
-        """Add the tools of a page to `found`. Raise McpLost if there are none, or too many."""
+        """Add the tools of a page to `found`, except those that are not valid. Raise McpLost if the page has no list, or if there are too
+        many tools."""
         entries = page.get("tools")
         if not isinstance(entries, list):
             raise McpLost(f"MCP server {self.name!r} sent a list of tools without tools")
@@ -106,7 +109,7 @@ class Session:
                 raise McpLost(f"MCP server {self.name!r} has more than {MAX_TOOLS} tools")
 
     def _hear(self, message: Message) -> None:
-        """Take a notification of the server."""
+        """Take note of a notification of the server that its tools have changed, or of progress. Ignore other notifications."""
         params = message.get("params")
         if message["method"] == TOOLS_CHANGED:
             self._fresh_until_s = 0.0
@@ -116,8 +119,8 @@ class Session:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None) -> Message:
-        """Send a request with these further headers, and return its result. If the server has forgotten the session, begin another and send
-        the request again."""
+        """Send a request with these further headers, and return its result. If a server of an earlier version has forgotten the session,
+        begin another and send the request again. Raise McpError if there is no result."""
         transport = self._opened(attempt)
         try:
             return self._send(transport, method, params, attempt, headers)
@@ -130,8 +133,8 @@ class Session:
     def _send(
         self, transport: Transport, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str] | None = None
     ) -> Message:
-        """Send a request over a transport, and return its result. Raise McpError if there is none; if the connection has failed, drop
-        it."""
+        """Send a request over a transport, and return its result. Raise McpError if there is none. On McpLost, close the connection, so
+        that the next request opens another."""
         request = self._request(method, params, attempt, headers or {})
         self._progress = attempt.progress
         try:
@@ -143,7 +146,8 @@ class Session:
             self._progress = None
 
     def _request(self, method: str, params: Mapping[str, Any], attempt: Attempt, headers: Mapping[str, str]) -> Request:
-        """Return a request with a new id. If the attempt wants to hear of progress, the request asks for it."""
+        """Return a request with a new id, and with the metadata that the server's version needs. It asks for notifications of progress if
+        the attempt has a `progress`."""
         number = next(self._ids)
         meta: dict[str, Any] = {} if attempt.progress is None else {"progressToken": number}
         if not self._is_legacy:
@@ -153,7 +157,7 @@ class Session:
     # --- the beginning ---------------------------------------------------------------------------------------------------
 
     def _opened(self, attempt: Attempt) -> Transport:
-        """Return the open transport. If there is none, connect, and agree on the version."""
+        """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if that fails."""
         if self._transport is None:
             if self._is_legacy is None:
                 self._is_legacy = self._find_era(attempt)
@@ -172,7 +176,9 @@ class Session:
         return self._transport is not None
 
     def _find_era(self, attempt: Attempt) -> bool:
-        """Return whether the server is of an earlier version. Raise McpError if no version is common."""
+        """Connect, send a request that only servers of the newest version know, and return whether the server is of an earlier version.
+        Such a server refuses the request or answers with a bad HTTP status. A process may also end, or not answer within PROBE_S. Raise
+        McpError if no version is common, if the server needs authorization or redirects, or if it cannot be reached or does not answer."""
         transport = self._transport = self._connect(self._hear)
         try:
             self._discover(transport, attempt.within(PROBE_S) if transport.keeps_open else attempt)
@@ -198,7 +204,8 @@ class Session:
         return False
 
     def _discover(self, transport: Transport, attempt: Attempt) -> None:
-        """Ask a server of the newest version what it can do. Raise McpError if it has no such version."""
+        """Ask a server of the newest version what it can do. If it does not have the version MODERN, close the connection and raise
+        McpError."""
         found = self._send(transport, "server/discover", {}, attempt)
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or MODERN not in versions:
@@ -207,12 +214,14 @@ class Session:
         self._announces_changes = transport.keeps_open and _announces_changes(found)
 
     def _listen(self, transport: Transport) -> None:
-        """Ask for notifications of changed tools. They arrive until the connection ends; the request itself has no answer."""
+        """Ask for notifications of changed tools. They arrive until the connection ends; the request itself has no answer. Raise McpError
+        if the request cannot be sent."""
         request = self._request("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, Attempt(PROBE_S), {})
         transport.notify(request.encode(), Attempt(PROBE_S))
 
     def _shake_hands(self, attempt: Attempt) -> None:
-        """Agree on a version with a server of an earlier version. Raise McpError if that fails."""
+        """Agree on a version with a server of an earlier version. If the server did not answer the first request and refuses the handshake,
+        it is taken for one of the newest version that started slowly. Raise McpError if no version is agreed on."""
         transport = self._transport = self._transport or self._connect(self._hear)
         transport.version = LEGACY[0]
         params = {"protocolVersion": LEGACY[0], "capabilities": {}, "clientInfo": client_info()}
@@ -236,7 +245,7 @@ class Session:
             raise
 
     def _drop(self) -> None:
-        """Close the transport."""
+        """Close the transport, if there is one. The tools are listed again when they are needed next."""
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()

@@ -36,7 +36,7 @@ class EventReader:
             raise McpLost(f"MCP server {self.name!r} sent an event of more than {MAX_MESSAGE_BYTES >> 20} MiB")
 
     def _take(self, line: bytes) -> None:
-        """Read a line of an event."""
+        """Read a line of an event. Ignore unknown fields, and ids and times of an unusual form."""
         kind, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if kind == b"data":

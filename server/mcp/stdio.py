@@ -20,13 +20,13 @@ from server.mcp.wire import MAX_MESSAGE_BYTES, MODERN, Message, Request, Traffic
 
 INHERITED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
 CLOSE_S = 2.0  # time for the process to end by itself, and then to end after SIGTERM
-WRITE_S = 5.0
+WRITE_S = 5.0  # time for which a pipe may stay full
 TOLD_LINES = 3  # last lines of the process's error stream that an error shows
 
 
 class StdioTransport:
-    """A process, and a thread that reads its messages. The process gets few variables of this process's environment, because others may be
-    secrets."""
+    """A process that speaks MCP over its standard streams, and two threads that read its messages and its error stream. The process gets
+    few variables of this process's environment, because others may be secrets."""
 
     keeps_open = True
 
@@ -38,7 +38,7 @@ class StdioTransport:
         own = {variable: os.environ[variable] for variable in INHERITED if variable in os.environ}
         pipe = subprocess.PIPE
         try:
-            # A session of its own: Ctrl-C at the terminal cancels a call, and does not end the server.
+            # The process gets a session of its own: then Ctrl-C at the terminal cancels a call, and does not end the server.
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=pipe, env={**own, **environment}, start_new_session=True
             )
@@ -46,18 +46,19 @@ class StdioTransport:
             raise McpLost(f"MCP server {name!r} does not start: {command[0]}: {error.strerror}") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}
+        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # by request id; None: cancelled
         self._lock = threading.Lock()  # guards `_waiting`, `_fault` and `_traffic`
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # held while a message is written
         self._fault: McpError | None = None  # why no more messages come
         self._traffic = Traffic(name)
-        self._said: deque[bytes] = deque(maxlen=TOLD_LINES)
+        self._said: deque[bytes] = deque(maxlen=TOLD_LINES)  # last lines of the error stream
         self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
         for thread in self._threads:
             thread.start()
 
     def exchange(self, request: Request, attempt: Attempt) -> Mapping[str, Any]:
-        """Send a request and return its result. Raise McpError if there is none."""
+        """Send a request and return its result. Raise McpError if there is none; if none has come in time, also tell the server that nobody
+        waits for it."""
         answers: queue.SimpleQueue[Message | McpError | None] = queue.SimpleQueue()
         with self._lock:
             if self._fault is not None:
@@ -81,11 +82,12 @@ class StdioTransport:
         return result_of(answer, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpLost if the server does not read it."""
+        """Send a message that has no answer. Raise McpError if the server does not read it, or has ended."""
         self._write(message, attempt)
 
     def close(self) -> None:
-        """End the process: close its input, and send it signals if it does not end by itself. Kill all that it has started."""
+        """End the process: close its input, and send it signals if it does not end by itself. Kill the processes that are left in its
+        group."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         with suppress(OSError):
@@ -105,13 +107,13 @@ class StdioTransport:
                 stream.close()
 
     def _cancel(self, request: Request) -> None:
-        """Tell the server that nobody waits for an answer any more."""
+        """Tell the server that nobody waits for an answer any more. Errors are ignored."""
         with suppress(McpError):
             told = notification("notifications/cancelled", {"requestId": request.id, "reason": "the client waits no longer"})
             self._write(told, Attempt(WRITE_S))
 
     def _write(self, message: bytes, attempt: Attempt) -> None:
-        """Write a line. Raise McpLost if the pipe stays full because the server does not read."""
+        """Write a line. Raise McpError if the pipe stays full because the server does not read, or if the process has ended."""
         assert self._process.stdin is not None
         rest = memoryview(message + b"\n")
         with self._writing:
@@ -127,7 +129,7 @@ class StdioTransport:
     # --- the threads -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Read messages until the process ends. Then fail all requests that wait."""
+        """Read messages until the process ends, or sends something that is not valid. Then fail all requests that wait."""
         assert self._process.stdout is not None
         try:
             while line := self._process.stdout.readline(MAX_MESSAGE_BYTES + 1):
@@ -150,7 +152,7 @@ class StdioTransport:
                 answers.put(fault)
 
     def _take(self, message: Message) -> None:
-        """Pass a message on to the request that waits for it, or to `hear`."""
+        """Pass an answer on to the request that waits for it, and a notification to `hear`. Answer a request of the server."""
         if "method" in message and "id" in message:
             with suppress(McpError):
                 self._write(reply_to(message), Attempt(WRITE_S))
@@ -172,6 +174,6 @@ class StdioTransport:
                 self._said.append(line)
 
     def _last_words(self) -> str:
-        """Return what the process has written to its error stream, as the end of a message."""
+        """Return the end of what the process has written to its error stream, as the end of a message; "" if it has written nothing."""
         said = b"".join(self._said).decode(errors="replace").strip()
         return f"; it said: {said[-600:]}" if said else ""

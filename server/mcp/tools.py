@@ -12,10 +12,11 @@ from server.mcp.http import header_value
 from server.mcp.wire import Message
 
 NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
-MAX_DESCRIPTION = 16_384  # characters
+MAX_DESCRIPTION = 16_384  # characters; longer descriptions are cut
 MAX_SCHEMA_BYTES = 64 << 10
+# An argument whose schema has this field is repeated in an HTTP header. The value of the field is the end of the header's name.
 HEADER = "x-mcp-header"
-TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")  # what the field may contain
 
 
 class InvalidTool(Exception):  # an entry in a server's list of tools is not valid
@@ -28,8 +29,8 @@ class McpTool:
 
     name: str
     description: str
-    schema: Mapping[str, Any]
-    annotations: Mapping[str, Any] | None = None
+    schema: Mapping[str, Any]  # JSON schema of the arguments
+    annotations: Mapping[str, Any] | None = None  # what the server says about the effects of calls
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by header: the path of the argument that the header repeats
 
     @property
@@ -38,7 +39,7 @@ class McpTool:
         return self.annotations is not None and self.annotations.get("readOnlyHint") is True
 
     def headers_of(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the headers that repeat arguments of a call."""
+        """Return the headers that repeat arguments of a call. An argument that is absent, or is no text, integer or boolean, gets none."""
         found = {header: _at(path, arguments) for header, path in self.headers.items()}
         return {header: header_value(_as_text(value)) for header, value in found.items() if isinstance(value, str | int | bool)}
 
@@ -69,7 +70,8 @@ def tool_of(described: object) -> McpTool:
 
 
 def result_of_call(result: Message) -> ToolResult:
-    """Return the result of `tools/call` as text for the model. Other content is replaced by a text that names it."""
+    """Return the result of `tools/call` as text for the model. Content without text is replaced by a text that names it. Structured content
+    comes first if there is no block of text. A tool that asks for further input gives an error, because this client does not answer."""
     if result.get("resultType", "complete") != "complete":
         asked = result.get("inputRequests")
         wanted = ", ".join(sorted(_methods(asked))) or "more input"
@@ -107,12 +109,12 @@ def _text_of(block: object) -> str:
 
 
 def _size(data: object) -> int:
-    """Return the number of bytes that a Base64 text stands for."""
+    """Return the number of bytes that a Base64 text stands for; 0 if `data` is no text."""
     return len(data.rstrip("=")) * 3 // 4 if isinstance(data, str) else 0
 
 
 def _methods(asked: object) -> set[str]:
-    """Return what a server asks for before it can answer."""
+    """Return the methods of the requests that a server wants answered before it can answer itself."""
     requests = cast("Message", asked).values() if isinstance(asked, dict) else ()
     return {str(cast("Message", one).get("method", "input"))[:60] for one in requests if isinstance(one, dict)}
 

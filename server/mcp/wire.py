@@ -14,7 +14,8 @@ MODERN = "2026-07-28"  # each request names its version
 LEGACY = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # a handshake agrees on the version
 MAX_MESSAGE_BYTES = 4 << 20
 MAX_DEPTH = 64
-MAX_TRAFFIC_BYTES = 64 << 20  # limit on all messages that arrive until a request is answered
+# limits on all messages that arrive until a request is answered
+MAX_TRAFFIC_BYTES = 64 << 20
 MAX_MESSAGES = 10_000
 METHOD_NOT_FOUND = -32601
 Message = Mapping[str, Any]
@@ -48,7 +49,8 @@ def reply_to(request: Message) -> bytes:
 
 
 def read_messages(data: bytes, name: str) -> list[Message]:
-    """Return the messages of a JSON text: one, or several in a batch. Raise McpLost unless they are messages of JSON-RPC."""
+    """Return the messages of a JSON text: one, or several in a batch. Raise McpLost if they are not messages of JSON-RPC, or are nested too
+    deep."""
     try:
         value: object = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -15,9 +15,9 @@ import msgspec
 from server.peers.named import Giver
 from server.peers.wire import HEAD, PATH, PROOF_HEADER, Ask, Offer, PeerFault, Proofs, decode_offer, encode_ask
 
-CONNECT_S = 1.0
+CONNECT_S = 1.0  # time to connect to the other server
 FRAMES_AHEAD = 4  # maximum number of frames in the queue to the engine
-MOST_REFUSAL_BYTES = 4096
+MOST_REFUSAL_BYTES = 4096  # bytes of a refusal that are read, for the log
 
 Arrival = Offer | bytes | None  # None: nothing follows
 
@@ -41,11 +41,11 @@ class Transfer:
     end_s: float = 0.0  # monotonic time at which the request stops waiting
     fault: str = ""
     arrivals: queue.Queue[Arrival] = field(default_factory=lambda: queue.Queue[Arrival](FRAMES_AHEAD))
-    _socket: socket.socket | None = None
-    _is_cancelled: bool = False
+    _socket: socket.socket | None = None  # None: the connection is not open yet
+    _is_cancelled: bool = False  # nobody takes from `arrivals` any more
 
     def begin(self) -> None:
-        """Start the thread that receives the pages."""
+        """Start the thread that receives the pages. The time for which the request waits begins now."""
         self.end_s = time.monotonic() + self.ask.limit_s
         threading.Thread(target=self._run, name="take-pages", daemon=True).start()
 
@@ -60,7 +60,7 @@ class Transfer:
                 self.arrivals.get_nowait()
 
     def _run(self) -> None:
-        """Receive the pages, and then put None into the queue. This runs on the thread."""
+        """Receive the pages, and then put None into the queue. If the transfer fails, set `fault` before. This runs on the thread."""
         try:
             self._exchange()
         except PeerFault as error:
@@ -71,7 +71,8 @@ class Transfer:
             self._put(None)
 
     def _exchange(self) -> None:
-        """Send the ask, and read the answer. Raise PeerFault if the other server refuses."""
+        """Send the ask, and read the answer. Raise PeerFault if the other server refuses, or if its answer is not valid. Return early if
+        the transfer is cancelled."""
         body = encode_ask(self.ask)
         headers = {PROOF_HEADER: self.proofs.head_of(body), "content-type": "application/json"}
         with closing(_Connection(self.giver.host, self.giver.port, timeout=CONNECT_S)) as connection:
@@ -89,7 +90,8 @@ class Transfer:
                 self._read(answer, plain)
 
     def _read(self, answer: http.client.HTTPResponse, plain: socket.socket) -> None:
-        """Put the frames of an answer into the queue. Raise PeerFault if one is not valid."""
+        """Put the frames of an answer into the queue: first the offer, then pages. Raise PeerFault if one is not valid. Return early if the
+        transfer is cancelled."""
         number = 0
         while head := answer.read(HEAD.size):
             if len(head) < HEAD.size:
@@ -129,7 +131,7 @@ def _offer_in(payload: bytes) -> Offer:
 
 
 def _refusal(body: bytes) -> str:
-    """Return the message of a refusal, for the log."""
+    """Return the message of a refusal, for the log, or the beginning of the body if it has no message."""
     try:
         return str(msgspec.json.decode(body)["error"]["message"])[:500]
     except (msgspec.MsgspecError, KeyError, TypeError, RecursionError, UnicodeDecodeError):

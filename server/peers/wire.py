@@ -5,8 +5,8 @@
 
 A frame is four little-endian bytes with the length of its payload, a proof, and the payload. A proof is a keyed BLAKE2b hash. The proof of
 a frame covers the payload, the nonce of the Ask and the number of the frame, so frames of other answers fail the check. An Ask states when
-it was sent, and is refused if it is old. A page is the bytes that `KVPool.read_page` returns. An Ask names pages by the digests of
-`server/engine/scheduling/page_pool.py`. Nothing is encrypted.
+it was sent, and is refused if that is too long ago or too far in the future. A page is the bytes that `KVPool.read_page` returns. An Ask
+names pages by the digests of `server/engine/scheduling/page_pool.py`. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]  # how long the taker waits
     sent_s: float  # seconds since 1970 by the taker's clock
     prompt_ids: bytes = b""  # tokens as little-endian i32, if the giver is to compute the prompt first
+    # with these, the giver computes the prompt as for the request of the taker
     cache_salt: str = ""
     fairness_key: str = ""
     priority: int = 0
@@ -65,8 +66,8 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
         return FRAME_BYTES + max(self.page_bytes, default=0)
 
     def fault(self, now_s: float) -> str:
-        """Return why an ask is refused for the time at which it was sent, or "": it is too old, or too far in the future. Without this
-        check, whoever has recorded an ask could send it again at any time."""
+        """Return why an ask is refused for the time at which it was sent: it is too old, or too far in the future. Return "" if neither is
+        so. Without this check, whoever has recorded an ask could send it again at any time."""
         age_s = now_s - self.sent_s
         if -SKEW_S <= age_s <= self.limit_s + SKEW_S:
             return ""
@@ -135,7 +136,7 @@ def digest_of(body: bytes) -> str:
 
 
 def digests_in(data: bytes) -> list[bytes]:
-    """Return the digests that an Ask has one after the other."""
+    """Return the digests that an Ask has one after the other. An incomplete one at the end is left out."""
     return [data[at : at + DIGEST_BYTES] for at in range(0, len(data) - DIGEST_BYTES + 1, DIGEST_BYTES)]
 
 

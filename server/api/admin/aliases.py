@@ -54,7 +54,7 @@ def router(context: Context) -> APIRouter:
     registry, settings = context.registry, context.settings
 
     async def load(name: str, body: TritonBody | None) -> Model:
-        """Load a model, and return it once it is ready. Raise ApiError if the body has parameters."""
+        """Load a model, and return it once it is ready. Raise ApiError if the body has parameters, or if the load fails."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
         source = body.source if body and body.source else name
@@ -62,7 +62,8 @@ def router(context: Context) -> APIRouter:
         return registry.find(name)
 
     async def unload(name: str, body: TritonBody | None) -> None:
-        """Unload a model. Raise ApiError if the body has a parameter other than `unload_dependents`."""
+        """Unload a model, and wait until that is done. Raise ApiError if the body has a parameter other than `unload_dependents`, or if the
+        registry refuses."""
         for parameter in (body.parameters if body else None) or {}:
             if parameter != "unload_dependents":  # accepted without effect: no model has dependents
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
@@ -130,7 +131,8 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Return the models below the model root that may be loaded and are not loaded yet."""
+        """Return the models below the model root that may be loaded, except those from which a model of the server was loaded, and those
+        whose name is in `known`, which are listed already."""
         offers = await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and offer.path not in used]

@@ -23,7 +23,9 @@ class Pages(TypedDict):
 
 
 class RestartReport(Restarting):
-    error: str | None  # reason why the last attempt to restart failed
+    """A restart, and the reason why the last attempt failed."""
+
+    error: str | None  # None: no attempt has failed
 
 
 class StageEntry(TypedDict):
@@ -43,12 +45,12 @@ class ModelReport(ModelEntry):
     numerics: str
     target: str
     device: str
-    pin: bool
+    pin: bool  # the model is unloaded only if that is forced
     bytes: Mapping[str, int]  # planned bytes by part, such as "weights"; on a CPU, the KV cache takes memory as it fills
     memory: MemoryUse
-    operation: str
+    operation: str  # id of the operation that loads the model, or has loaded it
     pages: NotRequired[Pages]
-    cache_hit: NotRequired[bool]
+    cache_hit: NotRequired[bool]  # the load found the compiled program in the cache
     context_note: NotRequired[str]  # reason why the context is shorter than the model allows
     device_note: NotRequired[str]  # reason why the code is compiled for another target than the load names
     numeric_class: NotRequired[str]  # models of one class compute the same bits, if program and weights are the same
@@ -58,12 +60,12 @@ class ModelReport(ModelEntry):
     stages: NotRequired[Sequence[StageEntry]]  # the processes that compute the layers one after the other, if there are several
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
-    restarts: NotRequired[int]
+    restarts: NotRequired[int]  # workers that were started in place of one that died
     restarting: NotRequired[RestartReport]
-    resubmitted: NotRequired[int]
-    tool_parser: NotRequired[str]
-    reasoning: NotRequired[bool]
-    running: NotRequired[int]
+    resubmitted: NotRequired[int]  # requests that ran in a worker when it died
+    tool_parser: NotRequired[str]  # name of the format in which calls and thoughts are parsed
+    reasoning: NotRequired[bool]  # whether the model writes thoughts
+    running: NotRequired[int]  # sequences that the worker runs
     waiting: NotRequired[int]
 
 
@@ -105,12 +107,12 @@ class Forms(TypedDict):
 
     object: Literal["list"]
     source: str
-    cached: bool  # a load has stored the source's program and weights
+    cached: bool  # a load has probably stored the source's program and weights
     data: Sequence[Form]
 
 
 class FinishedLoad(OperationReport):
-    """The operation of a load that has ended, and the model."""
+    """The operation of a load that has succeeded, and the model."""
 
     result: ModelReport
 
@@ -121,14 +123,14 @@ class Plan(TypedDict):
     object: Literal["dry_run"]
     model: str
     required_bytes: int
-    free_bytes: int | None
+    free_bytes: int | None  # None: there is no limit, or the model runs on a GPU
     fits: Literal[True]  # always true: a load that does not fit is refused with 507
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
     graphs_bytes: int
-    page_bytes: int
-    cache_hit: bool
+    page_bytes: int  # bytes of one KV page
+    cache_hit: bool  # the cache has the compiled program
 
 
 class OperationReports(TypedDict):
@@ -137,10 +139,11 @@ class OperationReports(TypedDict):
 
 
 class Memory(TypedDict):
-    """The memory budget. `used_bytes` and `free_bytes` are about the limit; `resident_bytes` is what the server's processes hold; `models`
-    has the bytes of each part of each model."""
+    """The budget of host memory. `used_bytes` is what the models take, or will take once they are loaded, and `free_bytes` is what is left
+    of the limit; both count planned bytes. `resident_bytes` is what the server's processes hold. `models` has the bytes of each part of
+    each model, and `evictable` the models that may be unloaded."""
 
-    limit_bytes: int | None
+    limit_bytes: int | None  # None: there is no limit, so that `free_bytes` is None, too
     used_bytes: int
     free_bytes: int | None
     resident_bytes: int

@@ -42,7 +42,7 @@ class StoredModel(TypedDict):
 
 
 class Downloadable(TypedDict):
-    """The models that can be downloaded (`catalogue`), and those that were (`data`)."""
+    """The models that have short names (`catalogue`), and those that were downloaded (`data`)."""
 
     object: Literal["list"]
     allowed: bool  # whether this server downloads models, which --allow-hub permits

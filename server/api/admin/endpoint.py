@@ -1,5 +1,5 @@
-"""Administration endpoints under /admin: load, watch and unload models, set aliases, report memory, and clear the cache of compiled
-models."""
+"""Administration endpoints under /admin: load, watch and unload models, compare formats, set aliases, report memory, and clear the cache of
+compiled models."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$", max_length=10)]
 
 
 class LoadBody(Options):
-    """The body that loads a model: the settings of a `ModelSpec`, and how to load and to answer (`dry_run`, `wait`, `swap`)."""
+    """The body that loads a model: the settings of a `ModelSpec`, most of which `LoadSettings` describes, and how to load and to answer."""
 
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     quantize: WeightForm | Bits | None = None
-    dtype: WeightForm | Bits | None = None
+    dtype: WeightForm | Bits | None = None  # another name of quantize
     max_context: int | None = Field(default=None, ge=LEAST_CONTEXT, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=MOST_SEQUENCES)
     max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)
@@ -97,8 +97,8 @@ class LoadBody(Options):
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
     reasoning: bool | None = None
     defaults: Annotated[dict[str, Any], Field(max_length=64)] | None = None  # values for fields that requests leave out
-    dry_run: bool = False
-    wait: bool = False
+    dry_run: bool = False  # load nothing, and answer with the memory that the load would take
+    wait: bool = False  # answer when the load has ended
     swap: bool = False  # once this model is ready and has taken its aliases, unload each model that lost its last alias
 
 
@@ -106,7 +106,7 @@ class ProbeBody(Options):
     """The request that probes a model before an alias is pointed at it. The answer is decoded greedily."""
 
     prompt: str = Field(default=PLAIN.prompt, min_length=1, max_length=4096)
-    expect: str = Field(default="", max_length=4096)
+    expect: str = Field(default="", max_length=4096)  # text that the answer must contain
     max_tokens: int = Field(default=PLAIN.max_tokens, ge=1, le=1024)
     timeout: float = Field(default=PLAIN.timeout_s, gt=0, le=600)
 
@@ -128,7 +128,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
     async def load(request: Request, body: LoadBody) -> Response:
-        """Load a model. Answer 202 with an operation at once, or with `wait` answer 200 when the model is ready."""
+        """Load a model. Answer 202 with an operation at once, or 200 if it has ended already. With `wait`, answer 200 when the model is
+        ready. With `dry_run`, load nothing, and answer with the memory that the load would take."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, registry)
         if body.dry_run:
@@ -175,7 +176,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/forms", responses=gives(Forms))
     async def list_forms(request: Request, source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
         """Compare the formats in which a source can be served: bytes of the weights and rounding error. Nothing is compiled or loaded; a
-        source of the hub is downloaded first, if it is not on this machine. `cached`: an earlier load has stored what it compiled."""
+        source of the hub is downloaded first, if it is not on this machine. `cached`: a load has probably stored what it compiled."""
         if registry.compare_forms is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a process that compares formats", param="source")
         try:
@@ -190,7 +191,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
-        """Describe one model."""
+        """Describe the model of a name or alias."""
         await registry.measure()
         return json_answer(describe_fully(registry.find(name), registry))
 
@@ -218,7 +219,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a load, which frees its name and memory, or a download, which a later download continues."""
+        """Cancel a running load, which frees its name and memory, or a running download, which a later download continues."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
@@ -245,7 +246,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/memory", responses=gives(Memory))
     async def memory() -> Response:
-        """Report the memory budget: the bytes that each model holds, and the bytes that are free."""
+        """Report the budget of host memory: the bytes that models take, by model and part, and the bytes that are free."""
         held: Memory = {
             "limit_bytes": settings.memory_limit_bytes,
             "used_bytes": registry.budget.used_bytes,
@@ -277,8 +278,8 @@ def router(context: Context) -> APIRouter:
 
 
 def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
-    """Return the specification of a load. Raise ApiError if a setting is unknown, if two contradict each other, or if this server cannot
-    load the source."""
+    """Return the specification of a load. Raise ApiError if a setting or a default is not valid, if two settings contradict each other, if
+    the source gives no valid name and none is set, or if this server cannot load the source."""
     if body.dtype is not None and body.quantize not in (None, body.dtype):
         raise invalid("dtype", f"dtype is {body.dtype!r} and quantize is {body.quantize!r}; give one of them")
     if body.tool_parser is not None and body.tool_parser not in FORMATS:
@@ -313,7 +314,7 @@ def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
-    """Wait for a load and return its operation with the model. If the load failed, raise its error."""
+    """Wait for a load and return its operation with the model. If the load failed or was cancelled, raise its error."""
     await operation.wait()
     if operation.error is not None:
         raise operation.error
@@ -340,7 +341,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
-    """Describe a model for administrators. Its processes were measured before."""
+    """Describe a model for administrators. Call `registry.measure` before, because the memory in the report is what was measured last."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,

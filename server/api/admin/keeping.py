@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class KeepBody(Options):
-    """The models and keys whose requests are to be stored."""
+    """The models and keys whose requests are to be stored, each as model=PATTERN or key=PATTERN."""
 
     of: list[Annotated[str, Field(pattern=f"^{KEEP}$", max_length=140)]] = Field(max_length=256, fail_fast=True)  # empty: keep none
 
 
 class Keeping(TypedDict):
-    """The models and keys whose requests are stored."""
+    """The models and keys whose requests are stored, in the form of KeepBody."""
 
     of: Sequence[str]
 
@@ -43,7 +43,7 @@ def router(context: Context) -> APIRouter:
         return context.kept
 
     def told(headers: dict[str, str]) -> Response:
-        """Return the answer with what is stored."""
+        """Return the answer that says whose requests are stored."""
         keeping: Keeping = {"of": kept().of}
         return json_answer(keeping, headers=headers)
 

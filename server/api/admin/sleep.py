@@ -1,5 +1,5 @@
 """Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models
-that are loaded."""
+that are ready."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 
 
 class Sleeping(TypedDict):
-    """Whether all of the models sleep, and which of them do."""
+    """Whether the models of the request sleep."""
 
-    is_sleeping: bool
+    is_sleeping: bool  # all of them sleep, and there is at least one
     models: Sequence[str]  # names of the models that sleep
 
 
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
         """Put models to sleep, which frees all of their memory at any `level`. A request to a sleeping model wakes it. `mode` decides what
-        happens to running requests."""
+        happens to running requests: `abort` fails them, `wait` lets them finish for a time, and `keep` continues them after the sleep."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
         return told(models)

@@ -28,13 +28,13 @@ class Kind(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer: a thought, a text, or a call with the tool and id in `call`."""
+    """A part of an answer: a thought, a text, or a call."""
 
-    index: int
+    index: int  # among the blocks of the answer
     kind: Kind
     id: str
-    call: CallStart | None = None
-    pieces: list[str] = field(default_factory=list[str])
+    call: CallStart | None = None  # the tool and the id of a call; None: the block is no call
+    pieces: list[str] = field(default_factory=list[str])  # pieces of `text`
     logprobs: list[bytes] = field(default_factory=list[bytes])  # log-probabilities, encoded as JSON
     cut_off: bool = False  # the answer ran out of tokens before the block ended
 
@@ -45,19 +45,20 @@ class Block:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The arguments of a call as an object. If the call was cut off, its arguments are not valid JSON, and the object is empty."""
+        """The arguments of a call as an object. If they are no valid JSON object, for example because the call was cut off, the object is
+        empty."""
         return object_of(self.text) or {}
 
 
 class BlockAnswer(ABC):
     """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text; empty
-    ones are not sent."""
+    texts are not sent."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
         """`plan` says how the text is parsed, `generation` generates it."""
         self.blocks: list[Block] = []
-        self.finish: str | None = None
-        self.stop_reason: str | int | None = None
+        self.finish: str | None = None  # why the answer has ended: stop, length or tool_calls; None: it has not ended
+        self.stop_reason: str | int | None = None  # the stop string or the id of the stop token that has ended the answer, if one has
         self._generation = generation
         self._parser = StepParser(generation, plan.rules)
         self._growing: type[Part] | None = None  # type of the parts that extend the last block; None once it is closed
@@ -76,7 +77,7 @@ class BlockAnswer(ABC):
         return await off_loop(size, self.pieces)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Generate the answer, and yield its events."""
+        """Generate the answer, and yield its events. Errors before the first event are raised; `failed` encodes later ones."""
         begun = False
         try:
             async with aclosing(self._generation.steps()) as steps:
@@ -179,4 +180,5 @@ class BlockAnswer(ABC):
         """Return the whole answer in small pieces, because encoding it in one call would delay other requests."""
 
 
+# the parts that extend a block of each kind
 PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

@@ -31,9 +31,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """The log-probabilities of a token, and the position in the answer where its text begins."""
+    """The log-probabilities of a token, and the position in the answer where the token's text begins."""
 
-    start: int
+    start: int  # in characters
     logprob: TokenLogprob
 
 
@@ -45,8 +45,8 @@ class Step:
     text: str
     token_ids: tuple[int, ...] = ()
     entries: tuple[TokenEntry, ...] = ()
-    finish: str | None = None  # stop or length
-    stop_reason: str | int | None = None
+    finish: str | None = None  # stop or length; None: the choice goes on
+    stop_reason: str | int | None = None  # the stop string or the id of the stop token, if one has ended the choice
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
@@ -78,7 +78,7 @@ class _Choice:
     def __init__(self, detokenizer: Detokenizer) -> None:
         self.detokenizer = detokenizer
         self.entries: list[TokenEntry] = []
-        self.last_s = 0.0
+        self.last_s = 0.0  # when its last event came, by the monotonic clock; 0: none has come
 
     def push(self, event: TokenEvent) -> Step:
         """Add the tokens of an event. Return the step with the text that is certain now."""
@@ -111,8 +111,8 @@ class _Choice:
 
 
 class Generation:
-    """Runs one job. `steps` may be iterated once. However the iteration ends, it aborts the job in the worker and releases the job's
-    admission."""
+    """Runs one job. `steps` may be iterated once. However the iteration ends, it aborts what the worker still computes for the job,
+    releases the job's admission, and counts the job in the metrics."""
 
     def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
         """`loaded` is the model, `metrics` the series that count the job, `caller` the sender of the request."""
@@ -190,7 +190,8 @@ class Generation:
             self._account(outcome)
 
     def end(self, choice: int, reason: str = "stop") -> None:
-        """End a choice that the worker still generates, and abort it in the worker. Do nothing if the choice has ended meanwhile."""
+        """End a choice that the worker still generates, and abort it in the worker. `reason` is counted in the metrics. Do nothing if the
+        choice has ended meanwhile."""
         if choice not in self._running:
             return
         self._finished.append(reason)

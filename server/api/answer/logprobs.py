@@ -81,7 +81,7 @@ class LogprobWriter:
         }
 
     def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
-        """Return the log-probabilities of an echoed prompt in the shape of a completion. `starts` are the positions of its tokens in the
+        """Return the log-probabilities of an echoed prompt as columns of a completion. `starts` are the positions of its tokens in the
         text. The first item of `read` is None, because nothing precedes the first token."""
         columns = Columns()
         for at in range(0, len(ids), PIECE):

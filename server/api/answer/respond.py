@@ -19,9 +19,10 @@ from server.errors import CLIENT_CLOSED, ApiError
 from server.models.model import Loaded
 from server.settings import ServerSettings
 
-PIECE_BYTES = 256 << 10
-LEAST_PACKED_BYTES = 64 << 10
+PIECE_BYTES = 256 << 10  # most bytes of a body that are sent at once
+LEAST_PACKED_BYTES = 64 << 10  # smaller bodies are not compressed
 LONG_BYTES = 32 << 10  # longer pieces are compressed on a thread, so that other tasks do not wait
+# finds gzip, or `*`, in a header `Accept-Encoding`, unless it has the weight 0
 GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))")
 T = TypeVar("T")
 
@@ -42,25 +43,26 @@ async def respond(
     request: Request, answer: Answer, headers: dict[str, str], *, stream: bool, settings: ServerSettings, framing: Framing = CHUNKS
 ) -> Response:
     """Return the response with an answer: as events framed by `framing` if `stream`, otherwise as a whole. Raise ApiError if the client
-    leaves before a whole answer is complete."""
+    leaves before a whole answer is complete, or if a whole answer fails."""
     if stream:
         return EventStream(answer.chunks(), headers, heartbeat_s=settings.heartbeat_s, framing=framing)
     return Pieces(await while_connected(request, answer.whole()), headers)
 
 
 class Pieces(Response):
-    """An HTTP response whose JSON body is sent in pieces. Other tasks may run between pieces, and a large body is never copied as a whole.
-    A large body is compressed if the client accepts gzip."""
+    """An HTTP response whose JSON body is sent in pieces, so that a large body is never copied as a whole. A long piece is sent in parts,
+    between which other tasks run. A large body is compressed if the client accepts gzip."""
 
     media_type = "application/json"
 
     def __init__(self, pieces: list[bytes], headers: Mapping[str, str]) -> None:
-        """`pieces` are joined without anything between them."""
+        """`pieces` are joined without anything between them. The response takes the list, and empties it while it sends."""
         super().__init__(headers={**headers, "content-length": str(sum(map(len, pieces)))})
         pieces.reverse()
         self._pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the pieces, compressed if that is worth it and the client accepts it."""
         accepted = Headers(scope=scope).get("accept-encoding", "")
         pack = None
         if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):

@@ -42,7 +42,7 @@ PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt t
 
 
 class Envelope(TypedDict):
-    """The fields that answers to chat and completions share."""
+    """The fields that answers and chunks of chat and completions share."""
 
     id: str
     object: str
@@ -96,8 +96,8 @@ class ChatMessage(TypedDict):
     refusal: None
     tool_calls: NotRequired[Sequence[ToolCall]]
     function_call: NotRequired[Called]  # in place of tool_calls, in the answer to a request with functions
-    reasoning_content: NotRequired[str]
-    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]  # the thoughts
+    reasoning: NotRequired[str]  # the same, under a newer name
 
 
 class ChatChoice(TypedDict):
@@ -139,8 +139,8 @@ class ChatDelta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
-    reasoning_content: str
-    reasoning: str
+    reasoning_content: str  # thoughts
+    reasoning: str  # the same, under a newer name
     tool_calls: Sequence[ToolCallDelta]
     function_call: CalledDelta
 
@@ -166,7 +166,7 @@ class ChatChunk(Envelope):
 
 
 class PagesNeeded(TypedDict):
-    """The KV pages that a request would need."""
+    """The KV pages that a request would need. `fits`: the whole cache has so many."""
 
     pages: int
     bytes: int
@@ -174,7 +174,7 @@ class PagesNeeded(TypedDict):
 
 
 class Render(TypedDict):
-    """The prompt and the effective parameters of a chat request."""
+    """The prompt and the effective parameters of a chat request, which is not answered."""
 
     object: Literal["render"]
     model: str
@@ -229,7 +229,7 @@ class CompletionChunk(Envelope):
 class Embedding(TypedDict):
     object: Literal["embedding"]
     index: int
-    embedding: Sequence[float] | str
+    embedding: Sequence[float] | str  # a text if the request asks for base64
 
 
 class EmbeddingUsage(TypedDict):
@@ -280,14 +280,14 @@ class ModelEntry(RequestDefaults):
     root: str
     aliases: Sequence[str]
     max_model_len: NotRequired[int]
-    max_input_tokens: NotRequired[int]
-    signature: NotRequired[str]
+    max_input_tokens: NotRequired[int]  # the same, under Anthropic's name
+    signature: NotRequired[str]  # key of the compiled model in the cache
     generates: NotRequired[bool]
     web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
     embedding_note: NotRequired[str]  # what users of the embeddings should know
     scoring: NotRequired[Scoring | None]  # how the model answers rerank and score
-    prompts: NotRequired[Mapping[str, str]]
+    prompts: NotRequired[Mapping[str, str]]  # by name, the text that a prompt puts before a text to embed
     quality: NotRequired[Quality]  # absent if it was not measured
 
 
@@ -332,9 +332,9 @@ class Liveness(TypedDict):
 
 
 class Restarting(TypedDict):
-    """A model whose worker has died and has not been replaced yet."""
+    """A model whose worker has died, or which wakes up, and whose next worker is not ready yet."""
 
-    since_s: float
+    since_s: float  # seconds since the worker died, or since the model began to wake up
     tries: int
     next_try_s: float | None  # seconds until the next try; None while a try is running
 

@@ -61,8 +61,8 @@ class Connection:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def texts(self, hold: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
-        """Yield the client's messages until it closes or disappears. Raise WebSocketError if the connection must be closed. Whenever bytes
-        have arrived, `hold` is called with the size of the incomplete message; `hold` may raise."""
+        """Yield the client's text messages until it closes or disappears, and answer its pings. Raise WebSocketError if the connection must
+        be closed. Whenever bytes have arrived, `hold` is called with the size of the incomplete message; `hold` may raise."""
         count = 0
         async with aclosing(self._received()) as received:
             async for data in received:
@@ -93,7 +93,8 @@ class Connection:
         return None
 
     async def _received(self) -> AsyncGenerator[bytes, None]:
-        """Yield received bytes until the client has gone. Raise WebSocketError if the connection must be closed."""
+        """Yield received bytes until the client has gone. Ping a client that is silent. Raise WebSocketError if the connection must be
+        closed."""
         heard_s = pinged_s = self._now_s()
         while True:
             self._check()
@@ -125,7 +126,8 @@ class Connection:
 
 
 class WebSocket(Response):
-    """A response that turns the connection into a WebSocket and calls `serve` with it. The connection ends when `serve` returns."""
+    """A response that turns the connection into a WebSocket and calls `serve` with it. The connection ends when `serve` returns or raises
+    an error, with a close frame that says why."""
 
     def __init__(
         self, request: Request, serve: Callable[[Connection], Awaitable[None]], *, limits: SocketLimits, is_stopping: Callable[[], bool]
@@ -146,6 +148,7 @@ class WebSocket(Response):
         self._serve, self._limits, self._is_stopping = serve, limits, is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the head of the answer, call `serve`, and close the connection. An error other than WebSocketError is logged."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         connection = Connection(receive, send, self._limits, self._is_stopping)
         code, reason = CloseCode.INTERNAL, "the server failed; its log has the cause"

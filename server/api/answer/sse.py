@@ -24,9 +24,9 @@ from server.http.protocol import HALF_CLOSED, PROBE_S
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. Without
-# heartbeats, headers wait for the first event however long it takes: only before them, the connection finds out that its client has
-# left. For HTTP/1.0, which has no interim answers, it does not find out, so headers wait no longer.
+# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. A framing
+# without heartbeats sends no headers before the first event, however late it comes: only before the headers can the connection find out,
+# by interim answers, that its client has left. HTTP/1.0 has no interim answers, so its headers wait no longer than PATIENCE_S.
 PATIENCE_S = 1.0
 
 
@@ -36,7 +36,7 @@ class Framing:
 
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
     named: bool = False  # write a line `event: NAME`, with the name from the beginning of the payload: {"type":"NAME",
-    end: bytes = b"data: [DONE]\n\n"
+    end: bytes = b"data: [DONE]\n\n"  # ends the stream
     lines: bool = False  # send lines of JSON (NDJSON) instead of events
 
     @property
@@ -67,6 +67,7 @@ class EventStream(Response):
     def __init__(
         self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float, framing: Framing = CHUNKS
     ) -> None:
+        """`heartbeat_s`: seconds of silence after which bytes are sent that keep the connection open."""
         super().__init__(media_type=framing.media_type, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._payloads = payloads
@@ -78,6 +79,8 @@ class EventStream(Response):
         self._sent_s = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream until it ends or the client leaves, with heartbeats while no event comes. If the server stops, end the stream
+        with an error event."""
         self._request_id = scope["relaxserve.caller"].request_id
         writer = asyncio.ensure_future(self._write(send))
         gone = asyncio.ensure_future(until_disconnect(receive))
@@ -105,7 +108,7 @@ class EventStream(Response):
             await _end(writer, gone, half_closed)
 
     async def _write(self, send: Send) -> None:
-        """Send all events, and the end of the stream."""
+        """Send all events, and the end of the stream. Raise an error that comes before the headers; a later one becomes an event."""
         payloads = self._payloads
         try:
             async for payload in payloads:

@@ -16,8 +16,8 @@ class StepParser:
         self._parsers = [rules.parser() for _ in range(num_choices)]
 
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
-        """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`. If the
-        parser needs no further tokens, abort the choice in the worker."""
+        """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`; otherwise
+        None. If the parser needs no further tokens, abort the choice in the worker."""
         turn_to(step.choice)
         parser, usage = self._parsers[step.choice], self._generation.usage
         reasons = parser.reasons

@@ -108,8 +108,8 @@ encode = msgspec.json.encode
 
 class MessageAnswer(BlockAnswer):
     """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `omits_thoughts`:
-    blocks of thoughts have no text. `has_stops`: the request has stop_sequences; otherwise, stop strings are the model's defaults, of which
-    the client does not know."""
+    blocks of thoughts have no text. `has_stops`: the request has stop_sequences; otherwise, stop strings are the model's defaults, and the
+    client is not told about them."""
 
     def __init__(
         self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool, omits_thoughts: bool, has_stops: bool
@@ -153,6 +153,7 @@ class MessageAnswer(BlockAnswer):
         return [encode({**self._describe(), "content": [_block(block, has_text=not self._is_omitted(block)) for block in self.blocks]})]
 
     def _is_omitted(self, block: Block) -> bool:
+        """Return whether the text of a block is left out."""
         return self._omits_thoughts and block.kind is Kind.THOUGHT
 
     @property
@@ -190,7 +191,8 @@ class MessageAnswer(BlockAnswer):
 
 
 def _block(block: Block, *, has_text: bool, is_open: bool = False) -> TextBlock | ThinkingBlock | ToolUseBlock:
-    """Return a block in Anthropic's shape, with or without its text. `is_open`: as at its beginning."""
+    """Return a block in Anthropic's shape. `has_text`: with its text, if it is a thought or a text. `is_open`: as at its beginning, without
+    the signature of a thought and the arguments of a call."""
     text = block.text if has_text else ""
     match block.kind:
         case Kind.TEXT:

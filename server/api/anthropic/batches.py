@@ -126,7 +126,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/v1/messages/batches/{batch_id}", responses=gives(MessageBatchDeleted))
     async def delete_message_batch(request: Request, batch_id: str) -> Response:
-        """Forget a batch that has ended."""
+        """Forget a batch that has ended, with its requests and results. A batch that has not ended is kept, and the answer is an error."""
         batches.delete(found(request, batch_id))
         deleted: MessageBatchDeleted = {"id": batch_id, "type": "message_batch_deleted"}
         return json_answer(deleted)
@@ -143,7 +143,7 @@ def router(context: Context) -> APIRouter:
 
 
 def describe(record: BatchRecord, request: Request) -> MessageBatch:
-    """Describe a batch in Anthropic's shape."""
+    """Describe a batch in Anthropic's shape. Requests that were not answered count as canceled if the batch was, otherwise as expired."""
     is_canceled = Status.CANCELLING in record.times
     return {
         "id": record.id,
@@ -181,7 +181,7 @@ def _lines(requests: Sequence[BatchedRequest], most: int) -> bytes:
 
 
 def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
-    """Store an input file."""
+    """Store an input file of the caller, and return its record. If that fails, nothing of the file is left."""
     upload = batches.store.new_upload()
     try:
         upload.add(data)
@@ -192,6 +192,7 @@ def _stored(batches: Batches, data: bytes, who: Caller) -> FileRecord:
 
 
 def _results_url(record: BatchRecord, request: Request) -> str:
+    """Return the address at which the client reads the results of a batch."""
     return str(request.base_url).rstrip("/") + path_for(request, f"/v1/messages/batches/{record.id}/results")
 
 
@@ -203,7 +204,7 @@ def _results(batches: Batches, record: BatchRecord) -> Iterator[bytes]:
 
 
 def _result(line: Written, record: BatchRecord) -> dict[str, Any]:
-    """Return the result of a request in Anthropic's shape."""
+    """Return the result of a request in Anthropic's shape. Without a response, the request was canceled, or has expired."""
     if line.response is None:
         return {"type": "canceled" if Status.CANCELLING in record.times else "expired"}
     if line.response.status_code == HTTPStatus.OK:

@@ -30,7 +30,7 @@ class ContentBlock(Options):
     text: Text | None = None
     thinking: Text | None = None
     signature: Text | None = None  # accepted, but thoughts are not signed here
-    data: Text | None = None
+    data: Text | None = None  # encrypted thoughts, which are ignored
     source: ImageSource | None = None
     id: Label | None = None
     name: Label | None = None
@@ -40,7 +40,7 @@ class ContentBlock(Options):
     is_error: bool | None = None
     citations: Any = None  # accepted because blocks of earlier answers contain them
     cache_control: JsonObject | None = None  # no effect: the prefix cache finds shared prefixes by itself
-    caller: JsonObject | None = None
+    caller: JsonObject | None = None  # no effect
 
     @property
     def unknown(self) -> Mapping[str, object]:
@@ -61,7 +61,7 @@ class AnthropicMessage(Options):
 class AnthropicTool(Options):
     """A tool that the client runs."""
 
-    type: Literal["custom"] | None = None
+    type: Literal["custom"] | None = None  # None: custom
     name: ToolName
     description: Text | None = None
     input_schema: JsonObject
@@ -128,7 +128,7 @@ class PromptBody(Options):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
 
-    # These are hints about caching, the caller and the region; the answer does not depend on them.
+    # These are hints about caching, the speed and the caller; the answer does not depend on them.
     cache_control: JsonObject | None = None
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: Label | None = None
@@ -145,6 +145,8 @@ class MessagesBody(PromptBody):
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop_sequences: Choices | None = None
+
+    # These have no effect.
     metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: Label | None = None

@@ -64,7 +64,7 @@ FRAMING = Framing(error_body, named=True, end=b"")
 
 @contextmanager
 def _in_own_words() -> Generator[None]:
-    """Let errors name the fields of this API, and say of a long prompt what its clients recognise."""
+    """Let errors name the fields of this API. An error about a prompt that is too long gets the words that clients recognise."""
     try:
         with in_words(NAMES):
             yield

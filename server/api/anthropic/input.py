@@ -39,7 +39,8 @@ def without_hash(text: str) -> str:
 
 def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> ChatBody:
     """Return the conversation as a ChatBody. Every value of `body` has been validated. The answer may have as many tokens as fit: the
-    caller, which then knows how many these are, lowers their number to `max_tokens`."""
+    caller, which then knows how many these are, lowers their number to `max_tokens`. `keeps_hash`: leave the hash of Claude Code in the
+    instructions. Raise ApiError for a block that is not supported, or lacks a field."""
     system = _text(body.system, "system")
     given = system if keeps_hash else without_hash(system)
     messages: list[Message] = [] if body.system is None else [GivenMessage(role="system", content=given, place="system")]
@@ -69,8 +70,9 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[Message]:
-    """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own; thoughts and calls become
-    fields of the assistant's message. Raise ApiError for a block of unknown type, or one that lacks a field."""
+    """Convert one message, whose path in the request is `where`. Each tool result becomes a message of its own, before the message with the
+    rest; thoughts and calls become fields of that message. Encrypted thoughts are left out. Raise ApiError for a block of unknown type, or
+    one that lacks a field."""
     if isinstance(message.content, str):
         return [GivenMessage(role=message.role, content=message.content, place=where)]
     made: list[Message] = []
@@ -117,7 +119,8 @@ def _image(block: ContentBlock, where: str) -> GivenImage:
 
 
 def _result(content: str | Sequence[ContentBlock] | None, where: str, *, is_error: bool) -> str | list[ContentPart]:
-    """Return the content of a tool result: its texts on separate lines or, if it has images, a list of parts."""
+    """Return the content of a tool result: its texts on separate lines or, if it has images, a list of parts. "Error: " precedes the
+    content of an error."""
     error = "Error: " if is_error else ""
     if content is None or isinstance(content, str) or all(block.type != "image" for block in content):
         return error + _text(content, where)
@@ -129,7 +132,7 @@ def _result(content: str | Sequence[ContentBlock] | None, where: str, *, is_erro
 
 
 def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
-    """Return the text of instructions or of a tool result. Raise ApiError for blocks other than text."""
+    """Return the text of instructions or of a tool result, its blocks on separate lines. Raise ApiError for blocks other than text."""
     if content is None or isinstance(content, str):
         return content or ""
     for index, block in enumerate(content):
@@ -160,7 +163,7 @@ def _tool(tool: AnthropicTool) -> Tool:
 
 
 def _tool_choice(body: PromptBody) -> object:
-    """Convert the tool choice."""
+    """Convert the tool choice. Return None if there is none. Raise ApiError if a tool is to be called and its name is absent."""
     choice = body.tool_choice
     match choice.type if choice is not None else None:
         case "any":

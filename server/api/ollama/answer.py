@@ -173,7 +173,7 @@ class OllamaAnswer(BlockAnswer):
         return b'%b,%b%b,"done":false}' % (self._head, form % encode(text), self._told_logprobs())
 
     def _told_logprobs(self) -> bytes:
-        """Return the field of the log-probabilities since the last line, if the request asks for them."""
+        """Return the field with the log-probabilities since the last line, or b"" if there are none. They count as sent from then on."""
         new, self._num_told = self._logprobs[self._num_told :], len(self._logprobs)
         return b',"logprobs":[%b]' % b",".join(new) if new else b""
 
@@ -208,5 +208,5 @@ def _nanoseconds(spent_s: float) -> int:
 
 
 def now() -> str:
-    """Return the time of the answer's creation, as Ollama writes it."""
+    """Return the time at which the answer was created, as Ollama writes it."""
     return rfc3339(created_s())

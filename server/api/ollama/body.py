@@ -65,6 +65,8 @@ class OllamaOptions(SamplingBody):
 
 
 class OllamaCall(Options):
+    """A call in a message of the assistant."""
+
     id: Label | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
@@ -87,9 +89,9 @@ class OllamaBody(Options):
 
     model: Label
     stream: bool | None = None  # None: true
-    format: Literal["", "json"] | JsonObject | None = None
+    format: Literal["", "json"] | JsonObject | None = None  # a JSON schema, or "json" for any JSON object
     options: OllamaOptions | None = None
-    think: bool | Effort | None = None
+    think: bool | Effort | None = None  # None: the model's default
     keep_alive: KeepAlive | None = None  # models stay loaded until they are unloaded; 0 puts the model to sleep
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None  # without `logprobs` it has no effect
@@ -138,7 +140,7 @@ class OllamaGenerateBody(OllamaBody):
     suffix: Text | None = None
     system: Text | None = None
     images: Images | None = None
-    raw: bool | None = None
+    raw: bool | None = None  # apply no chat template
 
 
 class OllamaEmbedBody(Options):
@@ -148,7 +150,7 @@ class OllamaEmbedBody(Options):
     input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
     truncate: bool | None = None  # None: true
     dimensions: Int | None = Field(default=None, ge=1)
-    options: OllamaOptions | None = None
+    options: OllamaOptions | None = None  # no effect
     keep_alive: KeepAlive | None = None  # no effect
 
 
@@ -157,7 +159,7 @@ class OllamaEmbeddingsBody(Options):
 
     model: Label
     prompt: Text
-    options: OllamaOptions | None = None
+    options: OllamaOptions | None = None  # no effect
     keep_alive: KeepAlive | None = None  # no effect
 
 
@@ -165,7 +167,7 @@ class OllamaShowBody(Options):
     """The body of /api/show."""
 
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
-    verbose: bool | None = None
+    verbose: bool | None = None  # no effect
 
 
 def chat_of(body: OllamaChatBody) -> ChatBody:
@@ -182,8 +184,8 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 
 
 def completion_of(body: OllamaGenerateBody, most: int | None) -> CompletionBody:
-    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens. Raise ApiError for
-    images, and for a system message unless the request is `raw`."""
+    """Convert a prompt to a completion, which uses no chat template. `most` is the model's default number of tokens; None: there is none.
+    Raise ApiError for images, and for a system message unless the request is `raw`, which ignores it."""
     if body.images:
         message = f"images has {len(body.images)} images, and no chat template is applied to this prompt; ask /api/chat"
         raise ApiError(UNSUPPORTED_CONTENT, message, param="images")
@@ -219,8 +221,8 @@ def _message(message: OllamaMessage, where: str) -> Message:
 
 
 def _content(text: str, images: Images | None, where: str) -> str | list[ContentPart]:
-    """Return the content of a message, in which images come before the text, as Ollama writes them. They are base64; browsers send whole
-    data: URLs."""
+    """Return the content of a message, in which images come before the text, as Ollama writes them. Images are base64, or whole data: URLs,
+    which browsers send. Errors about an image name its place below `where`."""
     urls = (data if data.startswith("data:") else f"data:image;base64,{data}" for data in images or ())
     given = (GivenImage(image_url=url, place=f"{where}[{index}]") for index, url in enumerate(urls))
     return joined([*given, ContentPart(type="text", text=text)])

@@ -13,7 +13,7 @@ from server.api.request.prepare import context_of
 from server.models.model import Loaded, Model
 
 NEVER = "9999-12-31T23:59:59Z"  # models stay loaded until they are unloaded
-PARAMETERS = {  # Ollama's names
+PARAMETERS = {  # by our name of a parameter, Ollama's
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",
@@ -65,6 +65,8 @@ class OllamaRunningModels(TypedDict):
 
 
 class _System(TypedDict):
+    """The field that only a model with a default system message has."""
+
     system: NotRequired[str]
 
 
@@ -81,7 +83,7 @@ class OllamaShown(_System):
 
 
 def described(name: str, model: Model, loaded: Loaded) -> OllamaModel:
-    """Describe a model's files under a name that the caller may use."""
+    """Describe a model's files under a name that the caller may use. `digest` identifies the name and the compiled model."""
     return {
         "name": name,
         "model": name,
@@ -164,8 +166,8 @@ def _size(count: int) -> str:
 
 
 def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """Yield (Ollama's name, value) of each parameter for requests that do not set it: the model's default, or else what its files
-    recommend."""
+    """Yield Ollama's name and the value of each parameter for requests that do not set it: the model's default, or else what its files
+    recommend. Parameters with neither are left out. The default stop strings follow, one `stop` for each."""
     own, recommended = loaded.defaults.given, loaded.tokenizer.generation_defaults
     for ours, theirs in PARAMETERS.items():
         value = own.get(ours, getattr(recommended, ours, None))
@@ -176,7 +178,7 @@ def _parameters(loaded: Loaded) -> Iterator[tuple[str, str]]:
 
 
 def _modelfile(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a Modelfile that would give a model these defaults."""
+    """Yield the lines of a Modelfile that would give a model these defaults. If it has no defaults of its own, parameters are left out."""
     yield f"FROM {name}"
     if loaded.defaults.system is not None:
         yield f'SYSTEM """{loaded.defaults.system}"""'

@@ -1,4 +1,4 @@
-"""Ollama's API under /api: chat, generate, embed, and descriptions of models. The administration loads and unloads models."""
+"""Ollama's API under /api: chat, generate, embed, and descriptions of models. `models.py` has the endpoints that load and unload models."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def router(context: Context) -> APIRouter:
         *,
         asked: ChatBody | None = None,
     ) -> Response:
-        """Generate, and return the response. `ignored`: fields of the request that have no effect. `asked`: the chat request, if the chat
-        template made the prompt."""
+        """Generate, and return the response. `ignored`: fields of the request that have no effect; further ones are added to this list.
+        `asked`: the chat request, if the chat template made the prompt."""
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
         if body.think and not (loaded.chats and loaded.dialect.thinks):
@@ -121,7 +121,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/chat", responses=_lines(OllamaChat))
     async def chat(request: Request, body: OllamaChatBody) -> Response:
-        """Answer a conversation."""
+        """Answer a conversation. Without messages, answer at once that the model is loaded, or put it to sleep if `keep_alive` is 0."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
@@ -132,7 +132,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
-        """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is."""
+        """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is.
+        Without a prompt, answer at once that the model is loaded, or put it to sleep if `keep_alive` is 0."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if not body.prompt:
             return await keeping.answer(model, body, caller(request), {"response": ""})
@@ -186,13 +187,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/tags", responses=gives(OllamaModels))
     async def tags(request: Request) -> Response:
-        """List the loaded models."""
+        """List the models that are ready."""
         listed: OllamaModels = {"models": [described(*one) for one in ready(request)]}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps(request: Request) -> Response:
-        """List the models that are in memory, which Ollama calls running models."""
+        """List the models that are ready and do not sleep, which Ollama calls running models."""
         await context.registry.measure()
         awake = {model.spec.name: (name, model, loaded) for name, model, loaded in reversed(ready(request)) if not model.is_sleeping}
         listed: OllamaRunningModels = {"models": [running(*one) for one in reversed(awake.values())]}

@@ -28,7 +28,8 @@ class Keeping:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, model: Model, body: OllamaBody, who: Caller, empty: Mapping[str, object]) -> Response:
-        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`. Raise ApiError if
+        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`. The model is loaded
+        already, so only the second has an effect: the model is put to sleep. `empty` has the fields of an empty answer. Raise ApiError if
         the caller may not unload the model, or if it is pinned."""
         if body.lets_go:
             if not who.is_admin:
@@ -40,12 +41,13 @@ class Keeping:
         return json_answer({"model": body.model, "created_at": now(), **empty, "done": True, "done_reason": reason})
 
     def after(self, model: Model, body: OllamaBody, who: Caller) -> Callable[[], None] | None:
-        """Return a function that puts the model to sleep once it has no requests, or None if the request does not ask for that or is
-        not allowed to."""
+        """Return a function that begins to put the model to sleep once its requests have ended, or None if the request does not ask for
+        that, if the caller may not, or if the model is pinned."""
         if not (body.lets_go and who.is_admin) or model.spec.pin:
             return None
 
         def begin() -> None:
+            """Begin to put the model to sleep. The set keeps a reference to the task, so that it is not collected before it ends."""
             task = asyncio.create_task(self._sleep(model))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -53,7 +55,7 @@ class Keeping:
         return begin
 
     async def _sleep(self, model: Model) -> None:
-        """Put a model to sleep once its requests have ended. If it cannot sleep, log why."""
+        """Put a model to sleep once its requests have ended, or after `drain_s`. If it cannot sleep, log why."""
         try:
             await put_to_sleep(model, "wait", patience_s=self._settings.drain_s)
         except ApiError as error:  # the model was unloaded meanwhile, or its worker is being restarted

@@ -1,5 +1,5 @@
 """Ollama's /api/pull, /api/delete, /api/copy and /api/create: download and load a model, unload and delete it, or give it a further name.
-They need an admin key."""
+They are part of the administration."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Download the missing files of a model, and load it under the requested name. If the name is that of a served model,
-        and nothing can be downloaded under it, there is nothing to do."""
+        """Download the missing files of a model, and load it under the requested name. If the name is that of a served model, and nothing
+        can be downloaded under it, there is nothing to do."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
         try:
@@ -147,13 +147,15 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-OURS = {theirs: ours for ours, theirs in PARAMETERS.items()} | {"stop": "stop"}
+OURS = {theirs: ours for ours, theirs in PARAMETERS.items()} | {"stop": "stop"}  # by Ollama's name of a parameter, ours
+# parameters that say how to run a model, which is decided when it is loaded
 OF_A_LOAD = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "repeat_last_n", "use_mmap", "use_mlock", "low_vram")
 
 
 def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, list[str]]:
     """Return the defaults of a model to create, and the names of parameters without effect: they say how to run a model, and the loaded
-    one runs already. Raise ApiError if the model cannot do what a parameter asks."""
+    one runs already. Raise ApiError if a parameter is unknown or not valid, if the model is not loaded, or if its context is shorter than
+    `num_ctx`."""
     values: dict[str, Any] = {"system": body.system, "template": body.template or None}
     ignored: list[str] = []
     for name, value in (body.parameters or {}).items():
@@ -182,7 +184,7 @@ def _lines() -> Responses:
 
 
 def _plain(name: str) -> str:
-    """Return the name without the host and the tag that Ollama's clients add."""
+    """Return the name without the host and the tag `:latest` that Ollama's clients add."""
     return without_host(name).removesuffix(LATEST)
 
 
@@ -217,7 +219,7 @@ def _line(status: str, **further: str | int) -> bytes:
 
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
     """Unload the model if it is loaded, or remove it from the state file if its last load failed, and return its source. Raise ApiError if
-    the server did not download it."""
+    the server did not download it, or if it cannot be unloaded now."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
     if not _is_downloadable(source, registry):
@@ -237,7 +239,7 @@ def _is_named(name: str, registry: Registry) -> bool:
 
 
 def _is_served(name: str, registry: Registry) -> bool:
-    """Return whether a name is that of a loaded model."""
+    """Return whether a name is that of a loaded model, or an alias."""
     return name in registry.aliases() or any(model.spec.name == name and model.loaded is not None for model in registry.models())
 
 

@@ -36,7 +36,7 @@ from server.interfaces import Tokenizer
 from server.speech.transcript import Segment, srt, text_of, vtt
 
 EVENTS = Framing(end=b"")
-AS_TEXT = {
+AS_TEXT = {  # by the format of a text: its media type, and the function that writes it
     "text": ("text/plain", lambda segments: text_of(segments) + "\n"),
     "srt": ("application/x-subrip", srt),
     "vtt": ("text/vtt", vtt),
@@ -69,7 +69,7 @@ class _Speech:
         yield msgspec.json.encode(done(self.transcript(found)))
 
     def transcript(self, segments: Sequence[Segment]) -> Transcript | VerboseTranscript:
-        """Return the whole transcript in the format that the form asks for."""
+        """Return the whole transcript as JSON: the long form for verbose_json, the short form for any other format."""
         asked, duration_s = self.asked, self.recording.duration_s
         if asked.format == "verbose_json":
             return verbose(segments, duration_s, self.request.task, self.request.language or "en", asked.times)
@@ -88,7 +88,8 @@ def router(context: Context) -> APIRouter:
     decoder = AudioDecoder(settings.max_audio_s, context.held_audio)
 
     async def answer(request: Request, task: str) -> Response:
-        """Transcribe the recording in a form, or translate it if `task` is "translate"."""
+        """Transcribe the recording in a form, or translate it if `task` is "translate", and return the response. Raise ApiError if the form
+        or the recording is not valid, or if the model does not transcribe speech."""
         data = bytearray()
         form = Form(request.headers.get("content-type", ""), sized(data.extend, settings, "max_audio_bytes"))
         await form.read(limited(request, settings, "max_audio_bytes"), FILE)

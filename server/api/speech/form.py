@@ -32,10 +32,10 @@ class SpeechForm:
     """The fields of a form, checked."""
 
     model: str | None
-    language: str | None
+    language: str | None  # None: the model finds it
     prompt: str
     format: Format
-    temperature: float
+    temperature: float  # 0: begin with 0, and try higher temperatures for windows whose transcript is bad
     stream: bool
     seed: int
     times: frozenset[str]  # parts of the transcript whose times are requested: "segment", "word"
@@ -44,7 +44,8 @@ class SpeechForm:
 
 
 def read_form(form: Form, *, strict: bool, translates: bool) -> SpeechForm:
-    """Return the fields of a form. Raise ApiError for a value that is not accepted; if `strict`, also for an unknown field."""
+    """Return the fields of a form. `translates`: the form asks for a translation. Raise ApiError if the file is absent, for a field that is
+    not supported, and for a value that is not accepted; if `strict`, also for an unknown field."""
     fields = form.fields
     given: dict[str, list[str]] = {}  # values that are not empty, by the name of the field
     for field, values in form.values.items():

@@ -16,7 +16,8 @@ from server.speech.tokens import MOST_BEFORE, SpeechTokens
 
 
 def run_of(loaded: Loaded, series: ModelSeries, who: Caller) -> transcribe.Run:
-    """Return what makes the generations of a caller's request, one for each attempt at a window."""
+    """Return a function that makes the generations of a caller's request: one for each attempt at a window, and one that finds the
+    language."""
     parts = who.parts()
     return lambda job: Generation(loaded, job, series, next(parts))
 

@@ -64,12 +64,12 @@ class _Item:
     """A committed buffer."""
 
     item_id: str
-    samples: bytes
+    samples: bytes  # 16-bit samples, RATE of them for each second
     session: Session  # as it was when the item was committed
 
 
 class _Talk:
-    """One connection."""
+    """One connection: its session, its buffer, and its items."""
 
     def __init__(self, connection: Connection, speech: Speech, model: str | None, share: Share) -> None:
         """`share` counts the bytes that this connection holds (audio and an incomplete message), and raises ApiError beyond the limit."""
@@ -77,17 +77,17 @@ class _Talk:
         self._session, self._id = Session(model), f"sess_{secrets.token_hex(8)}"
         self._buffer = bytearray()
         self._num_dropped = 0  # bytes of all audio before the buffer
-        self._num_waiting = 0  # bytes of the items that wait
+        self._num_waiting = 0  # bytes of the items that wait or are being transcribed
         self._num_unread = 0  # bytes of a message that is incomplete
-        self._items = asyncio.Queue[_Item](MOST_ITEMS)
-        self._item_ended = asyncio.Event()
-        self._last_id: str | None = None
+        self._items = asyncio.Queue[_Item](MOST_ITEMS)  # items that wait for their transcripts
+        self._item_ended = asyncio.Event()  # set whenever an item was transcribed, or has failed
+        self._last_id: str | None = None  # id of the item that was committed last
         self._next_id = _new_id()
-        self._voice: VoiceDetector | None = None
+        self._voice: VoiceDetector | None = None  # None: the session detects no turns
         self._voice = self._new_voice()
 
     async def serve(self) -> None:
-        """Handle events and transcribe items until the connection ends."""
+        """Handle events and transcribe items until the connection ends. Raise WebSocketError if it must be closed."""
         await self._send("session.created", session=self._session.described(self._id))
         tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._transcribe_items())]
         try:
@@ -101,7 +101,8 @@ class _Talk:
             self._share.hold(0)
 
     async def _read_events(self) -> None:
-        """Handle the events of the client until it leaves. If the server stops, wait for the items that were committed."""
+        """Handle the events of the client until it leaves. If the server stops or the session has lasted too long, first wait for the items
+        that were committed."""
         try:
             async with aclosing(self._connection.texts(self._hold_unread)) as texts:
                 async for text in texts:
@@ -168,15 +169,16 @@ class _Talk:
     # the buffer
 
     def _new_voice(self, session: Session | None = None) -> VoiceDetector | None:
-        """Return a detector for the audio after the buffer, which takes over the noise level of the present detector, or None if the
-        session detects no turns."""
+        """Return a detector for the audio after the buffer, or None if the session detects no turns. `session` replaces the present one.
+        The detector takes over the noise level of the present detector, and its times are counted from the end of the buffer."""
         turns = (session or self._session).turns
         self._voice_begin_ms = _ms(self._num_dropped + len(self._buffer))
         return None if turns is None else VoiceDetector(turns, RATE, self._voice and self._voice.noise_db)
 
     async def _append(self, data: bytes) -> None:
-        """Add samples to the buffer, and tell where speech begins and ends in them. Where it ends, commit the buffer. Raise ApiError if the
-        buffer or the memory is full."""
+        """Add samples to the buffer. If the session detects turns, tell the client where speech begins and ends in them, commit the buffer
+        where it ends, and drop audio that belongs to no speech. Wait while the items and the buffer have too much audio together. Raise
+        ApiError if the buffer or the memory is full."""
         most = self._speech.most_bytes
         if len(self._buffer) + len(data) > most:
             text = f"audio would bring the buffer to more than {most // (RATE * SAMPLE_BYTES)} s; commit or clear the buffer"
@@ -201,14 +203,14 @@ class _Talk:
             self._drop(len(self._buffer) - _bytes(voice.kept_ms))
 
     def _drop(self, num_bytes: int) -> None:
-        """Remove the first bytes of the buffer."""
+        """Remove the first bytes of the buffer, in whole samples. A negative number removes none."""
         num_bytes = max(0, min(num_bytes, len(self._buffer))) // SAMPLE_BYTES * SAMPLE_BYTES
         del self._buffer[:num_bytes]
         self._num_dropped += num_bytes
         self._share.hold(self._num_bytes)
 
     async def _commit(self, num_bytes: int) -> None:
-        """Make the first bytes of the buffer an item. If MOST_ITEMS items wait, wait until one of them is taken."""
+        """Make the first bytes of the buffer an item, and tell the client. If MOST_ITEMS items wait, wait until one of them is taken."""
         samples = bytes(self._buffer[: num_bytes // SAMPLE_BYTES * SAMPLE_BYTES])
         item_id, self._next_id, before = self._next_id, _new_id(), self._last_id
         self._last_id = item_id
@@ -224,7 +226,8 @@ class _Talk:
     # the items
 
     async def _transcribe_items(self) -> None:
-        """Transcribe the items one after the other, and send their texts."""
+        """Transcribe the items one after the other, and send their texts, or an error for an item that fails. Raise WebSocketError if the
+        key is no longer valid."""
         while True:
             item = await self._items.get()
             names = {"item_id": item.item_id, "content_index": 0}
@@ -264,7 +267,7 @@ class Speech:
         self.most_bytes = round(min(settings.max_audio_s * RATE * SAMPLE_BYTES, settings.max_audio_bytes))
 
     async def check(self, session: Session) -> None:
-        """Raise ApiError unless the session can be served. Of a session that has yet to name one of several models, nothing is known."""
+        """Raise ApiError unless the session can be served. If it has yet to name one of several models, check nothing."""
         try:
             _, loaded, tokens = self._model(session.model)
         except ApiError as error:
@@ -281,9 +284,9 @@ class Speech:
         return model, loaded, loaded.speech
 
     async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
-        """Yield the texts of an item's segments, and the log-probabilities of their tokens if the session asks for them. Each item counts
-        as a request for the rates of the key. Raise ApiError if the key may send no more requests, or if the model cannot transcribe the
-        item."""
+        """Yield the texts of an item's segments, each with the log-probabilities of its tokens, or with None if the session does not ask
+        for them. Each item counts as a request for the rates of the key, and the key's present limits apply from then on. Raise ApiError if
+        the key may send no more requests, or if the model cannot transcribe the item."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
@@ -320,12 +323,13 @@ def router(context: Context) -> APIRouter:
 
 
 def _form(session: Session) -> SpeechForm:
-    """Return the settings of a session as a form."""
+    """Return the settings of a session as those of a form."""
     return SpeechForm(session.model, session.language, session.prompt, "json", 0.0, True, 0, frozenset({"segment"}))
 
 
 async def _event_of(text: bytes) -> Mapping[str, Any]:
-    """Return the event in a message. Raise ApiError if it is no object with a type."""
+    """Return the event in a message. Raise ApiError if it is not valid JSON, has too many or too deeply nested values, or is no object with
+    a type."""
     scan = JsonScan()
     for at in range(0, len(text), PIECE_BYTES):
         if at:
@@ -341,7 +345,7 @@ async def _event_of(text: bytes) -> Mapping[str, Any]:
 
 
 def _audio_of(event: Mapping[str, Any]) -> bytes:
-    """Return the samples in an event. Raise ApiError if there are none in base64."""
+    """Return the samples in an event. Raise ApiError if there are none, or if they are not whole samples in base64."""
     try:
         data = b64decode(event.get("audio") or "?", validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -362,7 +366,7 @@ def _new_id() -> str:
 
 
 def _ms(num_bytes: int) -> int:
-    """Return the duration of samples."""
+    """Return the duration of samples in milliseconds."""
     return num_bytes * 1000 // (RATE * SAMPLE_BYTES)
 
 

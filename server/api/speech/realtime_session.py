@@ -21,10 +21,10 @@ T = TypeVar("T")
 class Session:
     """The settings of a session."""
 
-    model: str | None = None
-    language: str | None = None
+    model: str | None = None  # None: the only model
+    language: str | None = None  # None: the model finds it
     prompt: str = ""
-    turns: TurnDetection | None = USUAL_TURNS
+    turns: TurnDetection | None = USUAL_TURNS  # None: the client commits the buffer
     tells_logprobs: bool = False  # report the log-probability of each token
 
     def described(self, session_id: str) -> dict[str, Any]:
@@ -54,7 +54,8 @@ class Session:
 
 
 def updated(session: Session, event: Mapping[str, Any]) -> Session:
-    """Return the session after the event `session.update`. Raise ApiError for a value that is not accepted."""
+    """Return the session after the event `session.update`. Fields that are absent keep their values. Raise ApiError for a value that is not
+    accepted."""
     asked = _fields(event, "session")
     if asked is None:
         raise ApiError(MISSING_FIELD, "session is absent; expected an object", param="session")
@@ -128,7 +129,8 @@ def _fields(values: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 
 def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None) -> T | None:
-    """Return the value under the last part of `name`, or `usual` if it is absent. Raise ApiError if it has another type than `kind`."""
+    """Return the value under the last part of `name`, which may be null, or `usual` if it is absent. Raise ApiError if it has another type
+    than `kind`."""
     value = values.get(name.rpartition(".")[2], usual)
     if value is not None and not isinstance(value, kind):
         expected = "an object" if kind is dict else "a text"
@@ -137,7 +139,7 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None)
 
 
 def _number(values: Mapping[str, Any], name: str, usual: float, most: float) -> float:
-    """Return the number under the last part of `name`, or `usual` if it is absent. Raise ApiError unless it is from 0 to `most`."""
+    """Return the number under the last part of `name`, or `usual` if it is absent or null. Raise ApiError unless it is from 0 to `most`."""
     value = values.get(name.rpartition(".")[2])
     if value is None:
         return usual

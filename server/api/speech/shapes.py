@@ -39,7 +39,8 @@ class Transcript(TypedDict):
 
 
 class TranscriptSegment(TypedDict):
-    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins."""
+    """A segment of a transcript. `start` and `end` are seconds; `seek` says in hundredths of a second where the segment's window begins.
+    The last four fields are about the whole window."""
 
     id: int
     seek: int
@@ -94,7 +95,7 @@ def short(segments: Sequence[Segment], duration_s: float) -> Transcript:
 
 
 def verbose(segments: Sequence[Segment], duration_s: float, task: str, language: str, times: Collection[str]) -> VerboseTranscript:
-    """Return a transcript with the `times` of its segments or words."""
+    """Return a transcript with its segments, its words, or both. `times` says which: "segment", "word"."""
     answer: VerboseTranscript = {
         "task": task,
         "language": name_of(language),
@@ -126,6 +127,7 @@ def logprobs_of(segments: Sequence[Segment], tokenizer: Tokenizer, end: int) -> 
 
 
 def _logprob(raw: bytes, logprob: float) -> TranscriptLogprob:
+    """Return the entry of a token with these bytes."""
     return {"token": raw.decode(errors="replace"), "bytes": list(raw), "logprob": max(logprob, LEAST)}
 
 
@@ -146,8 +148,10 @@ def _segment(number: int, segment: Segment) -> TranscriptSegment:
 
 
 def _word(word: Word) -> TranscriptWord:
+    """Return a word in OpenAI's shape."""
     return {"word": word.text.strip(), "start": round(word.start_s, 2), "end": round(word.end_s, 2)}
 
 
 def _usage(duration_s: float) -> AudioUsage:
+    """Return the usage that an answer reports: whole seconds, rounded up."""
     return {"type": "duration", "seconds": math.ceil(duration_s)}

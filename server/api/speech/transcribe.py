@@ -26,8 +26,10 @@ from server.speech.transcript import Segment, compression_of
 from server.speech.words import TimedWords, timed_words
 from server.text.detokenize import StopRules
 
-STAMP_HOPS = 2
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+STAMP_HOPS = 2  # hops from one time stamp to the next
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried one after the other
+# A transcript with a higher compression repeats itself, and one with a lower mean log-probability is improbable. A window with a higher
+# probability of silence has no speech, if its transcript is also improbable.
 MOST_COMPRESSION, LEAST_LOGPROB, MOST_SILENCE = 2.4, -1.0, 0.6
 MOST_FIRST_S = 1.0  # the first segment of a window begins within this time
 FORGETFUL = 0.5  # text that was drawn at a higher temperature than this is no context of the next window
@@ -47,9 +49,9 @@ class Request:
     decode: Callable[[Sequence[int]], str]
     num_hops: int  # number of hops in a window
     most_context: int  # most tokens of a sequence
-    language: str | None
-    task: str
-    prompt_ids: tuple[int, ...]
+    language: str | None  # None: not known yet
+    task: str  # transcribe or translate
+    prompt_ids: tuple[int, ...]  # tokens of the text that precedes the speech
     align: Align | None = None  # asks for the attention to audio, if times of words are wanted
     temperatures: tuple[float, ...] = TEMPERATURES
 
@@ -81,7 +83,8 @@ class _Attempt:
 
 
 async def segments_of(request: Request, recording: Recording, run: Run) -> AsyncGenerator[Segment, None]:
-    """Transcribe a recording, and yield its segments in order. `run` generates the answer to a job."""
+    """Transcribe a recording, and yield its segments in order, without those that have no text or no duration. `run` generates the answer
+    to a job. Raise ApiError if it fails."""
     seek, spoken_s, earlier = 0, 0.0, list(request.prompt_ids)
     while seek < recording.num_hops:
         size, offset_s = min(request.num_hops, recording.num_hops - seek), seek * HOP / RATE
@@ -131,10 +134,12 @@ class _Cut:
 
 
 def _cut(tokens: SpeechTokens, token_ids: Sequence[int], size: int, offset_s: float) -> _Cut:
-    """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of time stamps."""
+    """Cut the tokens of a window of `size` hops, which begins at `offset_s`, at its pairs of time stamps. Without pairs, the window is one
+    segment. Otherwise, leave out what follows the last pair, unless it is a segment that is complete: the next window begins there."""
     first = tokens.first_stamp
 
     def part(start: int, end: int, own: Sequence[int]) -> Part:
+        """Return the segment with the tokens `own`, from the time stamp `start` to the time stamp `end`."""
         start_s, end_s = (offset_s + stamp * STAMP_S for stamp in (start, end))
         return Part(start_s, end_s, tuple(own), sum(token < tokens.end for token in own))
 
@@ -186,7 +191,8 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
 
 
 async def _words(request: Request, align: Align, audio: Audio, size: int, parts: Sequence[Part]) -> TimedWords:
-    """Return the words of the segments of a window of `size` hops, with times from its beginning. Raise ApiError if the worker fails."""
+    """Return the words of the segments of a window of `size` hops, with times from its beginning; none if the segments have no text. Raise
+    ApiError if the worker fails."""
     tokens, common = request.tokens, request.submit
     start = tokens.prompt(request.language, request.task, [])
     texts = [token for part in parts for token in part.token_ids if token < tokens.end][: request.most_context - len(start) - 2]
