@@ -54,10 +54,10 @@ class Footprint:
     """The memory that a load will take, as planned by the compiler."""
 
     weights_bytes: int
-    arena_bytes: int
+    arena_bytes: int  # memory for the intermediate values of a step
     kv_cache_bytes: int
     page_bytes: int  # bytes of one KV page
-    cache_hit: bool = False
+    cache_hit: bool = False  # the compiled model is stored on this machine already
     graphs_bytes: int = 0  # bytes of captured graphs, on a device that captures launches
 
     @property
@@ -182,7 +182,7 @@ class Model:
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()))  # time when its load began, in seconds since 1970
     usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Registry.measure` measures them
     measured_pid: int | None = None  # process id of the worker that was measured
 
