@@ -50,7 +50,8 @@ def main() -> None:
 
 
 def _next_fork(control: socket.socket, job: Job) -> bytes:
-    """Start a fork that waits for one call. Return what it says when it stops waiting: TAKEN, GONE, or nothing if it was killed."""
+    """Start a fork that waits for one call. Return what it says when it stops waiting: TAKEN, GONE, or nothing if it was killed. If no fork
+    can be started, wait for the call here, and answer it with NO_FORK."""
     reading, writing = os.pipe()
     try:
         if os.fork() == 0:
@@ -103,7 +104,8 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
 
 
 def _answer(fd: int, job: Job) -> bytes:
-    """Read the work of a call, run it, and return the bytes of the answer."""
+    """Read the work of a call, run it, and return the bytes of the answer. Meanwhile the process ends if the front closes the
+    connection."""
     try:
         with os.fdopen(fd, "rb", closefd=False) as file:
             work = file.read()
@@ -124,8 +126,9 @@ def _confine(job: Job) -> None:
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """End this process when the front closes the connection, because nobody needs the answer any more. SIGIO also announces arriving data,
-    and on a busy machine it may come only after the data was read. So the handler checks whether the connection is closed."""
+    """From now on (`is_on`), or no longer, end this process when the front closes the connection, because nobody needs the answer then.
+    SIGIO also announces arriving data, and on a busy machine it may come only after the data was read. So the handler checks whether the
+    connection is closed."""
 
     def end_if_closed(*_: object) -> None:
         peer = socket.socket(fileno=fd)
