@@ -44,7 +44,7 @@ class Outbox:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
-        self._stats_due = 0.0
+        self._stats_due = 0.0  # monotonic time of the next statistics while there is work; 0: there was none at the last look
 
     @property
     def has_news(self) -> bool:

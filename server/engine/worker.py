@@ -163,7 +163,7 @@ class Worker:
         self._next_report_s = clock() + CARD_S
         self._draining = False
         self._stopping = False
-        self._is_cold = True
+        self._is_cold = True  # there was no moment without work yet
 
     def run(self) -> None:
         """Serve until the front stops this worker, or until its last request has ended after the front has asked it to drain."""
@@ -206,8 +206,9 @@ class Worker:
                 self._channel.send(Card(usage))
 
     def _rest(self) -> None:
-        """Use a moment without work: let `Settling` go on, and at the first such moment start the zygote, from which the processes of
-        constraints are forked. This is not done when the worker starts, because right after a restart, resubmitted requests come first."""
+        """Use a moment without work: settle the model if steps have run (`server/settling.py`), and at the first such moment start the
+        zygote, from which the processes of constraints are forked. The zygote does not start with the worker, because right after a
+        restart, resubmitted requests come first."""
         if self._settling is not None:
             self._settling.rest()
         if self._is_cold and self._constraints is not None:

@@ -72,7 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.is_lingering = False
+        self.is_lingering = False  # the connection is closing, and bytes that the client still sends are dropped: see `lingers`
         self._received = bytearray()  # received and not parsed
         self._body: Body | None = None  # body of the request whose head has been parsed; None: the next bytes are a head
         self._head_tail = b""  # the last bytes of the head so far, in which the empty line may begin
@@ -81,8 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_fresh = True  # the request did not wait for an earlier answer
         self._is_reading = True
         self._eof = asyncio.Event()  # the client has closed its sending half
-        self._num_lingering_bytes = 0
-        self._is_refused = False
+        self._num_lingering_bytes = 0  # bytes that were received while lingering
+        self._is_refused = False  # `_refuse` was called
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None

@@ -121,7 +121,8 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Treat a closed terminal like SIGTERM, unless the server was started to outlive it (`nohup`)."""
+        """Stop also when the terminal is closed (SIGHUP), without waiting for `lame_duck_s`, unless the server was started to outlive the
+        terminal (`nohup`)."""
         with super().capture_signals():
             hears = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             before = signal.signal(signal.SIGHUP, self.handle_exit) if hears else None

@@ -80,7 +80,8 @@ def _received(control: socket.socket) -> list[int]:
 
 
 def _serve(control: socket.socket, parent: int, job: Job) -> None:
-    """Wait for one call in a fork, answer it, and exit."""
+    """Wait for one call in a fork, answer it, and exit. Tell the parent at the end of the wait whether there is a call, or the front is
+    gone."""
     try:
         _confine(job)
         job.warm()

@@ -151,7 +151,7 @@ class Budget:
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
         """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load, and for their KV caches of
         given sizes, stay free. This model and those without a given size share the rest equally. If memory_limit_bytes is set, one more
-        share stays free for models loaded later."""
+        share stays free for models loaded later. `model` is the model that loads; None: this is a dry run."""
         others = [other for other in self._models() if other is not model]
         waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]

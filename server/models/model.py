@@ -188,7 +188,8 @@ class Model:
 
     def measured(self, pid: int | None, usage: Usage) -> None:
         """Take the usage of the worker with this process id. The CPU time of one worker never becomes less, because it is shown as a
-        counter: the time of a child that has ended since its parent was read is missing, and if nobody waits for the child, it is lost."""
+        counter. A measurement may show less, because it misses a child that ends after its parent was read. The next measurement includes
+        the time of that child, unless nobody waits for the child."""
         before_s = self.usage.cpu_s if pid == self.measured_pid else 0.0
         self.usage, self.measured_pid = replace(usage, cpu_s=max(usage.cpu_s, before_s)), pid
 

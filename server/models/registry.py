@@ -111,8 +111,8 @@ class Registry:
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
-        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
-        # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
+        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because that
+        # takes long for a hundred models. It is no thread of the loop's executor, because all of those may be waiting for a disk.
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
         self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all who ask meanwhile; None: nobody has asked

@@ -97,9 +97,9 @@ class Supervisor:
         self._care = care or Care()
         self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
-        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for
-        self._worker: WorkerProcess | None = None
-        self._loading: WorkerProcess | None = None
+        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for; None ends a transfer
+        self._worker: WorkerProcess | None = None  # the worker that serves
+        self._loading: WorkerProcess | None = None  # the worker that loads
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
@@ -438,7 +438,8 @@ class Supervisor:
                 worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
-        """Do what a message of the worker asks for."""
+        """Do what a message of the worker asks for. `WorkerProcess` also passes the failures of requests that cannot be sent to the
+        worker."""
         match message:
             case Tokens():
                 self._early_deaths.clear()

@@ -403,8 +403,9 @@ class Scheduler:
     def _preempt_greediest(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no other key has
         enough more slots than the key of `seq`, a fresh `seq` takes the slot of a sequence of its own key that had its turn. Return whether
-        a sequence was preempted. The side that gets the slot must still have fewer slots than the other side had. So each preemption
-        narrows the gap, and preemptions do not alternate forever."""
+        a sequence was preempted: none is if its priority is better than that of `seq`, or if there are no pages for `seq`. The side that
+        gets the slot must still have fewer slots than the other side had. So each preemption narrows the gap, and preemptions do not
+        alternate forever."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
