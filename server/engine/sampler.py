@@ -144,7 +144,7 @@ class Sampler:
         self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Mask | None] | None = None, places: Sequence[int] | None = None
     ) -> list[Drawn]:
         """Draw one token per row. Row i uses the logits at `places[i]` (default: i). `masks[i]` is the mask of the tokens that its
-        constraint allows."""
+        constraint allows; None: all tokens."""
         return self.draw(logits, rows, self.prepare(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
 
     def prepare(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch | None:

@@ -122,7 +122,7 @@ class SeeingLimits:
         return Crop.of(bytes(self.square_bytes * edge**2), edge * self.edge_tokens, edge * self.edge_tokens)
 
     def share(self, num_tokens: int) -> float:
-        """Return the cost of encoding a crop with this number of tokens, as a share of the cost of `example`."""
+        """Return the cost of encoding crops with this number of tokens in all, as a share of the cost of `example`."""
         return num_tokens / (self._example_edge * self.edge_tokens) ** 2
 
     @property
@@ -169,7 +169,7 @@ class ListeningLimits:
         return tokens_of(num_hops, self.frames_each, self.piece_hops)
 
     def share(self, num_tokens: int) -> float:
-        """Return the cost of encoding a clip with this number of tokens, as a share of the cost of `example`."""
+        """Return the cost of encoding clips with this number of tokens in all, as a share of the cost of `example`."""
         return num_tokens / self.num_tokens(self.num_hops)
 
     def fault(self, clip: Excerpt) -> str:

@@ -74,7 +74,7 @@ class KeptRequests:
         self.of = tuple(of)
         self._file = _open(path)
         self._ended: queue.SimpleQueue[tuple[RequestRecord, Exchange] | None] = queue.SimpleQueue()
-        self._num_lost = 0
+        self._num_lost = 0  # requests that were dropped since the thread last wrote one
         self._num_taken_bytes = 0  # bytes of all exchanges that were put into the queue
         self._num_written_bytes = 0  # bytes of all exchanges that the thread has written or given up; only the thread changes this number
         self._thread = threading.Thread(target=self._write_all, name="kept requests", daemon=True)

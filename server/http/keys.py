@@ -103,9 +103,9 @@ class KeyRing:
         return known
 
     def _refresh(self) -> None:
-        """Read the file again if it changed. Raise SettingsError if it cannot be read the first time, is malformed or has no key. Later, a
-        file that cannot be read or is malformed leaves the keys as they are, which is better than shutting everyone out or letting everyone
-        in. A file without keys then removes all of its keys."""
+        """Read the file again if it changed. The first time, raise SettingsError if the file cannot be read, is malformed or has no key.
+        Later, a file that cannot be read or is malformed leaves the keys as they are, which is better than shutting everyone out or letting
+        everyone in, but a file without keys removes all keys that it had."""
         if self._file is None:
             return
         try:

@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         self._registry = registry
         self._lame_duck_s = settings.lame_duck_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hurries = False
+        self._hurries = False  # a second interrupt has come, so the running requests are ended
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then set the length of the accept queue, because asyncio uses one number for that length and for the number of connections

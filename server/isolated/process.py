@@ -3,8 +3,8 @@
     front ── this process ── a process per call
 
 This process prepares the job once. Each call is a fork, so that the kernel limits its time and memory, and can end it during an operation.
-A fork cannot open files or sockets or start processes; its environment has no secrets. One fork always waits, confined already, and takes
-the next call from the front itself, so an ordinary call waits for no fork.
+A fork cannot open files or sockets or start processes. Its environment is that of the front, from which `deploy/secrets.py` has removed the
+secrets. One fork always waits, confined already, and takes the next call from the front itself, so an ordinary call waits for no fork.
 """
 
 from __future__ import annotations

@@ -169,9 +169,9 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """True if a load balancer should send requests here. While models of the server's start still load, or once the server stops, it is
-        not ready. Then it is ready if any of its models serves. A server that has no models then is ready unless one of these loads has
-        failed or was cancelled: if there were none, or their models were unloaded, an administrator may load others."""
+        """True if a load balancer should send requests here. The server is not ready while models of its start still load, nor once it is
+        about to stop. Otherwise a server with models is ready if any of them serves. A server without models is ready unless a load of its
+        start has failed or was cancelled: if there were none, or their models were unloaded, an administrator may load others."""
         if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:

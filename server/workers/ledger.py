@@ -105,7 +105,7 @@ class Generation(Job):
         return FEW_UNREAD * self.submit.num_choices
 
     def lost(self) -> None:
-        """Record that no worker runs the request any more. If its client still has much to read, it is shelved."""
+        """Record that no worker runs the request any more. If it was leaving, and its client still has much to read, it is shelved."""
         Job.lost(self)
         self.is_shelved |= self.is_leaving and self.news.qsize() > self._few_unread
         self.is_leaving = False

@@ -238,7 +238,8 @@ class Scheduler:
     # --- the two parts of a plan -----------------------------------------------------------------------------------------
 
     def _plan_decodes(self) -> None:
-        """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced."""
+        """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced. Idle sequences get
+        at most `_left_for_idle` tokens together. Keys are charged if anything waits."""
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         encoding = self.encoding if len(self.encoding) else ()
