@@ -20,7 +20,7 @@ NUM_AXES = 3
 
 
 def along_positions(positions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the coordinates [tokens, 3] of text before any image: on all three axes, the position of the token."""
+    """Return each number of `positions` on all three axes: the coordinates [tokens, 3] of text before any image."""
     return np.repeat(positions[:, None], NUM_AXES, axis=1)
 
 

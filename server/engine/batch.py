@@ -2,8 +2,8 @@
 
 `prepare` builds the arrays while the device computes the previous step. The plan is then still open, that is, its items may change, and the
 tokens that the running step draws are missing. `build` adds them once the plan is settled, or builds the arrays anew if the plan has
-changed. Each running sequence owns a row in the page table of every cache group. The row is rewritten only when the sequence's pages have
-changed.
+changed. Each running sequence owns a row in the page table of every cache group. The row is rewritten only when another sequence gets it,
+or when the sequence's pages have changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Ints = NDArray[np.int32]
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """The arrays of a plan that had changed `num_changes` times when they were built. The tokens of the items in `unfinished` and `singles`
-    are still zeros."""
+    are zeros until `BatchBuilder.build` sets them."""
 
     plan: Plan
     num_changes: int
     batch: StepBatch
-    unfinished: list[tuple[int, Item]]  # items of several tokens, and where they begin in the batch
+    unfinished: list[tuple[int, Item]]  # items of several tokens that were not all known, and where the items begin in the batch
     singles: list[Item]  # items of one token, the last ones of the batch
 
     def shows(self, plan: Plan) -> bool:
@@ -124,8 +124,8 @@ class BatchBuilder:
         return rows[~are_hidden], rows[are_hidden]
 
     def _places(self, items: list[Item], seq_ids: Ints, positions: Ints, longest: int) -> tuple[Places, ...]:
-        """Return, for each cache group, where the keys and values of the tokens are stored, and the page tables. `longest` is the length of
-        the longest context."""
+        """Write the pages that have changed into the page tables. Return, for each cache group, where the keys and values of the tokens are
+        stored, and the rows of its page table. `longest` is the length of the longest context."""
         slots: list[int] = []
         for item in items:
             seq = item.seq

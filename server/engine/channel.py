@@ -1,10 +1,10 @@
 """The worker's end of the Unix socket to the front, the process that serves HTTP. A message is MessagePack after four little-endian bytes
 of length. The excerpts of a request are sent before it, one message each, so that no message keeps the front's event loop busy for long. A
-message that is too large or cannot be written is not sent. If it belongs to one request, only that request fails; otherwise the channel
-counts as lost, and the worker ends.
+message that is too large or cannot be written is not sent. If it brings a request, an embedding or pages, only its request fails; otherwise
+the channel counts as lost, and the worker ends.
 
-The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
-not read, the outbox fills; the engine then runs no steps, but still accepts aborts.
+The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from an outbox. While the front does not
+read, the outbox fills up; the engine then runs no steps, but still takes in messages, such as aborts.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def payload_bytes(header: bytes) -> int:
 
 
 def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
-    """Return a Failed message for the request to which `message` belongs, or None if it belongs to no single request. `error` says why the
-    message cannot be sent."""
+    """Return a Failed message for the request that `message` brings, or that its embedding or pages answer. Return None for every other
+    message. `error` says why the message cannot be sent."""
     if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
         return None
     text = f"the request or its answer cannot pass between processes: {error}"
@@ -96,7 +96,8 @@ class WorkerChannel:
     def __init__(self, connection: socket.socket, *, on_lost: Callable[[], None]) -> None:
         """`on_lost` is called on the channel's threads when the front is gone, or when messages can no longer be exchanged with it."""
         self.inbox: queue.Queue[FromFront] = queue.Queue(INBOX_MESSAGES)
-        self._outbox: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()  # `has_room` bounds it, so `send` never blocks
+        # Unbounded, so that `send` never blocks: the engine runs no steps while `has_room` is False. None ends the writing thread.
+        self._outbox: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()
         self._socket = connection
         self._on_lost = on_lost
         self._is_closing = False
@@ -125,7 +126,8 @@ class WorkerChannel:
         self._socket.close()
 
     def _read(self) -> None:
-        """Read messages into the inbox until the front is gone. This runs on a thread of its own."""
+        """Read messages into the inbox until the front is gone, or sends bytes that are no message. Then call `on_lost`, unless the channel
+        is being closed. This runs on a thread of its own."""
         parts: list[Part] = []
         try:
             with self._socket.makefile("rb") as stream:
@@ -138,7 +140,8 @@ class WorkerChannel:
             self._on_lost()
 
     def _take(self, message: FromFront | Part, parts: list[Part]) -> None:
-        """Put a message into the inbox, or keep a part of a request in `parts` until the request itself comes."""
+        """Keep a part of a request in `parts`. Put any other message into the inbox, with the parts that came before it if they are its
+        own, and forget the parts."""
         if isinstance(message, Part):
             parts.append(message)
             return
@@ -146,7 +149,8 @@ class WorkerChannel:
         parts.clear()
 
     def _write(self) -> None:
-        """Send what is queued until the channel is closed. This runs on a thread of its own."""
+        """Send what is queued until the channel is closed. Call `on_lost` if the front is gone, or if a message cannot be sent for which no
+        request can fail. This runs on a thread of its own."""
         try:
             while (message := self._outbox.get()) is not None:
                 self._socket.sendall(_framed(message))
@@ -158,7 +162,8 @@ class WorkerChannel:
 
 
 def _framed(message: FromWorker) -> bytearray:
-    """Return the frame of a message, or the frame of its request's failure if the message cannot be sent."""
+    """Return the frame of a message, or the frame of its request's failure if the message cannot be sent. Raise ChannelError if no request
+    can fail for it."""
     try:
         return frame(message)
     except ChannelError as error:

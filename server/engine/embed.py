@@ -35,7 +35,7 @@ class Text:
 
     @property
     def had_turn(self) -> bool:
-        return False  # a text runs in one step
+        return False  # no text or image returns to its queue
 
 
 class Embedder:
@@ -102,8 +102,8 @@ class Embedder:
 
     def step(self) -> bool:
         """Embed a batch of texts, and encode parts of images until ALONE_S have passed, at least one part. Texts of batch jobs wait while
-        other requests have images, and images of batch jobs wait while other requests have texts. Return False if there was nothing to
-        do."""
+        other requests have images, and images of batch jobs wait while other requests have texts. Return False if nothing was embedded or
+        encoded, because nothing waits, all that waited was too late, or the engine is paused."""
         if self._paused:
             return False
         are_live = any(embed is not None and embed.priority < IDLE for embed in self._seen) or is_live(self._images.first_priority)
@@ -116,7 +116,8 @@ class Embedder:
         return self._see() or bool(texts)
 
     def _see(self) -> bool:
-        """Go on with encoding images. Return whether a part has run."""
+        """Encode parts of images for ALONE_S, at least one part. Begin with the next images if none are being encoded. Publish the vectors
+        after the last part. Return False if there are no images."""
         if self._parts is None:
             images = self._take(self._images)
             if not images:
@@ -186,11 +187,11 @@ class Embedder:
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:
-    """Encode the vector of a text, or one vector per token, as an Embedding."""
+    """Encode the vector of a text, or one vector per token, as an Embedding. Scale each to length 1 if the request wants that."""
     written = [(_unit(vector) if embed.normalize else vector).astype("<f4").tobytes() for vector in vectors]
     return Embedding(embed.request_id, b"".join(written), len(embed.prompt_ids))
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector scaled to length 1."""
+    """Return a vector scaled to length 1. A vector of zeros stays as it is."""
     return vector / max(float(np.sqrt(np.square(vector, dtype=np.float64).sum())), 1e-12)

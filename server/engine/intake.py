@@ -18,7 +18,8 @@ from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Sub
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
-    tokens that it sent. Raise RequestError if this model cannot serve the request."""
+    tokens that it sent. The first choice computes log-probabilities of the prompt, unless it has sent tokens already. Raise RequestError if
+    this model cannot serve the request."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -60,7 +61,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
         if choice in submit.finished:
             seq.stage = Stage.FINISHED
         if choice == 0 and params.prompt_logprobs is not None and not emitted:
-            seq.prompt_logprobs = [None]
+            seq.prompt_logprobs = [None]  # the first token has no log-probability
         request.sequences.append(seq)
     return request
 
@@ -81,7 +82,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     )
     _check_ids(submit, limits.vocab_size)
     _check_audio(submit, limits.num_hops)
-    placed_excerpts(submit, limits.excerpts)
+    placed_excerpts(submit, limits.excerpts)  # raises if the text has tokens that stand for images or audio
     num_tokens = len(embed.prompt_ids)
     if num_tokens > limits.capacity:
         raise RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, f"the text has {num_tokens} tokens, expected 1 to {limits.capacity}")
@@ -95,8 +96,8 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
 
 
 def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError if the prompt is empty, or if any field of the request has a token outside the vocabulary. Such a token would
-    crash the worker and fail every request."""
+    """Raise RequestError if the prompt is empty, or if one of the fields below has a token outside the vocabulary. Such a token would crash
+    the worker and fail every request."""
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")
@@ -174,5 +175,6 @@ def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:
-    """Return the least and the greatest id. Checking every token of a long prompt in Python would delay the step."""
+    """Return the least and the greatest id, or nothing if there are no ids. Checking every token of a long prompt in Python would delay the
+    step."""
     return (min(ids), max(ids)) if ids else ()

@@ -42,7 +42,7 @@ class Outputs:
     drawing: list[Sequence] = field(default_factory=list[Sequence])
     places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
     masks: dict[Sequence, Mask] = field(default_factory=dict[Sequence, Mask])
-    batch: SampleBatch | None = None
+    batch: SampleBatch | None = None  # the arguments of the draw; None: `drawing` is empty
 
 
 class Engine:
@@ -86,7 +86,7 @@ class Engine:
         self._relay = relay
         self._batches = BatchBuilder(model.limits)
         self._sampler = Sampler(model)
-        self._has_announced = False
+        self._has_announced = False  # the front was told that the present steps may take long
 
     @property
     def has_work(self) -> bool:
@@ -137,7 +137,8 @@ class Engine:
         return plan
 
     def _announce(self, plan: Plan) -> None:
-        """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker."""
+        """Tell the front how long a step may take if that is long, so that the front does not mistake a slow step for a stalled worker.
+        Tell it (0.0) once steps are short again."""
         if not plan.has_work:
             return
         limit_s = self.scheduler.limit_s(plan)
@@ -146,7 +147,8 @@ class Engine:
             self._outbox.send(Step(limit_s if self._has_announced else 0.0))
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
-        """Return the masks of constrained rows. A mask depends only on tokens before the step, so the device may run meanwhile."""
+        """Return the masks of constrained rows. Park the sequences whose masks are late, and fail the requests whose constraints cannot be
+        followed. A mask depends only on tokens before the step, so the device may run meanwhile."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
@@ -174,7 +176,8 @@ class Engine:
         return self.exchange is not None and self.exchange.work()
 
     def _encode(self, plan: Plan) -> float:
-        """Encode for as long as the pace allows before the step of a plan, but at least one part. Return the seconds that it took."""
+        """Run parts of the encodings that a plan has chosen, for as long as the pace allows before its step, but at least one part. Return
+        the seconds that they took."""
         spent_s = longest_s = 0.0
         if not plan.encodings:
             return spent_s
@@ -196,7 +199,8 @@ class Engine:
         return logits, self._clock() - started
 
     def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
-        """Return what the rows of a step are used for. This depends only on tokens before the step, so the device may run meanwhile."""
+        """Return what the rows of a step are used for, and the arguments of its draw. This depends only on tokens before the step, so the
+        device may run meanwhile."""
         outputs = Outputs(masks=masks)
         finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0
@@ -238,8 +242,8 @@ class Engine:
                 take(seq, drawn)
 
     def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
-        """Return the arguments of the draw. If matchers read logits, first let them restrict their masks, and prepare the arguments
-        again."""
+        """Return the arguments of the draw: those of `outputs`. If matchers read logits, let them restrict their masks, and prepare the
+        arguments again."""
         reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
         if not reading:
             return outputs.batch

@@ -15,12 +15,12 @@ STATS_INTERVAL_S = 0.1
 
 @dataclass(slots=True)
 class Timing:
-    """Counts and times of steps since the engine started. `step_s` is the time from the launch of a step until its tokens are taken,
-    `kernel_s` the part of it that the call of the model (`StepModel.run`) took."""
+    """Counts and times of steps since the engine started. `step_s` adds up the times from the launch of each step until its tokens are
+    taken, `kernel_s` the parts of them that the calls of `StepModel.run` took. The last two fields are those of the last step alone."""
 
     num_steps: int = 0
     num_tokens: int = 0
-    num_prefill: int = 0  # prompt tokens, which num_tokens includes
+    num_prefill: int = 0  # tokens of prompts, and tokens computed again after a preemption; num_tokens includes them
     by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))  # steps per bucket of STEP_SIZES; the last: larger ones
     step_s: float = 0.0
     kernel_s: float = 0.0
@@ -44,7 +44,7 @@ class Outbox:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._events: list[TokenEvent] = []
-        self._stats_due = 0.0
+        self._stats_due = 0.0  # monotonic time of the next statistics while there is work; 0: there was none at the last look
 
     @property
     def has_news(self) -> bool:
@@ -54,7 +54,7 @@ class Outbox:
         self._events.append(event)
 
     def flush(self) -> None:
-        """Send the collected events in one message."""
+        """Send the collected events in one message, if there are any."""
         if self._events:
             events, self._events = self._events, []
             self._publish(Tokens(tuple(events)))
@@ -65,7 +65,8 @@ class Outbox:
         self._publish(message)
 
     def wants_stats(self, *, is_busy: bool) -> bool:
-        """Return whether statistics are due: at intervals while there is work, and once more when it ends."""
+        """Return whether statistics are due: at intervals while there is work, and once more when it ends. If they are, note when the next
+        ones are."""
         now = time.monotonic()
         if is_busy and now >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S

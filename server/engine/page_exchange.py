@@ -43,8 +43,8 @@ class _Giving:
     chain: Chain
     order: Iterator[tuple[int, int]]  # cache group and index of the pages that are left
     credit: int  # messages with pages that may be sent until the front asks for more
-    data: list[bytes] = field(default_factory=list[bytes])
-    num_bytes: int = 0
+    data: list[bytes] = field(default_factory=list[bytes])  # pages that were read and are not yet sent
+    num_bytes: int = 0  # their size
 
 
 @dataclass(slots=True, eq=False)
@@ -103,13 +103,14 @@ class PageExchange:
 
     @property
     def counts(self) -> PageCounts:
-        """The numbers of pages that were exchanged since the worker started."""
+        """The numbers of pages and of transfers since the worker started, and the time for which requests waited for pages."""
         return PageCounts(self._num_given, self._num_taken, self._num_tries, self._num_failed, self._num_left_out, self._waited_s)
 
     # --- give ------------------------------------------------------------------------------------------------------------
 
     def give(self, asked: GivePages) -> None:
-        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here."""
+        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here. It is empty if there are
+        no more than that server has."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(
@@ -122,7 +123,8 @@ class PageExchange:
         self._send(PagesGiven(asked.request_id, offer))
 
     def more(self, request_id: str) -> None:
-        """Allow one more message with pages, because one of those that were sent has been passed on."""
+        """Allow one more message with pages, because one of those that were sent has been passed on. Do nothing if the transfer has
+        ended."""
         if (giving := self._givings.get(request_id)) is not None:
             giving.credit += 1
 
@@ -153,7 +155,9 @@ class PageExchange:
     # --- take ------------------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> bool:
-        """Begin to take pages of the prompt from the server that a request names. Return whether the request is to wait for them."""
+        """Begin to take pages of the prompt from the server that a request names, and return whether the request is to wait for them. It is
+        not if it names no server or lacks no whole page, if computing is probably faster, if MOST_TRANSFERS are under way, or if the server
+        has failed a short time ago. A server that computes prompts for others is not asked to compute one with images or audio."""
         giver, submit = request.submit.giver, request.submit
         living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
         seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
@@ -212,7 +216,8 @@ class PageExchange:
         return sum(count * group.page_bytes for count, group in zip(counts, self._groups, strict=True))
 
     def _write(self, request: Request, taking: Taking) -> bool:
-        """Write the next page that has arrived. Return whether there was one."""
+        """Write the next page that has arrived, and publish it. Return whether there was one. Skip a page that is published already, or for
+        which there is no room. End the transfer after its last page, or if a page cannot be written."""
         if not taking.data and not self._receive(request, taking):
             return False
         assert taking.pages
@@ -235,7 +240,8 @@ class PageExchange:
         return True
 
     def _receive(self, request: Request, taking: Taking) -> bool:
-        """Look for the next arrival. Return whether there are pages to write."""
+        """Look for the next arrival. Return whether there are pages to write. End the transfer if it has failed, takes too long, offers
+        nothing, or offers more than fits."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
         except queue.Empty:
@@ -291,8 +297,8 @@ class PageExchange:
             raise PeerFault("it sent other bytes than the pages that it offers")
 
     def _end(self, request: Request, taking: Taking, fault: str, *, blames: bool = True) -> None:
-        """End a transfer. `fault` says why pages are missing, or is empty if none are. If the giver is to blame, it is not asked for a
-        while."""
+        """End a transfer: its request need not wait any longer. `fault` says why pages are missing, or is empty if none are. If the giver
+        is to blame (`blames`), it is not asked for a while."""
         del self._takings[request]
         taking.transfer.cancel()
         self._waited_s += self._clock() - taking.began_s
@@ -310,7 +316,7 @@ class PageExchange:
             log.warning("pages of %s:%d were not taken, and the prompt is computed here: %s", giver.host, giver.port, fault)
 
     def _has_failed(self, giver: Giver) -> bool:
-        """Return whether a server has failed a short time ago."""
+        """Return whether a server has failed a short time ago. Forget the failures that are older."""
         since_s = self._clock() - self._peering.avoid_s
         self._failed_s = {other: failed_s for other, failed_s in self._failed_s.items() if failed_s > since_s}
         return (giver.host, giver.port) in self._failed_s

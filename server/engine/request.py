@@ -22,7 +22,7 @@ TURN = 32  # least number of tokens that a sequence generates before other seque
 class Stage(Enum):
     """The stage of a sequence. Only the scheduler changes it. The choices that an earlier worker finished are FINISHED from the start."""
 
-    WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, or for a slot
+    WAITING = "waiting"  # waits for its constraint to be compiled, for pages of another server, for its leader's prompt, or for a slot
     PARKED = "parked"  # skips steps until its matcher answers
     RUNNING = "running"  # has a slot of the batch
     FINISHED = "finished"
@@ -57,7 +57,7 @@ class PlacedExcerpt:
 
     @property
     def offset(self) -> int:
-        """The number that is added to the positions of the tokens between this excerpt and the next one to get their coordinates."""
+        """The number that is added to the positions of the tokens after this excerpt, up to the next one, to get their coordinates."""
         return self.origin + max(self.excerpt.rows, self.excerpt.columns) - self.stop
 
 
@@ -81,14 +81,14 @@ class Request:
     whose only sequence draws no tokens."""
 
     submit: Submit
-    arrival: int
-    embed: Embed | None = None
-    sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
-    leader: Sequence | None = None
-    followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
+    arrival: int  # number of requests that arrived before it
+    embed: Embed | None = None  # the text to embed; None: the request generates
+    sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())  # its choices; empty once the request has ended
+    leader: Sequence | None = None  # None: the request is not scheduled yet, or every choice has generated tokens already
+    followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())  # choices that wait for the leader's prompt
     excerpts: tuple[PlacedExcerpt, ...] = ()  # excerpts of the prompt's images or recordings, in order of position
     ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
-    num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
+    num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache; None: none has begun
 
     @property
     def is_finished(self) -> bool:
@@ -101,18 +101,19 @@ class Sequence:
 
         num_reused <= num_computed <= num_tokens == num_known + num_awaited     num_prompt <= num_known <= max_len
 
-    reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: in the KV cache, or in a step that
-    was launched on the device, which works in order; known: in `token_ids`; awaited: not drawn yet, but their rows are being computed.
+    reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: in the KV cache, in a step that
+    was launched on the device, which works in order, or in the open plan; known: in `token_ids`; awaited: not drawn yet, but their rows are
+    being computed, or are in the open plan.
     """
 
     request: Request
     choice: int  # its number among the choices of the request
     token_ids: list[int]
     held: Held  # its pages
-    row: RowState
+    row: RowState  # the sampler's state
     max_len: int  # number of tokens, those of the prompt included, at which the choice ends with FinishReason.LENGTH
     stage: Stage = Stage.WAITING
-    slot: int = -1  # its row in the page tables of the batch while RUNNING
+    slot: int = -1  # its row in the page tables of the batch while RUNNING, otherwise -1
     matcher: Matcher | None = None  # None: every token is always allowed
     num_reused: int = 0
     num_computed: int = 0
@@ -122,9 +123,9 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
     prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of the text's tokens so far; None: not requested for each token
     unsent_ids: list[int] = field(default_factory=list[int])  # drawn or forced, but held back while the matcher selects a tool
-    unsent_logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
+    unsent_logprobs: tuple[TokenLogprob, ...] = ()  # those of `unsent_ids`, if log-probabilities are requested
+    finish_reason: FinishReason | None = None  # None: it has not ended, or its request has failed
+    stop_token_id: int | None = None  # the token that ended the choice, which is not in `token_ids`; None: no such token
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -134,7 +135,8 @@ class Sequence:
     @property
     def num_rows_known(self) -> int | None:
         """If the rows of all prompt tokens are requested, how many of them were computed already. None if only the row of the last token
-        is requested. Row i gives the log-probability of token i + 1, or the vector of token i."""
+        is requested, or once the log-probabilities of the prompt are complete. Row i gives the log-probability of token i + 1, or the
+        vector of token i."""
         if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
         return None if self.prompt_vectors is None else len(self.prompt_vectors)
@@ -188,8 +190,8 @@ class Sequence:
         return self.num_known - 1 if self.num_rows_known is None else self.num_rows_known
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Append a drawn or forced token. Return the reason if the choice ends with it, otherwise None. A stop token is recorded, but not
-        appended."""
+        """Append a drawn or forced token. Return the reason if the choice ends with it. Return None if it does not, or if the matcher is
+        late, so that this is not known yet. A stop token is recorded, but not appended."""
         if token_id in self.request.ender_ids and self.num_known - self.num_prompt >= self.request.submit.params.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
@@ -201,7 +203,8 @@ class Sequence:
         return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
     def drop(self, num_tokens: int) -> None:
-        """Remove the last `num_tokens` tokens, none of which was sent to the client."""
+        """Remove the last `num_tokens` tokens, none of which was sent to the client. The caller corrects the sampler's state, the pages and
+        the counts."""
         del self.token_ids[self.num_known - num_tokens :]
         self.unsent_ids = self.unsent_ids[: len(self.unsent_ids) - num_tokens]
         self.unsent_logprobs = self.unsent_logprobs[: len(self.unsent_ids)]

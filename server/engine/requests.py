@@ -64,7 +64,8 @@ class Requests:
     # --- arrival ---------------------------------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> None:
-        """Take in a request to generate. Send a failure if it cannot be served."""
+        """Take in a request to generate. Send a failure if it cannot be served. End the choices that have all their tokens already, and
+        begin to take pages from the server that it names."""
         try:
             request = self._open(submit)
         except RequestError as error:
@@ -96,7 +97,8 @@ class Requests:
         self._scheduler.add(request)
 
     def _open(self, submit: Submit) -> Request:
-        """Return the request of a Submit, with the matchers of its choices. Raise RequestError if it cannot be served."""
+        """Return the request of a Submit, with the matchers of its choices. Begin to compile its constraint, for which these choices then
+        wait. Raise RequestError if it cannot be served."""
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
@@ -130,7 +132,7 @@ class Requests:
 
     def admit(self) -> None:
         """End expired requests, schedule requests whose constraints are compiled or whose pages have arrived, and resume parked sequences
-        whose matchers have answered."""
+        whose matchers have answered. Fail requests whose constraints cannot be compiled or followed."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
@@ -154,8 +156,9 @@ class Requests:
                     self.give_up(seq, error)
 
     def _constrain(self, seq: Sequence) -> None:
-        """Schedule the request once the constraints of all its choices are compiled. Forced tokens are appended only after the prompt has
-        run: until then choices share the prompt, and the first event can report how many of its tokens the cache held."""
+        """Schedule the request once the constraints of all its choices are compiled. Raise ConstraintError if this one cannot be. Forced
+        tokens are appended only after the prompt has run: until then choices share the prompt, and the first event can report how many of
+        its tokens the cache held."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -171,7 +174,8 @@ class Requests:
     # --- tokens ----------------------------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
-        """Add a drawn token to a sequence, and send what may be sent. Park the sequence if its matcher is late."""
+        """Add a drawn token to a sequence, and send what may be sent. Park the sequence if its matcher is late. Fail its request if the
+        constraint cannot be followed, or if no token was drawn and no constraint can be dropped."""
         try:
             self._take(seq, drawn)
         except ConstraintError as error:
@@ -181,7 +185,9 @@ class Requests:
                 self.park(seq)
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
-        """Add a drawn token to a sequence, and send what may be sent. Raise ConstraintError if the constraint cannot be followed."""
+        """Add a drawn token to a sequence, and send what may be sent. If no token was drawn, drop the constraint of a tool call or, if
+        there is none, fail the request. If the token cannot continue the selection of a tool, take back the tokens of the selection
+        instead. Raise ConstraintError if the constraint cannot be followed."""
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
             self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request continues
             return
@@ -213,7 +219,7 @@ class Requests:
         self._parked.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
-        """Continue a parked sequence if its matcher has answered."""
+        """Continue or end a parked sequence if its matcher has answered."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -258,7 +264,7 @@ class Requests:
 
     def _event(self, seq: Sequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
         """Return the event that sends tokens of a choice. The first event of a choice also has the log-probabilities of the prompt, if they
-        are complete."""
+        are complete. Later events have none."""
         request, prompt_logprobs = seq.request, seq.prompt_logprobs
         seq.prompt_logprobs = None
         is_complete = prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt
@@ -285,7 +291,8 @@ class Requests:
                 self._end(seq, FinishReason.ABORT)
 
     def take_vectors(self, seq: Sequence, rows: NDArray[np.float32], *, is_last: bool) -> None:
-        """Take the vectors of the next tokens of a text, or the vector of its last token. The last vectors end the request."""
+        """Take the vectors of the next tokens of a text, or the vector of its last token. After the last ones, end the request and send its
+        vectors."""
         request, known = seq.request, seq.prompt_vectors
         assert request.embed is not None, request
         if known is not None:
@@ -301,7 +308,8 @@ class Requests:
         token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        """End a choice for a reason, and free its pages within this step. A text to embed ends as a whole."""
+        """End a choice for a reason, send its last tokens, and free its pages within this step. A text to embed ends as a whole. Do nothing
+        if the choice has ended already."""
         if seq.stage is Stage.FINISHED:
             return
         if seq.request.embed is not None:
@@ -349,7 +357,7 @@ class Requests:
         request.excerpts, request.submit = (), msgspec.structs.replace(request.submit, excerpts=(), audio=None)
 
     def _finish(self, seq: Sequence) -> None:
-        """Free what a sequence holds: its slot, its pages and its matcher."""
+        """Free what a sequence holds: its slot, its pages and its matcher. Stop taking pages for its request if no choice is left."""
         self._compiling.pop(seq, None)
         self._parked.discard(seq)
         self._scheduler.finish(seq)

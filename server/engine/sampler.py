@@ -53,7 +53,7 @@ class PenalisedTokens:
         self._num = len(prompt_ids)
         self._ids: Ids = prompt_ids  # copied before it is written
         self._counts: Ids = np.zeros(self._num, np.int32)
-        self._places: dict[int, int] = {}  # index in `ids` of each token that is not in the prompt
+        self._places: dict[int, int] = {}  # index in `ids` of each token that is not among `_prompt_ids`
 
     def add(self, token_id: int) -> None:
         """Count a token of the answer."""
@@ -144,11 +144,12 @@ class Sampler:
         self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Mask | None] | None = None, places: Sequence[int] | None = None
     ) -> list[Drawn]:
         """Draw one token per row. Row i uses the logits at `places[i]` (default: i). `masks[i]` is the mask of the tokens that its
-        constraint allows."""
+        constraint allows; None: all tokens."""
         return self.draw(logits, rows, self.prepare(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
 
     def prepare(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch | None:
-        """Return the arguments of `draw`, which need no logits. Return None if there are no rows. Masks are valid until the next call."""
+        """Return the arguments of `draw`, which can be prepared before there are logits. Return None if there are no rows. The next call
+        overwrites the masks in the result."""
         return self._batch(rows, masks, places) if rows else None
 
     def draw(self, logits: Logits, rows: Sequence[RowState], batch: SampleBatch | None) -> list[Drawn]:
@@ -160,7 +161,8 @@ class Sampler:
         return [self._drawn(row, token_id, sampled.logprobs, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
 
     def prompt_logprobs(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-        """Return the log-probabilities of prompt tokens. Row `first + i` has the raw logits before token i."""
+        """Return the log-probabilities of prompt tokens, each with `num_top` alternatives, but at most NUM_TOP. Row `first + i` has the raw
+        logits before token i."""
         rows = np.arange(first, first + len(token_ids), dtype=np.int32)
         tops = np.full(len(token_ids), min(num_top, NUM_TOP), np.int32)
         found = self._model.logprobs(logits, rows, np.array(token_ids, np.int32), tops)
@@ -205,7 +207,8 @@ class Sampler:
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
     """Return entry i of `logprobs` as the log-probability of a token. A distance is the difference between the largest logit and the
-    token's logit; a total is the sum of the tokens' probabilities, scaled so that the most probable token has 2^WEIGHT_BITS."""
+    token's logit; a total is the sum of the tokens' probabilities, scaled so that the most probable token has 2^WEIGHT_BITS. The result is
+    NaN if the total is 0, which marks an entry that was not requested."""
     total = int(logprobs.totals[i])
     normaliser = math.log(total) - WEIGHT_BITS * math.log(2) if total else math.nan
     top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)
@@ -239,7 +242,8 @@ def _lists(rows: Sequence[RowState]) -> Lists:
 
 
 def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArray[Any]]:
-    """Concatenate the entries of all rows, and return where each row's entries start."""
+    """Return where the entries of each row start, and the ids and the values of all rows, one row after the other. There is at least one
+    row."""
     starts = np.zeros(len(ids) + 1, np.int32)
     if not any(map(len, ids)):
         return starts, ids[0], values[0]

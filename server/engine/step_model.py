@@ -76,7 +76,7 @@ class StepBatch:
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending
     hidden_rows: NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)  # [h] tokens whose hidden states are requested, ascending
     seen: tuple[ExcerptTokens, ...] = ()  # the excerpts that have tokens in this step, ascending
-    # [t, 3] coordinates of each token, if the model reads three; None: each of the three is the token's position
+    # [t, 3] coordinates of each token, if the model reads three; None: it reads one, or each of the three is the token's position
     axes: NDArray[np.int32] | None = None
 
 
@@ -85,7 +85,7 @@ class GroupLimits:
     """The limits of a cache group: see `runtime.cache_groups`."""
 
     num_pages: int  # page 0 is never allocated: padding points at it
-    window: int | None = None  # tokens that a token attends to, itself included; None: all before it
+    window: int | None = None  # tokens that a token attends to, itself included; None: itself and all before it
     keeps_states: bool = False  # a page has the state after its last token, so a sequence can continue only after full pages
     page_size: int = PAGE_SIZE  # tokens per page: a multiple of PAGE_SIZE
     page_bytes: int = 0  # bytes of a page as `read_page` returns it; 0: pages cannot be read or written
@@ -98,8 +98,10 @@ class GroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class SeeingLimits:
-    """The crops of images that a model sees. A crop is one square or, if images keep their size, any number of squares of one size."""
+    """The crops of images that a model sees. A crop is one square or, if images keep their size, a rectangle of up to `most_squares`
+    squares of one size."""
 
+    # `medium`, `parts` and `reads` are words for messages; `medium` also names the measured cost of an encoding (`pace.Measured`)
     kind: ClassVar[type[Excerpt]] = Crop
     medium: ClassVar[str] = "image"
     parts: ClassVar[str] = "crops of images"
@@ -120,7 +122,7 @@ class SeeingLimits:
         return Crop.of(bytes(self.square_bytes * edge**2), edge * self.edge_tokens, edge * self.edge_tokens)
 
     def share(self, num_tokens: int) -> float:
-        """Return the cost of encoding a crop with this number of tokens, as a share of the cost of `example`."""
+        """Return the cost of encoding crops with this number of tokens in all, as a share of the cost of `example`."""
         return num_tokens / (self._example_edge * self.edge_tokens) ** 2
 
     @property
@@ -141,7 +143,7 @@ class SeeingLimits:
 
 @dataclass(frozen=True, slots=True)
 class ListeningLimits:
-    """The clips of recordings that a model hears in conversations."""
+    """The clips of recordings that a model hears in conversations. The class variables are those of `SeeingLimits`."""
 
     kind: ClassVar[type[Excerpt]] = Clip
     medium: ClassVar[str] = "audio"
@@ -154,8 +156,8 @@ class ListeningLimits:
     frames_each: int  # number of frames that one token stands for; a frame is two hops
     token: int  # id of the token whose places in the prompt read the encoder's rows
     cost: int  # prompt tokens that take about as long as encoding `example`: an estimate, used until that encoding is measured
-    ends: bool  # a clip may have fewer hops than a window
-    piece_hops: int = 0  # hops that the encoder reads apart from others: see `runtime/hops.py`
+    ends: bool  # a clip may end before its window does, that is, have fewer hops
+    piece_hops: int = 0  # hops of a piece that the encoder reads apart from others: see `runtime/hops.py`; 0: it reads no such pieces
 
     @property
     def example(self) -> Clip:
@@ -167,7 +169,7 @@ class ListeningLimits:
         return tokens_of(num_hops, self.frames_each, self.piece_hops)
 
     def share(self, num_tokens: int) -> float:
-        """Return the cost of encoding a clip with this number of tokens, as a share of the cost of `example`."""
+        """Return the cost of encoding clips with this number of tokens in all, as a share of the cost of `example`."""
         return num_tokens / self.num_tokens(self.num_hops)
 
     def fault(self, clip: Excerpt) -> str:
@@ -300,6 +302,6 @@ class EmbedModel(Protocol):
         ...
 
     def see(self, crops: Sequence[Crop]) -> InParts[NDArray[np.float32]]:
-        """Return one vector per image [n, embedding_size], not normalised. A row depends only on its own image. `run` may be called between
-        two parts, but `see` may not."""
+        """Compute in parts one vector per image [n, embedding_size], not normalised. A row depends only on its own image. `run` may be
+        called between two parts, but `see` may not."""
         ...

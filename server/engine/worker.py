@@ -69,12 +69,12 @@ class LoadedModel:
     # returns the content of tokenizer.json, once a constraint needs it; None: there is no tokenizer, so constraints on whole answers are
     # refused, and those on tool calls are ignored
     read_tokenizer: Callable[[], bytes] | None = None
-    overlap: bool = True
+    overlap: bool = True  # host work overlaps with the device's work: see `OverlappedEngine`
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
     card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     relay: Relay | None = None  # the stages of the model before this process; None: it computes all layers
-    # does work that makes later requests faster and would have delayed the first; `Settling` calls it on another thread
+    # does work that makes later requests faster and would have delayed the first, if there is any; `Settling` calls it on another thread
     settle: Callable[[], None] | None = None
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
@@ -83,8 +83,9 @@ Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
 def serve_worker(socket_fd: int, build: Build) -> None:
-    """Serve the front through an inherited socket until the front stops or drains this worker. If the front is gone, exit at once. Raise
-    TypeError if the first message is no Load."""
+    """Load a model, and serve the front through an inherited socket until the front stops or drains this worker. If the load fails, tell
+    the front and return. If the front is gone, or serving fails, end the process at once. Raise TypeError if the first message is no
+    Load."""
     connection = socket.socket(fileno=socket_fd)
     connection.set_inheritable(False)  # if a child inherited it, the front would not notice the end of this process
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))
@@ -126,8 +127,8 @@ def serve_worker(socket_fd: int, build: Build) -> None:
 
 
 def _end_without(name: str, lost: StageLost) -> None:
-    """End this process because a stage is lost. If something outside killed the stage, end by SIGKILL, so that the front hardly blames
-    the running requests. Otherwise end with an error, for which the front may blame them."""
+    """End this process because a stage is lost. If no request can be the cause, end by SIGKILL, so that the front blames the running
+    requests only a little (`ledger.KILLED`). Otherwise end with an error, for which the front blames them as for a crash."""
     log.critical("the worker of %s ends, because it cannot go on without a stage: %s", name, lost)
     logging.shutdown()
     if lost.from_outside:
@@ -136,7 +137,7 @@ def _end_without(name: str, lost: StageLost) -> None:
 
 
 def _verify(damage: Callable[[], str], channel: WorkerChannel) -> None:
-    """Verify the model's files, and report damage to the front. This runs on a thread of its own."""
+    """Verify the model's files. If they are damaged, report that to the front. This runs on a thread of its own."""
     if fault := damage():
         channel.send(Damaged(fault))
 
@@ -162,7 +163,7 @@ class Worker:
         self._next_report_s = clock() + CARD_S
         self._draining = False
         self._stopping = False
-        self._is_cold = True
+        self._is_cold = True  # there was no moment without work yet
 
     def run(self) -> None:
         """Serve until the front stops this worker, or until its last request has ended after the front has asked it to drain."""
@@ -181,7 +182,8 @@ class Worker:
         self._engine.close()
 
     def _receive(self) -> None:
-        """Handle messages for at most RECEIVE_S. Wait for the first message if the engine has no work."""
+        """Handle messages for at most RECEIVE_S. If the engine has no work and the worker is not draining, wait for the first message. If
+        none comes within a time, call `_rest` instead."""
         if not self._engine.has_work and not self._draining:
             will_rest = self._is_cold or (self._settling is not None and self._settling.is_due)
             timeout_s = REST_S if will_rest else None if self._card_usage is None else CARD_S
@@ -196,15 +198,17 @@ class Worker:
                 self._handle(self._channel.inbox.get_nowait())
 
     def _report_card(self) -> None:
-        """Send the usage of the GPU every CARD_S seconds, if the model runs on one."""
+        """Send the usage of the GPU if the last report was CARD_S seconds ago. Do nothing if the model runs on none, or the usage is not
+        known."""
         if self._card_usage is not None and self._clock() >= self._next_report_s:
             self._next_report_s = self._clock() + CARD_S
             if (usage := self._card_usage()) is not None:
                 self._channel.send(Card(usage))
 
     def _rest(self) -> None:
-        """Use a moment without work: let `Settling` go on, and at the first such moment start the zygote, from which the processes of
-        constraints are forked. This is not done when the worker starts, because right after a restart, resubmitted requests come first."""
+        """Use a moment without work: settle the model if steps have run (`server/settling.py`), and at the first such moment start the
+        zygote, from which the processes of constraints are forked. The zygote does not start with the worker, because right after a
+        restart, resubmitted requests come first."""
         if self._settling is not None:
             self._settling.rest()
         if self._is_cold and self._constraints is not None:
@@ -212,7 +216,7 @@ class Worker:
         self._is_cold = False
 
     def _handle(self, message: FromFront) -> None:
-        """Do what a message of the front asks for."""
+        """Do what a message of the front asks for. Refuse new requests while the worker drains. Raise TypeError for a second Load."""
         match message:
             case Submit() | Embed() if self._draining:
                 text = "the model is being unloaded and accepts no new requests"
@@ -233,7 +237,8 @@ class Worker:
                 raise TypeError("a second Load has arrived; expected one per process")
 
     def _give(self, message: GivePages | MorePages) -> None:
-        """Read pages for another server, or say that there are none."""
+        """Begin to give pages to another server, or allow one more message with pages. If the engine exchanges no pages, tell the front
+        that there are none."""
         exchange = None if isinstance(self._engine, Embedder) else self._engine.exchange
         if exchange is None:
             self._channel.send(PagesGiven(message.request_id))
@@ -259,7 +264,7 @@ def engine_of(
     peering: Peering | None = None,
 ) -> Engine | Embedder:
     """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. `peering`
-    says how pages are exchanged with other servers; None: not at all."""
+    says how pages are exchanged with other servers; None: not at all. A model that is divided never exchanges pages."""
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)

@@ -72,7 +72,7 @@ class Passed:
     """The result of the access check of a request."""
 
     access: Access
-    key_digest: str = ""  # identifies the key without revealing it
+    key_digest: str = ""  # identifies the key without revealing it; empty: the request has no key, or needs none
     tenant: str = ""  # requests of one tenant may reuse each other's cached state; empty: the server has no keys
     is_admin: bool = False  # the request may also use the administration
     limits: KeyLimits = UNLIMITED
@@ -142,12 +142,14 @@ class Guard:
         return Passed(Access.PEER)
 
     def limits_of(self, passed: Passed) -> KeyLimits:
-        """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone."""
+        """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone or is no API
+        key."""
         now = self._api.limits_of(passed.key_digest)
         return passed.limits if now is None else now
 
     def limits_now(self, passed: Passed) -> KeyLimits:
-        """Return the present limits of the key that has passed earlier. Raise ApiError if the key is gone."""
+        """Return the present limits of the key that has passed earlier, or on a server without API keys the limits of then. Raise ApiError
+        if the key is gone."""
         if not self._api.exists:
             return passed.limits
         for ring in (self._admin, self._api):
@@ -156,7 +158,7 @@ class Guard:
         raise ApiError(INVALID_API_KEY, "the API key is no longer valid", headers={"www-authenticate": "Bearer"})
 
     def _check_host(self, host: str) -> None:
-        """Raise ApiError unless the request names this server as its host."""
+        """Raise ApiError unless the request names as its host this server or one of `allowed_hosts`."""
         name = re.sub(r":\d+$", "", host.lower())
         if name not in self._hosts:
             raise ApiError(
@@ -201,7 +203,8 @@ def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
 
 
 def _of_socket(headers: Mapping[str, str]) -> str:
-    """Return the key that a page names among the protocols of a WebSocket, because a page can set no other header of one."""
+    """Return the key that a page names among the protocols of a WebSocket, because a page can set no other header of one. Return an empty
+    text if it names none."""
     names = (name.strip() for name in headers.get("sec-websocket-protocol", "").split(","))
     return next((name.removeprefix(SOCKET_KEY) for name in names if name.startswith(SOCKET_KEY)), "")
 

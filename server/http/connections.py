@@ -34,7 +34,7 @@ class Connections:
         self.is_stopping = False  # the server stops: each connection closes after its answer
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # connections without a request, longest idle first
-        self._surplus: set[Connection] = set()
+        self._surplus: set[Connection] = set()  # connections beyond the limit, which are kept for probes
 
     def opened(self, connection: Connection) -> None:
         """Count a new connection. If there are too many, close the one that has been idle longest. If all others are busy, keep the new one
@@ -75,7 +75,8 @@ class Connections:
         await asyncio.sleep(0)
 
     def takes(self, connection: Connection, path: bytes) -> bool:
-        """Return whether a request for `path` may be answered on this connection."""
+        """Return whether a request for `path` may be answered on this connection. A connection that is kept for probes takes only these,
+        until there are no longer too many connections."""
         if len(self._open) <= self.most:
             self._surplus.clear()
         return connection not in self._surplus or path in PROBES

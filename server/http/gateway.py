@@ -61,7 +61,9 @@ class Gateway:
         kept: KeptRequests | None = None,
         is_leaving: Callable[[], bool] = lambda: False,
     ) -> None:
-        """While `is_leaving` returns true, each answer closes its connection, so that clients send their next request elsewhere."""
+        """`error_shapes`: how errors are encoded below each path. `watchers` are called when a request has ended. `kept` keeps requests and
+        answers; None: nothing is kept. While `is_leaving` returns true, each answer closes its connection, so that clients send their next
+        request elsewhere."""
         self._app = app
         self._settings = settings
         self._guard = guard
@@ -74,7 +76,8 @@ class Gateway:
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request. What the endpoint needs to know about its sender is in the scope's `Caller`."""
+        """Serve a request of HTTP, and pass anything else on unchanged. What the endpoint needs to know about the sender is in the scope's
+        `Caller`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

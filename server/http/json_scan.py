@@ -20,18 +20,18 @@ MAX_DEPTH = 64  # levels of nested lists and objects, limited because later step
 
 TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 PIECE_BYTES = 64 << 10  # scanned within 3 ms
-KINDS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))
+KINDS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # as int8: 1 opens a level, -1 closes one
+NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))  # all bytes but those that are counted outside of strings
 
 
 @dataclass(slots=True)
 class JsonScan:
     """Counts the values of a JSON text that arrives in pieces. Invalid JSON is counted as well; the decoder refuses it."""
 
-    num_commas: int = 0
-    num_parts: int = 0
-    num_escapes: int = 0
-    depth: int = 0
+    num_commas: int = 0  # outside of strings
+    num_parts: int = 0  # objects, lists, names and texts
+    num_escapes: int = 0  # backslashes
+    depth: int = 0  # levels that are open after the last piece
     _is_inside: bool = False  # the last piece ended inside a string
     _carried: bytes = b""  # a backslash at the end of the last piece, whose escape continues in the next
 

@@ -39,14 +39,15 @@ class Exchange:
     __slots__ = ("answer", "body", "is_complete", "is_compressed", "num_bytes")
 
     def __init__(self) -> None:
-        self.body = b""
+        self.body = b""  # empty: the request has none, or its endpoint reads it
         self.is_compressed = False  # whether the answer is compressed with gzip
         self.answer: list[bytes] = []
-        self.num_bytes = 0
-        self.is_complete = False
+        self.num_bytes = 0  # size of the answer so far
+        self.is_complete = False  # whether the last part of the answer was added
 
     def add(self, part: bytes, *, more: bool) -> None:
-        """Add a part of the answer. `more`: further parts follow."""
+        """Add a part of the answer. `more`: further parts follow. A part beyond MOST_ANSWER_BYTES is only counted, and the answer to a
+        request without a body is ignored."""
         if not self.body:
             return
         self.num_bytes += len(part)
@@ -73,14 +74,15 @@ class KeptRequests:
         self.of = tuple(of)
         self._file = _open(path)
         self._ended: queue.SimpleQueue[tuple[RequestRecord, Exchange] | None] = queue.SimpleQueue()
-        self._num_lost = 0
+        self._num_lost = 0  # requests that were dropped since the thread last wrote one
         self._num_taken_bytes = 0  # bytes of all exchanges that were put into the queue
         self._num_written_bytes = 0  # bytes of all exchanges that the thread has written or given up; only the thread changes this number
         self._thread = threading.Thread(target=self._write_all, name="kept requests", daemon=True)
         self._thread.start()
 
     def keep(self, record: RequestRecord, exchange: Exchange) -> None:
-        """Keep an exchange that has ended, if a model answered it."""
+        """Queue an exchange that has ended, if a model answered it, `is_kept` is true, and `of` names its model or key. If too much waits
+        already, only count it as lost."""
         if not record.model or not exchange.is_kept or not self._is_wanted(record):
             return
         waiting = self.num_waiting_bytes
@@ -105,7 +107,8 @@ class KeptRequests:
         self._thread.join(CLOSE_S)
 
     def _write_all(self) -> None:
-        """Write exchanges until the server stops. This runs on a thread of its own."""
+        """Write exchanges until the server stops. Log those that cannot be written, and how many were lost. This runs on a thread of its
+        own."""
         with self._file as file:
             while (ended := self._ended.get()) is not None:
                 lost, self._num_lost = self._num_lost, 0

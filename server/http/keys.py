@@ -60,8 +60,9 @@ class Known:
 
 
 class KeyRing:
-    """A set of keys, given in the settings or in a file. The file is read again when it changes. `setting` is the name of the setting, for
-    errors. `takes_limits` is false for keys that may do everything."""
+    """A set of keys, given in the settings, in a file, or in both. The file is read again when it changes. `setting` is the name of the
+    setting, for errors. `takes_limits` is false for keys that may do everything. Raise SettingsError if a key is malformed, or the file
+    cannot be used."""
 
     def __init__(self, keys: Sequence[str], file: Path | None, setting: str, *, takes_limits: bool = True) -> None:
         self._takes_limits = takes_limits
@@ -85,7 +86,7 @@ class KeyRing:
         return found
 
     def limits_of(self, short_digest: str) -> KeyLimits | None:
-        """Return the limits of the key with this digest, or None if the set has no such key."""
+        """Return the limits of the key with this short digest (see `short`), or None if the set has no such key."""
         self._refresh()
         return next((known.limits for known in (*self._given, *self._read) if short(known.digest) == short_digest), None)
 
@@ -102,8 +103,9 @@ class KeyRing:
         return known
 
     def _refresh(self) -> None:
-        """Read the file again if it changed. Raise SettingsError if it cannot be read the first time. Later, a file that cannot be read
-        leaves the keys as they are, which is better than shutting everyone out or letting everyone in."""
+        """Read the file again if it changed. The first time, raise SettingsError if the file cannot be read, is malformed or has no key.
+        Later, a file that cannot be read or is malformed leaves the keys as they are, which is better than shutting everyone out or letting
+        everyone in, but a file without keys removes all keys that it had."""
         if self._file is None:
             return
         try:

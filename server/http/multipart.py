@@ -26,7 +26,7 @@ class Form:
     def __init__(self, content_type: str, sink: Sink) -> None:
         """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares none."""
         self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
-        self.filename: str | None = None
+        self.filename: str | None = None  # None: the file has not begun
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
         self._pending = bytearray(b"\r\n")  # the first boundary has no line break before it
@@ -67,8 +67,8 @@ class Form:
         return self._begin_part(at + len(self._end), file_name)
 
     def _begin_part(self, at: int, file_name: str) -> bool:
-        """Read what follows a boundary that ends at `at`: the headers of a part, or the end of the form. Return False if it has not arrived
-        yet. Raise ApiError if the headers are too large or malformed."""
+        """Finish the part before a boundary that ends at `at`, and read what follows: the headers of a part, or the end of the form. Return
+        False, and do neither, if that has not arrived yet. Raise ApiError if the headers are too large or malformed."""
         head = bytes(self._pending[at : at + MAX_HEADER_BYTES])
         if head.startswith(b"--"):
             self._finish_part()

@@ -72,7 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.is_lingering = False
+        self.is_lingering = False  # the connection is closing, and bytes that the client still sends are dropped: see `lingers`
         self._received = bytearray()  # received and not parsed
         self._body: Body | None = None  # body of the request whose head has been parsed; None: the next bytes are a head
         self._head_tail = b""  # the last bytes of the head so far, in which the empty line may begin
@@ -81,8 +81,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_fresh = True  # the request did not wait for an earlier answer
         self._is_reading = True
         self._eof = asyncio.Event()  # the client has closed its sending half
-        self._num_lingering_bytes = 0
-        self._is_refused = False
+        self._num_lingering_bytes = 0  # bytes that were received while lingering
+        self._is_refused = False  # `_refuse` was called
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
@@ -117,7 +117,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them."""
+        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them, and close it after
+        LINGER_BODIES bodies."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -128,8 +129,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._advance()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
-        """Return whether to keep the connection open to send pending answers. The client has closed its sending half, or both halves: TCP
-        does not tell which."""
+        """Take what is left of the received bytes. Return whether to keep the connection open to send pending answers; over TLS, or while
+        the connection lingers, close it. The client has closed its sending half, or both halves: TCP does not tell which."""
         self._eof.set()
         if self.transport.get_extra_info("ssl_object") is not None or self.is_lingering:
             self.transport.close()  # sends the delayed end of an answer first; asyncio would close its own transport without it
@@ -142,7 +143,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _probe(self) -> None:
         """Find out whether a client that waits for its answer has left. Reading does not show this if the client has closed its sending
         half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the connection. Write
-        nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats."""
+        nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats. To a client of
+        HTTP/1.0 nothing can be written before the answer, so `_give_up` follows instead."""
         self._probe_timer = None
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
@@ -161,8 +163,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def lingers(self) -> bool:
-        """Return whether the connection stays open to read what the client still sends. Closing it at once would reset it, and a reset may
-        destroy the answer on its way."""
+        """If the client may still be sending, begin to linger: close only the sending half, and read what comes, for at most LINGER_S.
+        Return whether this began now; otherwise the connection may be closed. Closing it while the client sends would reset it, and a reset
+        may destroy the answer on its way."""
         is_sending = bool(self._received) or self._body is not None or self._is_refused
         if self.is_lingering or self._eof.is_set() or self._socket.is_closing() or not is_sending:
             return False
@@ -218,7 +221,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _advance(self, *, may_decode: bool = False) -> None:
         """Parse received bytes as far as possible. One piece of a chunked body is decoded if `may_decode`. Other pieces wait for turns,
-        because many small chunks take long."""
+        because many small chunks take long. Then close the connection if the client has stopped sending and nothing waits. Otherwise read
+        on, unless too many bytes wait, and begin to probe whether the client has left."""
         while self._received and not (self._waits_for_turn or self._is_blocked or self.transport.is_closing()):
             num_before = len(self._received)
             if self._body is None:
@@ -246,7 +250,7 @@ class GuardedProtocol(HttpToolsProtocol):
             (self._socket.resume_reading if wanted else self._socket.pause_reading)()
 
     def _take_head(self) -> None:
-        """Give the parser the received part of the head, but nothing beyond it."""
+        """Give the parser the received part of the head, but nothing beyond it. Refuse a head that is too large or malformed."""
         self._unset_keepalive_if_required()
         if not self._num_head_bytes:
             self.parser = httptools.HttpRequestParser(self)
@@ -275,7 +279,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
 
     def _take_body(self, body: Body) -> None:
-        """Decode a piece of the body, and pass it to the application."""
+        """Decode a piece of the body, and pass it to the application. Refuse a body whose framing is malformed."""
         try:
             data = body.take(self._received)
         except ApiError as error:
@@ -356,7 +360,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:
-        """Send an error for a request that is not valid HTTP, in the envelope of every other error, unless another answer has begun."""
+        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before, send the error
+        in OpenAI's shape, unless an answer has begun."""
         self._is_refused = True
         if self._is_answering:
             self.cycle.disconnected = True  # the application gets no more of the body, and sends no answer

@@ -13,7 +13,7 @@ class Proxies:
     """Knows the proxies in front of this server."""
 
     def __init__(self, networks: Sequence[str], root_path: str | None) -> None:
-        """`networks` are the addresses of proxies; requests may have the prefix `root_path` in front of their paths."""
+        """`networks` are the addresses of proxies. Requests may have the prefix `root_path` in front of their paths; None: no prefix."""
         self._networks = [ip_network(each, strict=False) for each in networks]
         self._root_path = (root_path or "").rstrip("/")
 
@@ -31,7 +31,8 @@ class Proxies:
 
     def client(self, peer: str, forwarded: str) -> str:
         """Return the address of a client. If `peer` is a proxy, that is the last address of its header X-Forwarded-For that is no proxy's:
-        a proxy appends the address of its client, and everything before comes from that client."""
+        a proxy appends the address of its client, and everything before comes from that client. If a malformed address comes after that
+        one, or all addresses that are read are those of proxies, return the proxy's address that was found last."""
         found = peer
         for hop in reversed(forwarded.split(",")[-MOST_HOPS:]):
             if not self._is_proxy(found) or not _is_address(hop := hop.strip()):

@@ -48,7 +48,7 @@ class KeyUse:
         self._buckets = {name: Bucket(rate, float(rate), now_s()) for name, rate in rates.items() if rate is not None}
 
     def begin(self) -> None:
-        """Count a request that begins, or raise ApiError if it exceeds a rate."""
+        """Count a request that begins, or raise ApiError if it exceeds a rate, or the number of requests at once."""
         most = self.limits.concurrent_requests
         if most is not None and self.num_running >= most:
             raise _refusal(f"the key has {self.num_running} running requests, as many as it may have", BUSY_S)
@@ -100,7 +100,7 @@ class KeyUse:
 
 
 class Rates:
-    """The use of each key that has rates. There are never more entries than keys of the operator."""
+    """The use of each key that has rates. Only keys of the operator get an entry, so there are few."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s

@@ -28,18 +28,18 @@ class RequestRecord:
     key: str = ""  # group or beginning of the digest of the client's key
     is_probe: bool = False  # a health check or a scrape of metrics, repeated every few seconds
     handler: str = ""  # the route's pattern that the path matched
-    status: int = 0
-    model: str = ""
+    status: int = 0  # set when the request has ended
+    model: str = ""  # the model that the prompt was submitted to
     fingerprint: str = ""  # fingerprint of the model that answers
     seed: int = 0  # seed of the sampler: the request's, or the one that the server drew
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    received_s: float | None = None  # time when the whole body had arrived
+    received_s: float | None = None  # time when the whole body had arrived, or when access was checked if the gateway reads no body
     submitted_s: float | None = None  # time when the first prompt was submitted to the model's worker
     first_s: float | None = None  # time when the first token arrived
-    generated_s: float | None = None  # time when the last token arrived
-    ended_s: float = 0.0
-    charge: Callable[[int], None] | None = None  # counts tokens for the rates of the client's key
+    generated_s: float | None = None  # time when the latest generation with a token ended
+    ended_s: float = 0.0  # 0: the request has not ended
+    charge: Callable[[int], None] | None = None  # counts tokens for the rates of the client's key; None: the key has no rates
 
     def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int = 0) -> None:
         """Record when the first prompt was submitted, and the model, its fingerprint and the seed, which decide the answer."""
@@ -47,7 +47,8 @@ class RequestRecord:
         self.submitted_s = self.submitted_s or now_s
 
     def count(self, prompt_tokens: int, completion_tokens: int = 0, first_s: float | None = None, ended_s: float | None = None) -> None:
-        """Add the tokens and times of one prompt whose generation has ended."""
+        """Add the tokens and times of one prompt whose generation has ended, and charge the tokens to the client's key. `first_s` is None
+        if no token arrived."""
         if self.charge is not None:
             self.charge(prompt_tokens + completion_tokens)
         self.prompt_tokens += prompt_tokens
@@ -68,7 +69,7 @@ class Watcher(Protocol):
 
 
 def write_line(record: RequestRecord) -> None:
-    """Write the access line: at level warning if the server failed, at level debug if the request is a probe."""
+    """Write the access line: at level debug if the request is a probe, at level warning if the server failed, otherwise at level info."""
     level = logging.DEBUG if record.is_probe else logging.WARNING if record.status >= 500 else logging.INFO
     if not log.isEnabledFor(level):
         return

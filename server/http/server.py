@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         self._registry = registry
         self._lame_duck_s = settings.lame_duck_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hurries = False
+        self._hurries = False  # a second interrupt has come, so the running requests are ended
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then set the length of the accept queue, because asyncio uses one number for that length and for the number of connections
@@ -75,8 +75,9 @@ class Server(uvicorn.Server):
                 same.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received.
-        uvicorn waits for every connection, but closes only those that it has when it begins, and none whose client reads nothing."""
+        """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received. uvicorn
+        waits for every connection, but closes only those that it has when it begins, and none whose client reads nothing. So this closes
+        the others."""
         if num_running := len(self.server_state.tasks):
             drain_s = self.config.timeout_graceful_shutdown
             log.info("stopping: running requests (%d) have %s s to finish; a second interrupt ends them now", num_running, drain_s)
@@ -92,7 +93,8 @@ class Server(uvicorn.Server):
             handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once."""
+        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With
+        `lame_duck_s`, the first SIGTERM to a ready server begins that time instead."""
         if sig == signal.SIGTERM and self._lame_duck_s and self._registry.ready and self._loop is not None:
             self._registry.leaving = True  # a server that is not ready gets no requests, so it stops at once, as at a second signal
             self._loop.call_soon_threadsafe(self._become_lame_duck)
@@ -106,7 +108,7 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     def _become_lame_duck(self) -> None:
-        """Stop after `lame_duck_s`."""
+        """Log that the server will stop, and stop it after `lame_duck_s`."""
         log.info("stopping: the server is not ready any more, and accepts requests for %g s", self._lame_duck_s)
         asyncio.get_running_loop().call_later(self._lame_duck_s, self.handle_exit, signal.SIGTERM, None)
 
@@ -119,7 +121,8 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Treat a closed terminal like SIGTERM, unless the server was started to outlive it (`nohup`)."""
+        """Stop also when the terminal is closed (SIGHUP), without waiting for `lame_duck_s`, unless the server was started to outlive the
+        terminal (`nohup`)."""
         with super().capture_signals():
             hears = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             before = signal.signal(signal.SIGHUP, self.handle_exit) if hears else None

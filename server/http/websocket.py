@@ -58,7 +58,8 @@ class Message:
 
 
 def asks_for_socket(method: str, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Return whether the head of a request asks to become a WebSocket, on a path that may become one."""
+    """Return whether the head of a request asks to become a WebSocket, on a path that may become one. Such a request is a GET without a
+    body."""
     given: dict[bytes, bytes] = {}
     for name, value in headers:
         given[name] = b",".join((given[name], value)) if name in given else value
@@ -80,7 +81,7 @@ def fault_of(headers: Mapping[str, str]) -> str:
 
 
 def accept_of(key: str) -> str:
-    """Return the server's part of the handshake."""
+    """Return the server's part of the handshake, the value of Sec-WebSocket-Accept, for the client's Sec-WebSocket-Key."""
     return base64.b64encode(hashlib.sha1(f"{key}{MAGIC}".encode(), usedforsecurity=False).digest()).decode()
 
 

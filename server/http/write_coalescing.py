@@ -1,8 +1,8 @@
-"""Send all writes of one iteration of the event loop together, at the end of the iteration.
+"""Send all writes of one iteration of the event loop together, right after the iteration.
 
 An engine step brings a token for every stream. If each token were sent as soon as it is formatted, each write would wake its client while
-other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. All data that a
-connection writes in one iteration is sent by one call.
+other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. All data that a connection writes in
+one iteration is sent by one call, unless it is more than MAX_HELD_BYTES.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PendingWrites:
         self._waiting: list[CoalescingTransport] = []
 
     def add(self, transport: CoalescingTransport) -> None:
-        """Flush a transport at the end of this iteration."""
+        """Flush a transport right after this iteration."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(transport)
@@ -33,7 +33,7 @@ class PendingWrites:
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that delays writes until the end of the loop's iteration. Closing sends delayed writes, aborting drops them."""
+    """A transport that delays writes until the loop's iteration has ended. Closing sends delayed writes, aborting drops them."""
 
     def __init__(self, transport: asyncio.Transport, pending: PendingWrites) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class CoalescingTransport(asyncio.Transport):
         self._num_held_bytes = 0
 
     def write(self, data: Any) -> None:
-        """Delay a write, unless too many bytes are delayed already."""
+        """Delay a write. If more than MAX_HELD_BYTES are delayed then, pass all of them on."""
         if not self._held:
             self._pending.add(self)
         self._held.append(data)

@@ -38,7 +38,7 @@ class Calls:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def start(self) -> None:
-        """Start the process, which prepares the job while the caller does something else."""
+        """Start the process if none runs. It prepares the job while the caller does something else."""
         self._started()
 
     async def call(self, work: bytes) -> bytearray:
@@ -52,7 +52,8 @@ class Calls:
             return thread.submit(asyncio.run, self._called(work)).result()
 
     async def _called(self, work: bytes) -> bytearray:
-        """Make the call, again if its process was killed or did not answer in time. Raise CallError if that does not help."""
+        """Make the call. Make it once more if its process ended without an answer or did not answer in time, and up to MOST_ASKED times if
+        no process takes it. Raise CallError if that does not help."""
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             try:

@@ -22,7 +22,7 @@ class Job(Protocol):
         ...
 
     def run(self, work: bytes) -> bytes:
-        """Answer a call."""
+        """Answer a call. If this raises, other than MemoryError or RecursionError, the fork ends without an answer, as if it was killed."""
         ...
 
 
@@ -40,7 +40,8 @@ def taker(answer: bytes | bytearray) -> int:
 
 
 class Said(IntEnum):
-    """The first bytes of an answer. A fork sends TAKEN when it takes a call, its id, and then one of the others."""
+    """The first bytes of an answer. A fork sends TAKEN and its id when it takes a call, and then DONE or TOO_LARGE. If no fork can be
+    started, the process sends TAKEN, the id 0 and NO_FORK."""
 
     TAKEN = 1
     DONE = 2  # followed by what `run` returned
@@ -51,9 +52,9 @@ class Said(IntEnum):
 class Failure(IntEnum):
     """Why a call has no answer."""
 
-    TOO_LARGE = 1
-    NO_FORK = 2
-    KILLED = 3  # two processes that ran the call were killed; probably it took too much time or memory
+    TOO_LARGE = 1  # it ran out of memory or nests too deeply
+    NO_FORK = 2  # the system had no process, or no descriptor, for the call
+    KILLED = 3  # two processes that ran the call ended without an answer; probably it took too much time or memory
     LATE = 4  # no answer in time
     NOT_TAKEN = 5  # no process took the call
 

@@ -3,8 +3,8 @@
     front ── this process ── a process per call
 
 This process prepares the job once. Each call is a fork, so that the kernel limits its time and memory, and can end it during an operation.
-A fork cannot open files or sockets or start processes; its environment has no secrets. One fork always waits, confined already, and takes
-the next call from the front itself, so an ordinary call waits for no fork.
+A fork cannot open files or sockets or start processes. Its environment is that of the front, from which `deploy/secrets.py` has removed the
+secrets. One fork always waits, confined already, and takes the next call from the front itself, so an ordinary call waits for no fork.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def main() -> None:
 
 
 def _next_fork(control: socket.socket, job: Job) -> bytes:
-    """Start a fork that waits for one call. Return what it says when it stops waiting: TAKEN, GONE, or nothing if it was killed."""
+    """Start a fork that waits for one call. Return what it says when it stops waiting: TAKEN, GONE, or nothing if it was killed. If no fork
+    can be started, wait for the call here, and answer it with NO_FORK."""
     reading, writing = os.pipe()
     try:
         if os.fork() == 0:
@@ -79,7 +80,8 @@ def _received(control: socket.socket) -> list[int]:
 
 
 def _serve(control: socket.socket, parent: int, job: Job) -> None:
-    """Wait for one call in a fork, answer it, and exit."""
+    """Wait for one call in a fork, answer it, and exit. Tell the parent at the end of the wait whether there is a call, or the front is
+    gone."""
     try:
         _confine(job)
         job.warm()
@@ -103,7 +105,8 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
 
 
 def _answer(fd: int, job: Job) -> bytes:
-    """Read the work of a call, run it, and return the bytes of the answer."""
+    """Read the work of a call, run it, and return the bytes of the answer. Meanwhile the process ends if the front closes the
+    connection."""
     try:
         with os.fdopen(fd, "rb", closefd=False) as file:
             work = file.read()
@@ -124,8 +127,9 @@ def _confine(job: Job) -> None:
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """End this process when the front closes the connection, because nobody needs the answer any more. SIGIO also announces arriving data,
-    and on a busy machine it may come only after the data was read. So the handler checks whether the connection is closed."""
+    """From now on (`is_on`), or no longer, end this process when the front closes the connection, because nobody needs the answer then.
+    SIGIO also announces arriving data, and on a busy machine it may come only after the data was read. So the handler checks whether the
+    connection is closed."""
 
     def end_if_closed(*_: object) -> None:
         peer = socket.socket(fileno=fd)

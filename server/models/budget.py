@@ -69,7 +69,8 @@ class Budget:
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
 
     async def claim(self, model: Model) -> ModelSpec:
-        """Wait until the memory of earlier loads is known. Then return the specification to load, with the memory that it may take."""
+        """Wait until the memory of earlier loads is known. Then return the specification to load, with the memory that it may take, and
+        note it in `model.claim`."""
         others = [other for other in self._models() if other is not model]
         if not model.is_cached:
             await asyncio.gather(*(other.operation.wait() for other in others if other.is_cached and _has_no_memory_yet(other)))
@@ -84,7 +85,8 @@ class Budget:
             return model.claim
 
     async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
-        """Return the memory that a load would take, and the memory that is free. Raise ApiError if the load would be refused."""
+        """Return the memory that a load would take, and the memory that is free (None: no limit). Raise ApiError if the load would be
+        refused, or if there is no planner."""
         if self._preflight is None:
             raise ApiError(
                 PREFLIGHT_UNAVAILABLE, "dry_run needs a memory planner, and this server was started without one", param="dry_run"
@@ -120,7 +122,8 @@ class Budget:
         )
 
     async def _settle(self, other: Model) -> None:
-        """Return once it is known how much memory a running load takes, or once the load has ended."""
+        """Return once it is known how much memory a running load takes, or once the load has ended. If the planner knows, note it in
+        `planned_bytes`."""
         if other.planned_bytes or other.claim is None:
             return
         ended = asyncio.create_task(other.operation.wait())
@@ -148,7 +151,7 @@ class Budget:
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
         """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load, and for their KV caches of
         given sizes, stay free. This model and those without a given size share the rest equally. If memory_limit_bytes is set, one more
-        share stays free for models loaded later."""
+        share stays free for models loaded later. `model` is the model that loads; None: this is a dry run."""
         others = [other for other in self._models() if other is not model]
         waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def begin_download(source: str, registry: Registry) -> tuple[Operation, bool]:
-    """Return the operation that downloads a model, and whether it begins now. Raise ApiError if this server does not download it."""
+    """Begin to download a model. Return the operation that does it, and whether it begins now: False if it was running already. Raise
+    ApiError if this server does not download the model."""
     require_download(source, registry.settings, registry.downloads)
     library = registry.library
     if library is None:
@@ -35,7 +36,7 @@ def begin_download(source: str, registry: Registry) -> tuple[Operation, bool]:
 
 
 async def _download(operation: Operation, library: Library, registry: Registry) -> None:
-    """Download a model, and report the progress to the operation."""
+    """Download a model, and report the progress to the operation. A failure is logged and ends the operation."""
     log.info("downloading %s", operation.model)
     try:
         async with aclosing(library.pull(operation.model)) as parts:

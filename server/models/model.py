@@ -54,10 +54,10 @@ class Footprint:
     """The memory that a load will take, as planned by the compiler."""
 
     weights_bytes: int
-    arena_bytes: int
+    arena_bytes: int  # memory for the intermediate values of a step
     kv_cache_bytes: int
     page_bytes: int  # bytes of one KV page
-    cache_hit: bool = False
+    cache_hit: bool = False  # the compiled model is stored on this machine already
     graphs_bytes: int = 0  # bytes of captured graphs, on a device that captures launches
 
     @property
@@ -182,13 +182,14 @@ class Model:
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = field(default_factory=lambda: int(time.time()))  # time when its load began, in seconds since 1970
     usage: Usage = UNUSED  # what the worker's processes used when they were measured last; `Registry.measure` measures them
     measured_pid: int | None = None  # process id of the worker that was measured
 
     def measured(self, pid: int | None, usage: Usage) -> None:
         """Take the usage of the worker with this process id. The CPU time of one worker never becomes less, because it is shown as a
-        counter: the time of a child that has ended since its parent was read is missing, and if nobody waits for the child, it is lost."""
+        counter. A measurement may show less, because it misses a child that ends after its parent was read. The next measurement includes
+        the time of that child, unless nobody waits for the child."""
         before_s = self.usage.cpu_s if pid == self.measured_pid else 0.0
         self.usage, self.measured_pid = replace(usage, cpu_s=max(usage.cpu_s, before_s)), pid
 

@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.messages import FETCH, Progress
 from server.models.library import Pulled
 
-KEPT_S = 3600.0  # time for which an operation that has ended is remembered
+KEPT_S = 3600.0  # time for which an operation that has ended is remembered at least
 
 
 class OperationState(StrEnum):
@@ -35,8 +35,8 @@ class OperationReport(TypedDict):
     kind: str
     model: str
     state: OperationState
-    stage: str
-    fraction: float
+    stage: str  # "queued", then the stages that the worker or the download reports
+    fraction: float  # share of the stage that is done; 1 after success
     stages: dict[str, float]  # seconds spent in each stage
     started_at: float
     ended_at: float | None
@@ -62,7 +62,7 @@ class Operation:
         self.pulled: Pulled | None = None  # progress of a download in bytes
         self.started_at = time.time()
         self.ended_at: float | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # does the work; None: the load was refused, or has not begun
         self._stage_began = time.monotonic()
         self._changed = asyncio.Event()
 
@@ -145,7 +145,7 @@ class Operation:
 
 
 class Operations:
-    """The operations that run, or ended less than about KEPT_S ago."""
+    """The operations that run, or have ended. Those that ended more than KEPT_S ago are forgotten when another one begins."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Operation] = {}

@@ -30,7 +30,8 @@ PLAIN = Probe()
 
 
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raise PROBE_FAILED unless the model answers `probe` as expected. A model that generates nothing must give a finite vector."""
+    """Raise PROBE_FAILED unless the model answers `probe` as expected. A model that transcribes gets silence with the prompt. A model that
+    only embeds or classifies must give a finite vector; `probe.expect` does not matter then."""
     try:
         if loaded.ready.generates or loaded.ready.num_hops:
             await _require_text(name, loaded, probe)

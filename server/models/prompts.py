@@ -7,14 +7,15 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-MOST_PROMPTS, MOST_CHARS = 32, 16 << 20
+MOST_PROMPTS, MOST_CHARS = 32, 16 << 20  # prompts that are remembered, and the characters of all of them
 STEP = 4096  # characters that are compared at once
 TAIL = 64  # characters at the end of a prompt, which open the answer; the prompt of the next turn may have others there
 
 
 @dataclass(slots=True, eq=False)
 class LatestPrompts:
-    """Remembers the latest prompts, one for each conversation: a prompt that continues another replaces it."""
+    """Remembers the latest prompts, one for each conversation: a prompt that continues another replaces it. A prompt continues another if
+    it begins with that one, apart from the last TAIL characters."""
 
     _prompts: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict[tuple[str, str], None])
     _num_chars: int = 0

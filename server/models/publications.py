@@ -35,7 +35,7 @@ class Publication:
 
     spec: ModelSpec
     files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # empty until the export is complete
-    error: str = ""
+    error: str = ""  # why the export has failed; empty: it has not
 
 
 class Publications:

@@ -17,5 +17,5 @@ def in_words(label: QualityLabel) -> str:
 
 
 def divergence_of(label: QualityLabel) -> str:
-    """Return the KL divergence of a label in words."""
+    """Return the KL divergence of a label as text: 0 up to LEAST."""
     return f"{label.kl_divergence:.1e}" if label.kl_divergence > LEAST else "0"

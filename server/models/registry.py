@@ -97,25 +97,25 @@ class Registry:
         self.library = library
         self.compare_forms = compare_forms
         self.leaving = False  # the server will stop soon: it still answers requests, and is not ready for more
-        self.closing = False
-        self._is_open = False
+        self.closing = False  # the server stops: it takes no new requests and begins no loads
+        self._is_open = False  # `open` was called
         self._identify = identify
         self.is_cached = is_cached
         self._initial = initial
-        self._starting: list[Operation] = []
+        self._starting: list[Operation] = []  # the loads of the server's start
         self._models: dict[str, Model] = {}
         self._replacements = Replacements()
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()  # tasks that unload models which lost their last alias
         self._aliases = Aliases(self._models)
         self._saved = SavedModels(settings.state_file)
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
-        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because a
-        # hundred models may have some. It is no thread of the loop's executor, because all of those may be waiting for a disk.
+        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because that
+        # takes long for a hundred models. It is no thread of the loop's executor, because all of those may be waiting for a disk.
         self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
         self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
-        self._next_scrape: asyncio.Task[bytes] | None = None  # the one after it, which all share who ask meanwhile
+        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all who ask meanwhile; None: nobody has asked
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
@@ -126,7 +126,8 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing."""
+        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing. Raise
+        StateError if the state file cannot be read."""
         if self._is_open:
             return
         self._is_open = True
@@ -168,9 +169,9 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """True if a load balancer should send requests here. While models of the server's start still load, it is not ready. A server that
-        has no models then is ready unless one of these loads has failed or was cancelled: if there were none, or their models were
-        unloaded, an administrator may load others."""
+        """True if a load balancer should send requests here. The server is not ready while models of its start still load, nor once it is
+        about to stop. Otherwise a server with models is ready if any of them serves. A server without models is ready unless a load of its
+        start has failed or was cancelled: if there were none, or their models were unloaded, an administrator may load others."""
         if self.leaving or self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
@@ -236,10 +237,10 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, and return its operation. If a model of this name is loading or loaded, add the new aliases and return its
-        operation; if its source has changed, load it again beside the old one. Aliases of other models move to this one. `swap`: once the
-        model is ready, unload models that have lost their last alias to it. Raise ApiError if the name is an alias, if an alias is the name
-        of a model, if the model of this name has other settings or is being unloaded, or if the server shuts down."""
+        """Begin a load, and return its operation. If a model of this name is loading or loaded, add the new aliases and the pin, and return
+        its operation; if its source has changed, load it again beside the old one. Aliases of other models move to this one once it is
+        ready. `swap`: then unload models that have lost their last alias to it. Raise ApiError if the name is an alias, if an alias is the
+        name of a model, if the model of this name has other settings or is being unloaded, or if the server shuts down."""
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -279,14 +280,16 @@ class Registry:
         return model.operation
 
     async def _is_outdated(self, model: Model) -> bool:
-        """Return whether the source of a model has changed since its load. Return False if the source has no known identity."""
+        """Return whether the source of a ready model has changed since its load. Return False if the model is not ready, or the source has
+        no known identity."""
         if model.state is not ModelState.READY:
             return False
         identity = await asyncio.to_thread(self._identify, model.spec.source)
         return bool(identity) and identity != model.identity
 
     def _reload(self, model: Model, asked: ModelSpec, *, swap: bool) -> Operation:
-        """Begin to load a new version of a model. It keeps the aliases that the model has then, and takes those that are asked for."""
+        """Begin to load a new version of a model, and return the operation. Once the new version is served, it has the aliases that the
+        model has then, and those that are asked for."""
         name = model.spec.name
         spec = msgspec.structs.replace(model.spec.with_names(asked), aliases=asked.aliases)
         replacement = Model(spec, self.operations.begin("reload", name), swaps=swap)
@@ -295,7 +298,7 @@ class Registry:
         return replacement.operation
 
     def _will_be_called(self, alias: str) -> str | None:
-        """Return the name of a model that will own this alias once its load succeeds."""
+        """Return the name of a model that will own this alias once its load succeeds, or None if there is none."""
         return next((model.spec.name for model in self._models.values() if alias in model.spec.aliases and model.loaded is None), None)
 
     def _add_names(self, model: Model, asked: ModelSpec) -> None:
@@ -306,7 +309,7 @@ class Registry:
             self._save()
 
     def _take_aliases(self, model: Model, aliases: Sequence[str]) -> None:
-        """Point aliases at a ready model. If `model.swaps` is set, unload models that lost their last alias."""
+        """Point aliases at a ready model. If `model.swaps` is set, begin to unload models that lost their last alias."""
         bereft = self._aliases.point(aliases, model.spec.name)
         for name in bereft if model.swaps else ():
             task = asyncio.create_task(self._retire(name))
@@ -314,7 +317,8 @@ class Registry:
             task.add_done_callback(self._retiring.discard)
 
     async def _retire(self, name: str) -> None:
-        """Unload a replaced model once its running requests have finished."""
+        """Unload a model that lost its last alias, once its running requests have finished or `drain_s` has passed. If it cannot be
+        unloaded, log why."""
         try:
             await self.unload(name, drain_s=self.settings.drain_s)
         except ApiError as error:  # pinned, or unloaded by another request
@@ -408,8 +412,9 @@ class Registry:
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Accept no more requests, give running requests `drain_s` seconds to finish, then stop the worker. A pinned model is unloaded only
-        with `force`. A model whose last load has failed is only removed from the state file, so that the next start does not load it. Raise
-        ApiError if the name is an alias, or if the model is not loaded, not ready or pinned."""
+        with `force`. If a new version of it is loading, that load is cancelled. A model whose last load has failed is only removed from the
+        state file, so that the next start does not load it. Raise ApiError if the name is an alias, or if the model is not loaded, not
+        ready or pinned."""
         name = self._meant(name, self._saved)
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # the model's last load failed; do not load it at the next start
@@ -450,8 +455,8 @@ class Registry:
 
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
-        alias, which win over those of `name`. Raise LoadError if a default cannot be used, or ApiError if the alias is the name of a model,
-        or if `name` is not ready or fails the probe."""
+        alias, which win over those of `name`, itself a name or an alias. Raise LoadError if a default cannot be used, or ApiError if the
+        alias is the name of a model, or if the model is not ready, fails the probe, or is replaced meanwhile."""
         model, loaded = self._may_be_called(alias, name)
         preset = (own or Defaults()).over(self._aliases.preset_of(self._meant(name)))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
@@ -493,7 +498,7 @@ class Registry:
         self._aliases.forget(model.spec.name)
 
     def _save(self) -> None:
-        """Write all ready models into the state file."""
+        """Begin to write all ready models into the state file."""
         loaded = [model.spec for model in self._models.values() if model.state is ModelState.READY]
         self._saved.write(
             msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name), presets=self._aliases.presets_of(spec.name))

@@ -51,6 +51,7 @@ class SavedModels:
             await asyncio.wait([self._writing])
 
     async def _write(self) -> None:
+        """Write the file until it has the latest change. If that fails, log why."""
         assert self._file is not None
         while self._is_outdated:
             self._is_outdated = False

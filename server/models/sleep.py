@@ -18,7 +18,7 @@ SleepMode = Literal["abort", "wait", "keep"]
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
     """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
     that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes. Raise
-    ApiError if the model is not ready."""
+    ApiError if the model is not ready. A model that sleeps already goes on sleeping."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s
@@ -31,7 +31,8 @@ async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> N
 
 
 async def wake_up(model: Model) -> None:
-    """Wake a model, and return when it is ready. Raise ApiError if it does not wake up in time."""
+    """Wake a model if it sleeps, and return when it is ready. Raise ApiError if it is not loaded, there is no memory for it, or it does not
+    wake up in time."""
     worker = _loaded(model).worker
     try:
         worker.wake()

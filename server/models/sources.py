@@ -23,13 +23,14 @@ CACHED = re.compile(r"/models--[^/]+?--([^/]+?)(?:/snapshots(?:/[^/]+)?)?/?$")  
 HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("huggingface.co", "hf.co"))
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
-MOST_ENTRIES = 4096
+MOST_ENTRIES = 4096  # entries of folders that `offered` examines
 NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
-    """Return a path that exists below the model root or, if the settings allow downloads, a hub id or one of `names`. Raise ApiError for
-    any other source. Symbolic links are resolved before it is checked that a path is below the model root."""
+    """Return a path that exists below the model root or, if the settings allow downloads, a hub id (without the address of the hub) or one
+    of `names`. Raise ApiError for any other source. Symbolic links are resolved before it is checked that a path is below the model
+    root."""
     root = real(settings.model_root)
     try:
         path = real(root / source)
@@ -114,13 +115,13 @@ class Offer:
 
     source: str  # the name that a load request gives as source
     path: str  # the source that a loaded model has
-    num_bytes: int
-    modified_s: float
+    num_bytes: int  # of all its files
+    modified_s: float  # time of the last change of a file, in seconds since 1970
 
 
 def offered(settings: ServerSettings) -> list[Offer]:
     """Return the folders with a config.json and the GGUF files up to two levels below the root, sorted by source. Of a large root only the
-    first MOST_ENTRIES entries are examined. No file is read."""
+    first MOST_ENTRIES entries are examined. Hidden entries, and paths that are no Unicode, are left out. No file is read."""
     root, found, pending = settings.model_root, list[Offer](), deque([(settings.model_root, 0)])
     num_seen = 0
     while pending:

@@ -106,7 +106,7 @@ class Starter:
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> tuple[Tokenizer, Dialect]:
     """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long. Raise LoadError
-    if the template is broken."""
+    if the template is broken, or ValueError if the format for tool calls is unknown. Without `template`, the tokenizer's own is used."""
     if template is not None:
         try:
             tokenizer = tokenizer.with_template(template)
@@ -117,5 +117,5 @@ def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) 
 
 
 def _renderer_of(tokenizer: Tokenizer) -> Renderer | None:
-    """Return the object that renders the chat template, if there is one."""
+    """Return the object that renders the chat template, or None if there is no template."""
     return None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()

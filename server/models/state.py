@@ -23,7 +23,7 @@ NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 
 
 
 class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
-    """The settings of a load, and the names of its model. `source` is resolved: a path the server may read, or a hub id it may fetch.
+    """The settings of a load, and the names of its model. `source` is resolved: see `sources.resolve`.
     A state file or configuration is refused if a value is outside these ranges. The worker refuses values in these ranges that the model or
     the machine does not allow, and names the remedy."""
 
@@ -34,9 +34,11 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
     tensor_parallel: Annotated[int, Meta(ge=1, le=MOST_RANKS)] = 1
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()
-    pin: bool = False
+    pin: bool = False  # the model is unloaded only by a request with `force`
     tool_parser: str | None = None  # None: the format in which the chat template writes calls
-    reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks, or if the format has no such blocks
+    # whether answers may contain thoughts; None: true if the vocabulary has tokens for think blocks, or if the format writes thoughts
+    # without such blocks (harmony)
+    reasoning: bool | None = None
     defaults: Defaults = Defaults()  # defaults for requests; they win over those of the file beside the model
     presets: dict[str, Defaults] = msgspec.field(
         default_factory=dict

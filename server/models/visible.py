@@ -19,8 +19,8 @@ class VisibleModels:
     limits: KeyLimits
 
     def serve(self, name: str | None, *, has_begun: bool = False) -> tuple[Model, Loaded]:
-        """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded. Raise ApiError
-        as `Registry.serve` does."""
+        """Return what `Registry.serve` returns. A model that the caller may not use is not found, as if it were not loaded. A request
+        without a name gets the only model that the caller may use. Raise ApiError as `Registry.serve` does."""
         if not self.limits.models:
             return self.registry.serve(name, has_begun=has_begun)
         names = [one for model in self.registry.models() for one in self.names_of(model)]
@@ -38,7 +38,7 @@ class VisibleModels:
         return self.registry.serve(meant, has_begun=has_begun)  # `name` itself may be that of a model that the caller may not use
 
     def names_of(self, model: Model) -> list[str]:
-        """Return the names of a model that the caller may use, its own name first."""
+        """Return the names of a model that the caller may use: its own name first, if it is one of them, then its aliases."""
         own = model.spec.name
         return [name for name in (own, *self.registry.aliases_of(own)) if self.limits.allow(name)]
 

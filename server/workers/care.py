@@ -21,7 +21,7 @@ class Care:
 
 class EarlyDeaths:
     """Counts the workers in a row that died early, before they had produced anything. The more have died, the longer is the delay before
-    the next start."""
+    the next start. After a worker that lived for `Care.settled_s`, the count begins again."""
 
     def __init__(self, care: Care) -> None:
         self._care = care
@@ -32,7 +32,7 @@ class EarlyDeaths:
         self._num_fruitless = 0
 
     def count(self, lived_s: float = 0.0) -> None:
-        """Count a worker that died `lived_s` after it was ready."""
+        """Count a worker that died `lived_s` after it was ready, or (0) while it loaded."""
         self._num_fruitless = 1 if lived_s > self._care.settled_s else self._num_fruitless + 1
 
     def delay_s(self, *, killed: bool) -> float:

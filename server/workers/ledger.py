@@ -24,7 +24,7 @@ class Job:
     """Work that a worker runs or will run. `blame` adds up over the deaths of workers that ran the job, `proof` over the deaths for which
     only this job was accused. Both are cleared when the job makes progress."""
 
-    in_worker: bool = False
+    in_worker: bool = False  # the job was sent to the present worker, which has not ended it
     is_shelved: bool = False  # the job waits for its client, and is not to be submitted now
     blame: float = 0.0
     proof: float = 0.0
@@ -66,10 +66,11 @@ class Generation(Job):
     submit: Submit = field(kw_only=True)
     is_leaving: bool = False  # the worker was told to abort the request
     ended: set[int] = field(default_factory=set[int])  # choices that the worker has ended because the request leaves
-    emitted: list[list[int]] = field(init=False)
-    finished: set[int] = field(init=False)
+    emitted: list[list[int]] = field(init=False)  # by choice, the tokens that workers have sent
+    finished: set[int] = field(init=False)  # choices that have ended
     dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
-    # Unbounded, because a client that reads slowly must not hold up others. A request leaves the worker once it `is_unread`.
+    # Events for the client, or the error with which the request fails; None: the front has ended the last choice. The queue is unbounded,
+    # because a client that reads slowly must not hold up others. A request leaves the worker once it `is_unread`.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None  # prompt tokens in the prefix cache, as the first worker has reported them
 
@@ -104,7 +105,7 @@ class Generation(Job):
         return FEW_UNREAD * self.submit.num_choices
 
     def lost(self) -> None:
-        """Record that no worker runs the request any more. If its client still has much to read, it is shelved."""
+        """Record that no worker runs the request any more. If it was leaving, and its client still has much to read, it is shelved."""
         Job.lost(self)
         self.is_shelved |= self.is_leaving and self.news.qsize() > self._few_unread
         self.is_leaving = False
@@ -120,7 +121,8 @@ class Generation(Job):
         return msgspec.structs.replace(self.submit, emitted=tuple(map(tuple, self.emitted)), finished=tuple(sorted(self.finished)))
 
     def record(self, event: TokenEvent) -> None:
-        """Take an event of the worker, and pass it on to the client."""
+        """Take an event of the worker, and pass it on to the client. Ignore events of a choice that the front has ended. If the worker
+        aborts a choice because the request leaves, only note that."""
         if event.choice in self.finished:
             return  # the front has ended this choice, and the worker did not know yet
         self.clear()
@@ -174,7 +176,7 @@ class Embedded(Job):
 
 
 def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
-    """Blame the jobs that ran in a worker that died. Return the job to fail, if there is one.
+    """Blame the jobs that ran in a worker that died, and record that no worker runs them. Return the job to fail, if there is one.
 
     If suspects ran, only they are accused; otherwise all jobs that ran are. A job is failed if it is a suspect, is the only accused, and
     its proof has reached PROVEN.

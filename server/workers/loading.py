@@ -18,8 +18,9 @@ class EndedWhileLoading(LoadError):
 
 
 async def load_in(worker: WorkerProcess, load: Load, progress: ProgressCallback, *, silence_s: float | None, stop_s: float) -> Ready:
-    """Load a model in a process. Raise LoadError if the load fails, or makes no progress for `silence_s` (None: no limit). If the process
-    closes its connection or sends an unexpected message, it has `stop_s` to end."""
+    """Load a model in a process, and return its Ready message. Raise LoadError if the load fails, or makes no progress for `silence_s`
+    (None: no limit). If the process closes its connection or sends an unexpected message, it has `stop_s` to end before it is killed; raise
+    EndedWhileLoading then."""
     worker.send(load)
     try:
         while True:

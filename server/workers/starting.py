@@ -57,7 +57,8 @@ def start_ahead(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def take(command: Sequence[str]) -> Started | None:
-    """Return a process that was started ahead with this command, if it still runs."""
+    """Return a process that was started ahead with this command. Return None if there is none, or it has ended. Nobody else gets this
+    process."""
     for started in _ahead:
         if started.command == tuple(command):
             _ahead.remove(started)

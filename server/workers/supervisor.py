@@ -4,7 +4,7 @@ requests of the dead one to that.
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
 `stop` leads to STOPPED from every state, and so does a first load that fails: `start` then raises the reason. A model that was ready once
-is restarted until it is ready again: its files were usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
+is restarted until it is ready again: its files were usable, so the cause may be temporary.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class WorkerState(StrEnum):
 
 
 class Supervisor:
-    """One loaded model, and the worker that serves it."""
+    """One loaded model, and the worker that serves it. The class implements `server.interfaces.WorkerHandle`."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Supervisor:
         self._care = care or Care()
         self._cache = cache
         self._jobs: dict[str, Generation | Embedded] = {}
-        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for
-        self._worker: WorkerProcess | None = None
-        self._loading: WorkerProcess | None = None
+        self._givings: dict[str, asyncio.Queue[PagesGiven | None]] = {}  # pages that other servers ask for; None ends a transfer
+        self._worker: WorkerProcess | None = None  # the worker that serves
+        self._loading: WorkerProcess | None = None  # the worker that loads
         self.ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog = Watchdog(self._care.stall_s)
@@ -148,7 +148,7 @@ class Supervisor:
             self._leave(submit.request_id, job)
 
     def abort(self, request_id: str, choice: int) -> None:
-        """End one choice. Its generator yields no further events of it."""
+        """End one choice. Its generator yields no further events of it. Do nothing if the choice or its request has ended."""
         job = self._jobs.get(request_id)
         if isinstance(job, Generation) and choice not in job.finished:
             job.drop(choice)
@@ -169,7 +169,8 @@ class Supervisor:
             self._leave(embed.request_id, job)
 
     async def give(self, asked: GivePages) -> AsyncGenerator[PagesGiven, None]:
-        """Yield the offer of the pages that another server asks for, then the pages. End early if the worker ends."""
+        """Yield the offer of the pages that another server asks for, then the pages. Yield nothing if no worker serves, and end early if
+        the worker ends."""
         worker, news = self._worker, asyncio.Queue[PagesGiven | None]()
         if worker is None or self.state not in (WorkerState.READY, WorkerState.DRAINING):
             return
@@ -190,7 +191,7 @@ class Supervisor:
 
     async def sleep(self, *, keep: bool) -> None:
         """End the worker, which frees all of its memory. With `keep`, running requests continue when the model wakes, otherwise they fail.
-        Raise RequestError if the model is not ready."""
+        If the model sleeps already, only wait until its worker has ended. Raise RequestError if the model is not ready."""
         if self.state is WorkerState.SLEEPING:
             await self._is_down.wait()
             return
@@ -209,7 +210,7 @@ class Supervisor:
         await self._is_down.wait()
 
     def wake(self) -> None:
-        """Begin to load the model again. Requests wait meanwhile, as during a restart. Raise what `before_wake` raises."""
+        """Begin to load the model again if it sleeps. Requests wait meanwhile, as during a restart. Raise what `before_wake` raises."""
         if self.state is WorkerState.SLEEPING:
             self.before_wake()
             self.state = WorkerState.RESTARTING
@@ -217,7 +218,8 @@ class Supervisor:
             self._is_called.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish the running requests for up to `timeout_s`, fail the rest, and stop. New requests are refused."""
+        """Finish the running requests for up to `timeout_s`, fail the rest, and stop. New requests are refused. A model that is neither
+        ready nor restarting is stopped at once."""
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
             self.state = WorkerState.DRAINING
             self._hand_over()
@@ -228,7 +230,7 @@ class Supervisor:
         await self.stop()
 
     async def stop(self) -> None:
-        """Fail all requests, and end the worker."""
+        """Fail all requests, and end the worker. Do nothing if that was done already."""
         was, self.state = self.state, WorkerState.STOPPED
         if was is WorkerState.STOPPED:
             return
@@ -246,7 +248,8 @@ class Supervisor:
     # --- requests --------------------------------------------------------------------------------------------------------
 
     def _enter(self, request_id: str, job: Generation | Embedded) -> None:
-        """Add a job, and submit it if it may run. Raise RequestError if the model takes no requests now."""
+        """Add a job, and submit it if it may run. Wake the model if it sleeps. Raise RequestError if the model takes no requests now, or if
+        the id is in use."""
         self.wake()
         if self.state not in (WorkerState.READY, WorkerState.RESTARTING):
             raise RequestError(ErrorCode.MODEL_NOT_READY, f"the model {self._load.name} is {self.state.value}")
@@ -281,7 +284,7 @@ class Supervisor:
             self._worker.send(Abort(request_id))
 
     def _hand_over(self) -> None:
-        """Submit the jobs that may run now."""
+        """Submit the jobs that may run now. If the model drains and its worker has all jobs, tell the worker to drain."""
         if self._worker is None:
             return  # the restart will do this
         if self.state is WorkerState.DRAINING:
@@ -302,7 +305,8 @@ class Supervisor:
     # --- the worker ------------------------------------------------------------------------------------------------------
 
     async def _launch(self, silence_s: float | None = None) -> Ready:
-        """Start a process and load the model in it. Raise LoadError if the load fails, or makes no progress for `silence_s`."""
+        """Start a process, load the model in it, and make it the worker. Raise LoadError if the load fails, or makes no progress for
+        `silence_s` (None: no limit); no process is left then."""
         try:
             worker = self._loading = await WorkerProcess.open(self._command, self._heed)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -353,12 +357,12 @@ class Supervisor:
             self._hand_over()
 
     def _forget_cache(self) -> None:
-        """Tell the listener that the prefix cache is gone."""
+        """Tell the listener, if there is one, that the prefix cache is gone."""
         if self._cache is not None:
             self._cache.cleared()
 
     async def _sleep(self, worker: WorkerProcess) -> None:
-        """Wait until `wake` is called, then start another worker."""
+        """Record that the worker of the sleeping model has ended. Wait until `wake` is called, then start another worker."""
         await worker.close(self._care.stop_s)
         for job in self._jobs.values():
             job.lost()
@@ -371,7 +375,7 @@ class Supervisor:
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool) -> None:
-        """Start workers until one is ready, with growing delays. `killed`: the last worker was killed from outside."""
+        """Start workers until one is ready, or none is needed, with growing delays. `killed`: the last worker was killed from outside."""
         while not self._is_over:
             if (delay_s := self._early_deaths.delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
@@ -434,7 +438,8 @@ class Supervisor:
                 worker.kill()
 
     def _heed(self, message: FromWorker) -> None:
-        """Do what a message of the worker asks for."""
+        """Do what a message of the worker asks for. `WorkerProcess` also passes the failures of requests that cannot be sent to the
+        worker."""
         match message:
             case Tokens():
                 self._early_deaths.clear()

@@ -23,7 +23,7 @@ class Watchdog:
     def __init__(self, stall_s: float) -> None:
         self.interval_s = stall_s / NUM_LOOKS  # seconds between two looks
         self._stall_s = stall_s
-        self._limit_s = 0.0
+        self._limit_s = 0.0  # how long the present step may take; 0: the worker announced nothing
         self._num_silent = 0  # looks since the last message
         self._cpu_s: deque[float] = deque(maxlen=NUM_LOOKS + 1)  # CPU time of the worker at the last looks
 
@@ -37,8 +37,8 @@ class Watchdog:
         self._limit_s = limit_s
 
     def look(self, cpu_s: float) -> str:
-        """Return how the worker has stalled, or an empty text. `cpu_s`: the CPU time that it and the model's other stages have used since
-        they started."""
+        """Count a look. Return how the worker has stalled, or an empty text if it has not. `cpu_s`: the CPU time that it and the model's
+        other stages have used since they started."""
         self._num_silent += 1
         self._cpu_s.append(cpu_s)
         if self._num_silent <= NUM_LOOKS:

@@ -96,7 +96,7 @@ class WorkerProcess:
         self._wake.set()
 
     async def receive(self) -> FromWorker | None:
-        """Return the next message, or None when the worker is gone or has sent bytes that are no message."""
+        """Return the next message, or None when the worker is gone. Kill a worker that sends bytes that are no message, and return None."""
         try:
             header = await self._reader.readexactly(LENGTH_BYTES)
             return decode_from_worker(await self._reader.readexactly(payload_bytes(header)))
@@ -111,7 +111,8 @@ class WorkerProcess:
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """Kill the process and those that it started. `is_blameless`: the reason is unrelated to the requests that the process runs."""
+        """Kill the process and those that it started. `is_blameless`: the reason is unrelated to the requests that the process runs. This
+        also holds for a process that is suspended."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
             # SIGKILL also ends a suspended process. The group has what the worker started, such as pip, which would go on downloading.
@@ -119,7 +120,7 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self, patience_s: float) -> str:
-        """Wait for the process to end, kill it after `patience_s`, and describe how it ended."""
+        """Wait for the process to end, and kill it after `patience_s`. Close the connection, and return in words how the process ended."""
         try:
             await asyncio.wait_for(self._process.wait(), patience_s)
         except TimeoutError:
@@ -149,7 +150,8 @@ class WorkerProcess:
             return  # `receive` notices the end as well
 
     async def _send(self, message: FromFront) -> None:
-        """Send a message. A request that is too large or cannot be written fails."""
+        """Send a message. A request that is too large or cannot be written fails. If that happens to a message for which no request can
+        fail, kill the process."""
         try:
             for framed in frames(message):
                 self._writer.write(framed)

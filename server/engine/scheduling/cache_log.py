@@ -1,7 +1,8 @@
 """The changes of a prefix cache, for routers that keep an index of what each replica has.
 
-A page is known by a hash: the last eight bytes of its digest as a big-endian integer. The digest covers all tokens up to the end of the
-page, and the salt of the request. llm-d's indexer takes hashes as opaque names, and computes its own keys from the tokens of the pages.
+A page is known by a hash: the last eight bytes of its digest as a big-endian integer. The digest covers all tokens, images and audio up to
+the end of the page, and the salt of the request. llm-d's indexer takes hashes as opaque names, and computes its own keys from the tokens of
+the pages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Run:
     """Pages that were published one after the other, each the parent of the next."""
 
     group: int
-    parent: int | None
+    parent: int | None  # hash of the page before the first one; None: the first page begins a sequence
     hashes: list[int]
     token_ids: list[int]
 
@@ -42,7 +43,8 @@ class CacheLog:
         return bool(self._changes)
 
     def stored(self, group: int, digest: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
-        """Write down that a page can be found. `parent` is the digest of the page before it, `token_ids` are the page's own tokens."""
+        """Write down that a page can be found. `parent` is the digest of the page before it (None: it is the first), `token_ids` are the
+        page's own tokens."""
         page, before = hash_of(digest), None if parent is None else hash_of(parent)
         last = self._changes[-1] if self._changes else None
         if isinstance(last, _Run) and last.group == group and last.hashes[-1] == before:

@@ -46,7 +46,7 @@ class CachePool:
 
     @staticmethod
     def of(limits: StepLimits, log: CacheLog | None = None) -> CachePool:
-        """Return the pools of a model with these limits. Changes are written into `log`."""
+        """Return the pools of a model with these limits. Changes of the prefix cache are written into `log`, if there is one."""
         return CachePool(tuple(PagePool(group, limits.max_tokens, group=i, log=log) for i, group in enumerate(limits.groups)))
 
     @property
@@ -61,8 +61,8 @@ class CachePool:
     # --- prefix cache --------------------------------------------------------------------------------------------------------
 
     def reuse(self, held: Held, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Give `held` the published pages of the first tokens of `token_ids`, at most `max_tokens` of them. Return how many tokens these
-        pages cover."""
+        """Give `held`, which has no pages, the published pages of the first tokens of `token_ids`, at most `max_tokens` of them. Return how
+        many tokens these pages cover."""
         found, before = max_tokens, -1
         while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group shortens it
             before = found
@@ -89,8 +89,8 @@ class CachePool:
         self.num_found_tokens += num_found
 
     def fork(self, source: Held, target: Held, num_tokens: int) -> int:
-        """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them. Return how many tokens are shared, or
-        0 if some pages are gone."""
+        """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them, up to where a sequence can continue.
+        Return how many tokens are shared, or 0 if some pages are gone."""
         assert (source.chain.salt, source.chain.marks) == (target.chain.salt, target.chain.marks)
         num_tokens = self._last_stop(num_tokens)
         if not self._can_go_on(source, num_tokens):
@@ -148,7 +148,8 @@ class CachePool:
 
     def rewind(self, held: Held, token_ids: Sequence[int], num_computed: int) -> int:
         """Shorten `held` after tokens were removed. `token_ids` are the tokens left, of which the first `num_computed` need not be computed
-        again. Return how many remain computed: fewer than `num_computed` if pages that the next token reads are gone."""
+        again. Return how many remain computed: fewer than `num_computed` if a sequence cannot continue there, because a group has states
+        only at the ends of pages, or because pages that the next token reads are gone."""
         del held.chain.digests[len(token_ids) // PAGE_SIZE :]
         num_computed = self._last_stop(num_computed)
         if not self._can_go_on(held, num_computed):

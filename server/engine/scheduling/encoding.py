@@ -26,7 +26,7 @@ class EncodingQueue:
     """The sequences that wait, and what is encoded for them next."""
 
     def __init__(self, limits: StepLimits, pace: Pace, is_encoded: Callable[[bytes], bool]) -> None:
-        """`is_encoded` tells whether the rows with a key are there."""
+        """`is_encoded` tells whether the encoded rows with a key are there."""
         self._limits = limits
         self._pace = pace
         self._is_encoded = is_encoded
@@ -117,7 +117,8 @@ class EncodingQueue:
             self._chosen.remove(encoding)
 
     def take_done(self) -> list[Sequence]:
-        """Remove and return the sequences for which all is encoded. Several sequences may have waited for the same excerpt."""
+        """Remove and return the sequences for which all is encoded, and note which of them have heard their audio. Several sequences may
+        have waited for the same excerpt."""
         done = [encoding for encoding in self._waiting.values() if encoding.is_done or self._are_encoded(encoding.work)]
         for encoding in done:
             self.remove(encoding.seq)
@@ -138,7 +139,7 @@ class EncodingQueue:
         return self._pace.encoding_s(plan.num_tokens, 0)
 
     def observe(self, plan: Plan, encoding_s: float) -> None:
-        """Learn how long excerpts were encoded before the step of a plan."""
+        """Charge idle sequences for the seconds that encoding took before the step of a plan, if it was for them."""
         if plan.encodes_idle:
             self._pace.charge_idle_further(plan.num_tokens - plan.num_idle, encoding_s)
 
@@ -161,8 +162,8 @@ class EncodingQueue:
         return live if live or not allows_idle else [*chosen]
 
     def _is_enough(self, limit_s: float, priority: int) -> bool:
-        """Return whether the chosen encodings whose priority is equal or better take at least `limit_s`, without the first of them. Before
-        costs are measured, two such encodings are enough."""
+        """Return whether the chosen encodings whose priority is equal to `priority` or better take at least `limit_s`, without the first of
+        them. Before costs are measured, two such encodings are enough. If none is chosen, the result is False."""
         ahead = [encoding for encoding in self._chosen if encoding.priority <= priority]
         further = sum(encoding.cost for encoding in ahead[1:])
         further_s = self._pace.prompt_s(further) if further else 0.0

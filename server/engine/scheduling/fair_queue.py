@@ -50,7 +50,7 @@ class FairQueue(Generic[T]):
     """The waiting items of all keys. The caller takes the head with `head` and `remove`, and charges its key with `charge`."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, OrderedDict[str, Line[T]]] = {}
+        self._levels: dict[int, OrderedDict[str, Line[T]]] = {}  # by priority: the lines of its keys, in the order of their turns
         self._deficits: dict[str, int] = {}  # tokens that a key may still spend in its turn; below 0: a debt
         self._items: dict[T, None] = {}
 
@@ -73,7 +73,7 @@ class FairQueue(Generic[T]):
         self._items[item] = None
 
     def remove(self, item: T) -> None:
-        """Remove a queued item."""
+        """Remove a queued item. Once the queue is empty, forget what the keys have spent."""
         level, key = item.rank[0], item.fairness_key
         ring = self._levels[level]
         line = ring[key]
@@ -87,7 +87,8 @@ class FairQueue(Generic[T]):
             self._deficits.clear()  # the queue is empty, so all keys start again without debt
 
     def head(self, fresh_first: Callable[[str], bool] = lambda _key: True) -> T | None:
-        """Return the next item. `fresh_first` tells whether the fresh items of a key go before its other items."""
+        """Return the next item, which stays queued, or None if the queue is empty. Keys that have spent their tokens get a QUANTUM and go
+        to the end of the turns. `fresh_first` tells whether the fresh items of a key go before its other items."""
         if not self._levels:
             return None
         ring = self._levels[min(self._levels)]

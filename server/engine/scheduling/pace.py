@@ -23,8 +23,8 @@ LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, becaus
 SLOWEST = 40.0  # a step that takes this many times its cost has stalled; busy machines slow a worker down by a factor of 20
 UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 IDLE_SHARE = 0.01  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
-IDLE_STEP_S = 0.05  # longest step of idle sequences alone
-IDLE_STEP_SHARE = 0.1  # share of the time since the last step of other sequences that a step of idle sequences alone may take
+IDLE_STEP_S = 0.05  # longest step of idle sequences alone, unless two of the shortest steps take longer
+IDLE_STEP_SHARE = 0.1  # a step of idle sequences alone may take this share of their steps since the last step of other sequences
 ALONE_S = 0.05  # if nothing decodes, excerpts may be encoded for at least so long between two looks at new requests
 RECENT = 64  # steps after which the correction of a size class expires
 
@@ -40,19 +40,20 @@ class Measured:
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens: the cost measured at load, times a correction for its size class."""
+    """Seconds of a step by its number of tokens: the cost measured at load, times a correction for its size class. If nothing was measured
+    at load, the first step is the measurement, and costs are 0 until then."""
 
     def __init__(self, steps: Mapping[int, float]) -> None:
         self._steps = dict(sorted(steps.items()))
         self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of the last observation
-        self._latest = 1.0
-        self._num_steps = 0
+        self._latest = 1.0  # the correction that was changed last, of any size class
+        self._num_steps = 0  # steps that were observed
 
     def __call__(self, num_tokens: int) -> float:
         return self._as_measured(num_tokens) * self._correction(_size_class(num_tokens))
 
     def limit_s(self, num_tokens: int) -> float:
-        """Return how long a step may take before it counts as stalled."""
+        """Return how long a step may take before it counts as stalled: UNKNOWN_S before anything was measured."""
         if not self._steps:
             return UNKNOWN_S
         return SLOWEST * max(self(num_tokens), self._as_measured(num_tokens))
@@ -78,8 +79,8 @@ class StepCosts:
         return least
 
     def efficient(self, most: int) -> int | None:
-        """Return the smallest size whose cost per token is close to the least of all sizes up to `most`, or None before anything was
-        measured. Sizes beyond the largest measured one are extrapolated."""
+        """Return the smallest size whose cost per token is close to the least cost per token, or None before anything was measured. The
+        sizes are those measured, and larger ones up to `most`, whose costs are extrapolated."""
         if not self._steps:
             return None
         sizes = [*self._steps, *_larger_sizes(max(self._steps), most)]
@@ -98,8 +99,8 @@ class StepCosts:
         return extrapolated_s(self._steps, num_tokens)
 
     def _correction(self, size: int) -> float:
-        """Return the correction of a size class. If its last observation is too old, return the latest correction of any class. Otherwise a
-        size once found too slow would never be tried again."""
+        """Return the correction of a size class. If it was not observed, or its last observation is too old, return the latest correction
+        of any class. Otherwise a size once found too slow would never be tried again."""
         factor, seen_at = self._corrections.get(size, (1.0, -RECENT))
         return factor if self._num_steps - seen_at < RECENT else self._latest
 
@@ -121,7 +122,8 @@ class Pace:
         self._alone_s = 0.0  # seconds of the steps of idle sequences alone since the last step of others
 
     def observe(self, num_tokens: int, step_s: float, num_idle: int = 0) -> None:
-        """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences."""
+        """Learn from a step of `num_tokens` tokens, `num_idle` of them of idle sequences. Charge idle sequences for the time by which they
+        lengthened it, and grant them a share of the time of the others."""
         num_live = num_tokens - num_idle
         if num_idle:
             self.charge_idle(num_live, step_s)
@@ -132,12 +134,13 @@ class Pace:
         self._costs.observe(num_tokens, step_s)
 
     def charge_idle(self, num_live: int, step_s: float) -> None:
-        """Charge idle sequences for a step that they lengthened beside `num_live` tokens of others. The measured time is charged, because a
-        prediction that is 10 % too low would slow down each step."""
+        """Charge idle sequences for a step that they lengthened beside `num_live` tokens of others, or for all of it if `num_live` is 0.
+        The measured time is charged, because a prediction that is 10 % too low would slow down each step."""
         self.charge_idle_further(num_live, max(step_s - self._costs(num_live), 0.0) if num_live else step_s)
 
     def charge_idle_further(self, num_live: int, further_s: float) -> None:
-        """Charge idle sequences for time by which they lengthened a step of `num_live` tokens of others."""
+        """Charge idle sequences for time by which they lengthened a step of `num_live` tokens of others. If `num_live` is 0, count the time
+        as that of their steps alone instead."""
         if num_live:
             self._owed_s -= further_s
             self._alone_s = 0.0
@@ -149,13 +152,14 @@ class Pace:
         return self._costs.limit_s(num_tokens)
 
     def prompt_s(self, num_tokens: int) -> float:
-        """Return about how long the prefill of so many tokens takes if nothing else runs, or 0 before anything was measured."""
+        """Return about how long the prefill of so many tokens (at least one) takes if nothing else runs, or 0 before anything was
+        measured."""
         num_steps = num_tokens / min(self._chunk, num_tokens)
         return num_steps * self._costs(min(self._chunk, num_tokens))
 
     def prefill_budget(self, num_decode: int, *, is_halved: bool = False) -> int:
-        """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences. With `is_halved`, leave half of
-        the longest gap for encoding excerpts."""
+        """Return how many prompt tokens a step may take if it also runs `num_decode` tokens of decoding sequences: SMALLEST or more, if it
+        has room for them. With `is_halved`, leave half of the longest gap for encoding excerpts."""
         most = self._max_tokens - num_decode
         chunk = min(self._chunk, most)
         if num_decode == 0 or chunk <= SMALLEST:
@@ -199,8 +203,8 @@ class Pace:
 
 
 def extrapolated_s(steps: Mapping[int, float], size: int) -> float:
-    """Return the seconds of a step that is larger than all of `steps`, which rise in size. Further tokens take as long as those between the
-    two largest sizes."""
+    """Return the seconds of a step that is at least as large as all of `steps`, which rise in size. Further tokens take as long as those
+    between the two largest sizes, or between 0 and the only size."""
     (less, less_s), (largest, longest_s) = [(0, 0.0), *steps.items()][-2:]
     return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)
 

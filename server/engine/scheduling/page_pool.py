@@ -78,7 +78,8 @@ class PagePool:
     """The pages of one cache group."""
 
     def __init__(self, limits: GroupLimits, max_tokens: int, *, group: int = 0, log: CacheLog | None = None) -> None:
-        """A step runs at most `max_tokens` tokens of one sequence. Changes of the prefix cache are written into `log`."""
+        """A step runs at most `max_tokens` tokens of one sequence. Changes of the prefix cache are written into `log`, if there is one.
+        `group` is the number of the cache group, for the log."""
         self.num_pages = limits.num_pages  # page 0 is padding and never allocated
         self._window = limits.window
         self.keeps_states = limits.keeps_states
@@ -120,7 +121,8 @@ class PagePool:
         return most * self.page_size
 
     def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Give `held` the published pages needed to continue after `num_tokens` tokens, a multiple of the page size."""
+        """Give `held`, which has no pages, the published pages needed to continue after `num_tokens` tokens, a multiple of the page
+        size."""
         assert not held.pages and num_tokens % self.page_size == 0
         count = num_tokens // self.page_size
         held.num_returned = self.first_needed(num_tokens)
@@ -131,7 +133,7 @@ class PagePool:
         held.num_published = count
 
     def page_of(self, digest: bytes) -> int | None:
-        """Return the page that is published under a digest."""
+        """Return the page that is published under a digest, or None if there is none."""
         return self._page_of.get(digest)
 
     def adopt(self, chain: Chain, index: int, token_ids: Sequence[int]) -> int | None:
@@ -217,7 +219,8 @@ class PagePool:
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
     def give_back_past(self, held: PageList, start: int) -> bool:
-        """Give back the pages that no token from position `start` on reads. Return whether there were any."""
+        """Give back the pages that no token from position `start` on reads, and that `publish` has reached. Return whether there were
+        any."""
         if self._window is None or (first := min(self.first_needed(start), held.num_published)) <= held.num_returned:
             return False
         for i in range(held.num_returned, first):

@@ -16,14 +16,15 @@ FADES = 0.98  # the estimate of the longest part of an encoding shrinks by this 
 
 class Item(Struct, eq=False):
     """Tokens start .. start + count - 1 of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
-    token from, or more if log-probabilities of the prompt are requested. Tokens of a text to embed give rows of hidden states instead."""
+    token from, more if log-probabilities of the prompt are requested, or none. Tokens of a text to embed give rows of hidden states
+    instead."""
 
     seq: Sequence
     start: int
     count: int
     num_rows: int
     draws: bool  # a token is drawn from the last row
-    is_prefill: bool
+    is_prefill: bool  # the tokens are of a prompt, or of a preempted sequence that is computed again
     num_context: int  # cost of reading the context before this chunk, in prompt tokens
 
     @property
@@ -64,8 +65,8 @@ class Plan:
     copies: list[Copy] = field(default_factory=list[Copy])  # pages to copy before the step
     num_tokens: int = 0
     num_rows: int = 0
-    num_prefill: int = 0  # prompt tokens, which num_tokens includes
-    num_context: int = 0  # sum over the items of prompts
+    num_prefill: int = 0  # tokens of the items with `is_prefill`, which num_tokens includes
+    num_context: int = 0  # sum over these items
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
     encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
     needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads

@@ -40,7 +40,8 @@ class Scheduler:
         log: CacheLog | None = None,
         is_encoded: Callable[[bytes], bool] = lambda _key: True,
     ) -> None:
-        """`is_encoded` tells whether the rows of an excerpt, which have this key, are there."""
+        """Without `pace`, the costs of steps are measured while serving. Changes of the prefix cache are written into `log`, if there is
+        one. `is_encoded` tells whether the encoded rows with a key are there."""
         assert limits.max_seqs <= limits.max_tokens, limits
         self.limits = limits
         self.pool = CachePool.of(limits, log)
@@ -58,7 +59,7 @@ class Scheduler:
         self._refused: Sequence | None = None
 
     def pause(self, paused: bool) -> None:
-        """While paused, plan nothing. Sequences may still end."""
+        """While `paused`, plan nothing. Sequences may still end."""
         self.paused = paused
 
     def add(self, request: Request) -> None:
@@ -72,7 +73,8 @@ class Scheduler:
                 self.queue.push(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """End a sequence at any stage. Its pages are free at once."""
+        """End a sequence at any stage, and give its pages back at once. If other choices wait for it to compute the prompt, one of them
+        does that instead."""
         request = seq.request
         self._unplan(seq)
         self._dequeue(seq)
@@ -106,7 +108,8 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step, and return it. It stays open until `settle`."""
+        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before, publish the pages
+        that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -125,8 +128,8 @@ class Scheduler:
         return self._open
 
     def extend(self) -> Plan:
-        """Add prompts to the open plan while it has room. Items that were planned before are kept, except those of idle sequences if a
-        prompt of another sequence has arrived since."""
+        """Add prompts to the open plan while it has room, and return it. Add nothing while paused. Items that were planned before are kept,
+        except those of sequences that are preempted, and those of idle sequences if a prompt of another sequence has arrived since."""
         plan = self._open
         if self.paused:
             return plan
@@ -163,7 +166,7 @@ class Scheduler:
 
     @property
     def _live_prompt_waits(self) -> bool:
-        """Whether a prompt waits that belongs to no batch job."""
+        """Whether a prompt waits that belongs to no batch job, or whose encoding was dropped for one of these."""
         return is_live(self.queue.first_priority) or is_live(self.encoding.first_priority)
 
     def _withdraw_idle(self) -> None:
@@ -204,7 +207,8 @@ class Scheduler:
             item.seq.num_awaited -= item.draws
 
     def _let_wait(self, plan: Plan) -> None:
-        """Take sequences out of the open plan that read excerpts which were encoded when it was made, but are not kept any more."""
+        """Take sequences out of the open plan that read excerpts which were encoded when it was made, but are not kept any more. Let them
+        wait for these excerpts."""
         for item in [item for item in plan.items.values() if self.encoding.missing(item.seq, item.start, item.stop)]:
             self._unplan(item.seq)
             self.pool.give_back_after(item.seq.held, item.start)
@@ -234,7 +238,8 @@ class Scheduler:
     # --- the two parts of a plan -----------------------------------------------------------------------------------------
 
     def _plan_decodes(self) -> None:
-        """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced."""
+        """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced. Idle sequences get
+        at most `_left_for_idle` tokens together. Keys are charged if anything waits."""
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         encoding = self.encoding if len(self.encoding) else ()
@@ -255,8 +260,9 @@ class Scheduler:
                 queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
-        """Plan the next chunk of a prompt, of at most `budget` tokens. If the chunk reads excerpts that are not encoded yet, let the
-        sequence wait instead. Plan nothing if the step has no room for the chunk."""
+        """Plan the next chunk of a prompt, of at most `budget` tokens unless `_whole` makes it longer, and charge its key. After the last
+        chunk, the sequence leaves the queue. If the chunk reads excerpts that are not encoded yet, let the sequence wait instead. Plan
+        nothing if the step has no room for the chunk."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
@@ -398,8 +404,9 @@ class Scheduler:
     def _preempt_greediest(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no other key has
         enough more slots than the key of `seq`, a fresh `seq` takes the slot of a sequence of its own key that had its turn. Return whether
-        a sequence was preempted. The side that gets the slot must still have fewer slots than the other side had. So each preemption
-        narrows the gap, and preemptions do not alternate forever."""
+        a sequence was preempted: none is if its priority is better than that of `seq`, or if there are no pages for `seq`. The side that
+        gets the slot must still have fewer slots than the other side had. So each preemption narrows the gap, and preemptions do not
+        alternate forever."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
