@@ -32,7 +32,8 @@ class ExcerptEncoder(ABC):
 
     @abstractmethod
     def rows_of(self, excerpts: Sequence[Any]) -> InParts[list[Rows]]:
-        """Encode excerpts in parts: yield between two parts, and return the rows of each excerpt, in the order of its tokens."""
+        """Encode excerpts that `together` has yielded as one group. Yield between two parts of the work. Return the rows of each excerpt,
+        in the order of its tokens."""
 
     def together(self, excerpts: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """Yield the excerpts, in order, in groups that one call of the program encodes. The rows of a group are kept once it is encoded."""
@@ -75,7 +76,8 @@ class ExcerptEncoder(ABC):
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
 
     def _trim(self, used: Collection[bytes]) -> None:
-        """Drop the rows of the least recently used excerpts, as long as there are too many bytes. `used` are the keys used now."""
+        """Count the excerpts with the keys `used` as used now. Then, as long as the rows take more than KEPT_BYTES, drop the rows of the
+        least recently used excerpts, except those that are spared or in `used`."""
         spared = {*self._spared, *used}
         for key in dict.fromkeys(used):
             if key in self._kept:

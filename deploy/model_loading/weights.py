@@ -50,7 +50,8 @@ def bind(known: Planned) -> Bound:
 
 
 def _packed_file(known: Planned, entry: str, digest: str) -> Path | None:
-    """Return the path of the prepared weights of one program in the cache, marked as in use. Return None if nothing can be stored."""
+    """Return the path of the prepared weights of one program in the cache, marked as in use. Verify the file if the load says so, or if a
+    process that used it was killed. Return None if nothing can be stored, or if the file is damaged and cannot be removed."""
     if known.cache is None:
         return None
     load = known.load
