@@ -49,6 +49,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
+    """The label and the speed of a form."""
+
     label: QualityLabel
     speed: Speed
 
@@ -67,7 +69,8 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
 
 
 def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = silent) -> Speed:
-    """Measure the speed of a model of a server. `tokens` are a text, which is the prompt as far as it is needed."""
+    """Measure the speed of a model of a server that has no other requests: wait until the server is at rest, and then run several requests.
+    `tokens` are a text, whose beginning is the prompt. Raise LoadError if a request fails, or if its tokens have no text."""
     driver, max_context = OverHttp(url, name, temperature=0.0), Client(url).get(f"/v1/models/{segment(name)}")["max_model_len"]
     num_before = min(NUM_BEFORE, max_context // 2)
     most, prompt = min(NUM_DECODED, max_context - num_before), tuple(tokens[:num_before])
