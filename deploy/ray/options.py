@@ -81,7 +81,8 @@ class Pool(BaseModel):
 
     @property
     def num_threads(self) -> int | None:
-        """The threads of a replica's models. Replicas that all used all cores of their machine would wait for each other in each step."""
+        """The threads of a replica's models. Replicas that all used all cores of their machine would wait for each other in each step. None
+        if no CPUs are reserved: each model then uses the threads of its server's settings."""
         return max(1, int(self.num_cpus)) if self.num_cpus else None
 
 

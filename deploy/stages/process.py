@@ -52,6 +52,7 @@ Inbox = queue.SimpleQueue[tuple[StageMessage, list[Any]] | None]  # None: the wo
 
 
 def main() -> None:
+    """Load the layers that the worker names, and tell the worker why if that fails. Then compute them until the worker is gone."""
     begin_process()
     link = Link(socket.socket(fileno=int(sys.argv[1])), "the worker")
     is_busy = threading.Event()  # also while the stage loads
