@@ -141,7 +141,7 @@ class Session:
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:
-        """Capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
+        """On a GPU, capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
         capture none."""
         with self._lock:
             self._machine.function(function).prepare(dims)
@@ -162,5 +162,5 @@ class Session:
             self._machine.profile = None
 
     def close(self) -> None:
-        """End the helper threads now. Otherwise they end when nothing refers to the session any more."""
+        """Wait for the work of the device, and end its helper threads now. Otherwise they end when nothing refers to the session any more."""
         self.device.close()

@@ -119,7 +119,7 @@ class Function:
 
     def call_with_weights(self, args: Sequence[Any]) -> Any:
         """Call with values for all parameters, including weights. Functions of a program call each other in this way. Afterwards the
-        weights that were bound before are bound again."""
+        weights that were bound before are bound again. Without values for weights, call with the bound ones."""
         if len(args) == self._num_inputs:
             return self.call(args)
         if len(args) != len(self.source.params):
