@@ -162,5 +162,5 @@ class Session:
             self._machine.profile = None
 
     def close(self) -> None:
-        """Wait for the work of the device, and end its helper threads now. Otherwise they end when nothing refers to the session any more."""
+        """Wait for the work of the device, and end its helper threads now. Otherwise they end when nothing refers to the session."""
         self.device.close()

@@ -68,8 +68,8 @@ class Places:
 
 
 def linked(parts: Object, places: Places, begin: int, imports: Mapping[str, int]) -> bytearray:
-    """Return the bytes of the block, linked for the address `begin`. `imports` are the addresses of imported functions. Raise DamagedCode if
-    a relocation cannot be applied."""
+    """Return the bytes of the block, linked for the address `begin`. `imports` are the addresses of imported functions. Raise DamagedCode
+    if a relocation cannot be applied."""
     image = bytearray(places.num_bytes)
     for i, offset in places.sections.items():
         section = parts.sections[i]
