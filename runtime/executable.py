@@ -430,6 +430,7 @@ def _text(file: sections.SectionFile, name: str) -> str:
 
 
 def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDArray[Any]:
+    """Return a constant as a view of the file. Raises DamagedFile if the bytes are not those of such an array."""
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:

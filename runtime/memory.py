@@ -83,6 +83,7 @@ class Arena:
         return self._device.allocate(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
+        """Replace the block by one of this size. Raise OutOfMemory if the limit or the device does not allow it."""
         self._account.check("arena", num_bytes)
         self._use(self._device.allocate(0))  # free the old block before the new one is allocated
         self._account.resize("arena", 0)

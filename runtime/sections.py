@@ -137,6 +137,7 @@ class SectionFile:
         self._sections = self._read_header(_digest_of(path, key))
 
     def _read_header(self, digest_of: Callable[[bytes], bytes]) -> dict[str, Section]:
+        """Return the sections by name. Raises DamagedFile if the header is not what was written, or if a section lies outside the file."""
         if len(self._map) < _PREFIX.size:
             raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes, expected at least {_PREFIX.size}")
         magic, length, digest = _PREFIX.unpack_from(self._map)

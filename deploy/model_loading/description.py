@@ -80,6 +80,7 @@ def _ready(known: Timed) -> Ready:
 
 
 def _vision_of(vision: Seeing | None) -> Vision | None:
+    """Return what the front has to know of how a model sees images, or None if it sees none."""
     if vision is None:
         return None
     cutting = vision.cutting
@@ -97,6 +98,7 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
 
 
 def listening_of(audio: Audio | None) -> Listening | None:
+    """Return what the front has to know of how a model hears recordings in conversations, or None if it hears none."""
     if audio is None:
         return None
     return Listening(

@@ -53,6 +53,7 @@ class ExcerptEncoder(ABC):
         return self._begun.advance(tuple(excerpts), lambda: self._encoded(excerpts)) is not None
 
     def _encoded(self, excerpts: Excerpts) -> InParts[bool]:
+        """Encode those of the excerpts whose rows are not kept, group by group, and keep their rows. Return True."""
         missing = {key: excerpt for key, excerpt in excerpts.items() if key not in self._kept}
         keys = iter(missing)
         for some in self.together(tuple(missing.values())):

@@ -59,6 +59,7 @@ MIXES = {
 
 
 def facts_of(files: ModelFiles) -> Facts:
+    """Return what the server tells its users about the files of a model."""
     counts = values_by_type(files)
     return Facts(
         family=files.config.family,

@@ -133,6 +133,7 @@ def _open_gguf(path: Path) -> ModelFiles:
 
 
 def _open_ct2(path: Path) -> ModelFiles:
+    """Open the folder of a Whisper model in the format of CTranslate2."""
     model = Ct2Whisper(path / CT2_FILE)
     fields = model.fields()
     config = config_of(path, fields)
@@ -140,6 +141,7 @@ def _open_ct2(path: Path) -> ModelFiles:
 
 
 def _open_folder(path: Path) -> ModelFiles:
+    """Open a folder. Raise UnknownModel, with a remedy, for an architecture that is not supported, and ModelError for other faults."""
     if (path / CT2_FILE).is_file():
         return _open_ct2(path)
     fields = read_config(path)

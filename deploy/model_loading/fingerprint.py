@@ -72,6 +72,8 @@ def _digest_of_files(path: Path, files: Sequence[Path], piece_bytes: int) -> str
 
 
 def _files(path: Path) -> list[Path]:
+    """Return the files that a digest covers: the parts of a GGUF file, or the files of a folder and its direct subfolders that affect what
+    the model answers."""
     if path.is_file():
         return [path.with_name(name) for name in parts_of(path.name)]
     found = (*path.glob("*"), *path.glob("*/*"))
@@ -83,6 +85,7 @@ def _pieces(file: Path, piece_bytes: int) -> Iterator[tuple[Path, int, int]]:
 
 
 def _digest_of_piece(piece: tuple[Path, int, int]) -> bytes:
+    """Return the digest of a piece of a file, given the path, the first byte, and the number of bytes, of which the file may lack some."""
     path, start, left = piece
     digest, chunk = hashlib.sha256(), bytearray(CHUNK_BYTES)
     with path.open("rb") as file:

@@ -217,6 +217,7 @@ class _Arrived:
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
+        """Count further bytes, on any thread. Without an expected number of bytes, nothing is reported."""
         with self._lock:
             self._arrived += num_bytes
             percent = min(100, 100 * self._arrived // self._expected) if self._expected else 0

@@ -58,6 +58,7 @@ def is_made(file: GgufFile) -> bool:
 
 
 def _is_large(file: GgufFile) -> bool:
+    """Return whether the vocabulary is so large that a separate process should read it."""
     from compiler.frontend.gguf.file import Texts
 
     texts = file.metadata.get("tokenizer.ggml.tokens")

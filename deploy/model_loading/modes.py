@@ -90,6 +90,7 @@ class _Decoder(_Mode):
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
+        """Make the mode from the settings of a load. Raise LoadError or ModelError if a setting is wrong or does not go with the model."""
         format = WeightFormat.parse(format_named(files.config, load))
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         vision = files.config.vision
@@ -257,6 +258,7 @@ class Encoder(_Mode):
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
+        """Make the mode from the settings of a load. Raise LoadError or ModelError if a setting is wrong or does not go with the model."""
         config = files.config
         if config.encoder is not None and config.encoder.is_padded:
             max_context = config.max_context

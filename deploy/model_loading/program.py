@@ -65,6 +65,7 @@ def compile_here(module: IRModule) -> Executable:
 
 
 def _found(cache: Cache | None, key: Key) -> Executable | None:
+    """Look for the program in the cache. If the cache cannot be read, log a warning and return None."""
     try:
         return None if cache is None else cache.find(key)
     except OSError as error:
@@ -73,6 +74,7 @@ def _found(cache: Cache | None, key: Key) -> Executable | None:
 
 
 def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: Progress) -> Executable:
+    """Compile the program. With a cache, reuse the machine code of kernels that other programs have, and keep that of new ones."""
     # imported only here: a start from the cache needs no compiler and is faster without its imports
     from compiler.codegen.kept import KeptCode
     from compiler.driver import Options, compile_module

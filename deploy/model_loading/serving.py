@@ -115,6 +115,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
 
 
 def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | None:
+    """Return what encodes images and recordings for the steps of a model, or None if the model reads neither."""
     row_size = config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
     seer = None if config.vision is None else Seer(session, config.vision, row_size)
     listener = None if config.listening is None else Listener(session, config.listening, row_size)

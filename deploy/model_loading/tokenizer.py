@@ -98,6 +98,8 @@ def _open_gguf(path: Path) -> GgufFile:
 
 
 def _files_in(folder: Path) -> TokenizerFiles:
+    """Read the files of a folder. If tokenizer.json is missing, make it from the files of a vocabulary. Raise ModelFilesError if there are
+    none that can be read."""
     files = TokenizerFiles.from_dir(folder)
     if TOKENIZER in files.contents:
         return files
@@ -110,6 +112,7 @@ def _files_in(folder: Path) -> TokenizerFiles:
 
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
+    """Make the files from a GGUF file, and add the file of defaults if there is one."""
     beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
     return TokenizerFiles({**made_of(file), **beside})
 
@@ -123,6 +126,7 @@ def _ends_of(file: GgufFile) -> tuple[int, ...]:
 
 @contextmanager
 def _refusal(path: Path) -> Generator[None]:
+    """Turn errors of the files inside the `with` into a LoadError."""
     try:
         yield
     except ModelFilesError as error:

@@ -191,6 +191,7 @@ def _keep(place: Path, exact: Exact) -> None:
 
 
 def _read(place: Path) -> Exact:
+    """Return the predictions that `_keep` has stored, after a check of their checksums."""
     file = SectionFile(place, seal_key_of(place.parent))
     read: Callable[[str], memoryview] = partial(file.read, verify=True)
     losses = np.frombuffer(read("losses"), np.float32)

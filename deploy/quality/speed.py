@@ -76,6 +76,7 @@ def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = si
     most, prompt = min(NUM_DECODED, max_context - num_before), tuple(tokens[:num_before])
 
     def run(num_new: int) -> Stream:
+        """Run a request for this many tokens. Raise LoadError if it fails, or if fewer than two pieces of text arrive."""
         try:
             (stream,) = driver.run([Prompt(prompt, num_new)])
         except (RuntimeError, OSError) as error:

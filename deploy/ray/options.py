@@ -54,6 +54,7 @@ class Pool(BaseModel):
         return self
 
     def _check_stages(self) -> None:
+        """Raise ValueError if a setting of the pool does not go with stages."""
         shown = f"num_stages is {self.num_stages}"
         if self.num_gpus:
             raise ValueError(f"{shown} and num_gpus is {self.num_gpus:g}; stages compute on CPUs: leave one of them out")

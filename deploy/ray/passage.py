@@ -139,6 +139,7 @@ class Passage(Response):
             self.num_pauses += 1
 
     async def _leased(self) -> Lease | None:
+        """Ask for a lease, as long as the request may wait. Return None if there was none in time."""
         wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
         try:
             async with asyncio.timeout(self._left_s):

@@ -61,6 +61,8 @@ def start_stage(place: Place, secret: str, number: int) -> Peer:
 
 
 def _introduced(host: str, port: int, secret: str) -> socket.socket:
+    """Connect to a host, and prove that this worker knows the secret. Raise OSError if the host cannot be reached, and HandshakeFailed if
+    it refuses."""
     connection = socket.create_connection((host, port), CONNECT_S)
     try:
         introduce(connection, secret)

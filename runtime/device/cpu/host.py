@@ -37,6 +37,7 @@ def _told_by_llvm() -> bytes:
 
 
 def _told_by_linux() -> set[str]:
+    """Return the features that Linux reports to this process on AArch64; none on other machines."""
     if sys.platform != "linux" or ARCH != "aarch64":
         return set()
     words = [_auxiliary(number) for number in _ARM_WORDS]

@@ -130,6 +130,7 @@ class Card:
     """A GPU that is in use. Any thread may enter `with card:`, which makes the card's context current for that thread."""
 
     def __init__(self, number: int) -> None:
+        """Take the context of the GPU with this number, and make its stream. Raise NoDevice if the GPU cannot be used."""
         self._cuda = pycuda()
         device = device_of(number)
         self.number, self.name = number, str(device.name())

@@ -94,6 +94,7 @@ class Records:
         self._copied = card.event(self)  # event after which the card has read the words
 
     def _of(self, launches: Sequence[Launch], num_ranks: int) -> Iterator[_Launched]:
+        """Yield the launches with everything that the driver needs for them, and store their descriptions for messages about faults."""
         at, host, tells = 0, self._words.ctypes.data, self._last.tells
         after_waits = _after_waits(launches, num_ranks)
         for number, launch in enumerate(launches):

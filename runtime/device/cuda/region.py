@@ -94,6 +94,7 @@ class CudaRegion:
         yield from ()
 
     def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
+        """Write and copy the records, and launch the graph for these integers. With `time_to`, launch and time each kernel by itself."""
         self._write(heap)
         for records in self._records:
             with records.card:
