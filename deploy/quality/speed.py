@@ -58,7 +58,7 @@ class Quality:
 @refusals()
 def quality_of(load: Load, progress: Progress = silent) -> Quality:
     """Return the label of a form, measured now or before, and its speed, measured now. Raise LoadError if either cannot be measured."""
-    advance(begin(load, progress), Compiled)  # the program of the server, which is also used for the label
+    advance(begin(load, progress), Compiled)  # compiles the program of the server, which the label uses, too
     known = measurable(load, progress)
     label = label_for(known, load)  # before the server takes memory
     settings: dict[str, Any] = {name: getattr(load, name) for name in LoadSettings.__struct_fields__}

@@ -19,7 +19,7 @@ from deploy.ray.ranking import ranked
 from deploy.ray.wish import Lease, Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
-MOST_MOVED = 10_000  # most responses for which is remembered that another replica stores them than the one that their id names
+MOST_MOVED = 10_000  # most responses that are remembered as moved: another replica stores them than their ids name
 AVOID_S = 5.0  # seconds for which requests avoid a replica that another request has lost: Ray may not know yet that it is gone
 
 

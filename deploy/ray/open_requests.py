@@ -54,7 +54,7 @@ class OpenRequests:
 
     @property
     def replicas(self) -> set[str]:
-        """The replicas of which something is remembered."""
+        """The replicas that are not forgotten."""
         return {*self._numbers, *self._before}
 
     def _recent(self, replica: str) -> deque[tuple[float, int]]:

@@ -13,7 +13,7 @@ from server.models.state import ModelSpec
 
 PATIENCE_S = 60.0
 PREFILL_CHARACTERS = 8192
-INGRESS = "Ingress"  # name of the ingress's deployment, which is that of its class
+INGRESS = "Ingress"  # name of the ingress's deployment: the name of its class
 
 
 def prefill_name(pool: str) -> str:
@@ -92,7 +92,7 @@ class Fleet(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
+    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # by name, which is also the name of the deployment
     patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
 
     @model_validator(mode="after")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
 # Number of times that a request may find a full queue, or one that is no POST a replica that is away, before the client gets that answer.
 MOST_BUSY = 2
-MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
+MOST_LOST = 5  # number of replicas that may break off while they have a request: then it is given up, as it may itself be the reason
 QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")

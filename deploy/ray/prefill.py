@@ -17,8 +17,8 @@ MOST_REPEATED = 2  # a prefill replica, which may lack the beginning of a prompt
 
 
 def pays(num_computed: int, num_new: int) -> bool:
-    """Return whether a prefill replica is to compute `num_computed` blocks of a prompt, of which `num_new` are in the prefix cache of no
-    replica that answers."""
+    """Return whether it pays that a prefill replica computes `num_computed` blocks of a prompt. `num_new` of them are in the prefix cache
+    of no replica that answers."""
     return num_computed <= MOST_REPEATED * num_new
 
 

@@ -40,8 +40,8 @@ class Peer:
 
 
 def start_stage(place: Place, secret: str, number: int) -> Peer:
-    """Start a stage. `secret` proves to another machine that it may start one; `number` counts the stages. Ask a machine that turns this
-    worker away again, for CONNECT_S seconds. Raise LoadError if the stage cannot be started."""
+    """Start a stage. `secret` proves to another machine that it may start one; `number` counts the stages. If a machine turns this worker
+    away, ask it again, for up to CONNECT_S seconds. Raise LoadError if the stage cannot be started."""
     name = f"stage {number} ({place.name})"
     if place.host is None:
         connection, process = start_process()
