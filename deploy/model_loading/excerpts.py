@@ -22,7 +22,8 @@ Rows = NDArray[np.float32]
 
 
 class ExcerptEncoder(ABC):
-    """Encodes excerpts. The rows of an excerpt are the same bits whenever they are computed, so it does not matter which are kept."""
+    """Encodes excerpts. A row has `row_size` elements. The rows of an excerpt are the same bits whenever they are computed, so it does not
+    matter which are kept."""
 
     def __init__(self, row_size: int) -> None:
         self._row_size = row_size

@@ -323,7 +323,8 @@ class EmbeddingModel(_Stepping):
 
 
 class EncoderModel:
-    """A model that encodes all texts in one step, and maybe images too."""
+    """A model that encodes all texts in one step, and maybe images too. `tells_pairs_apart`: the program also gets, for each token, the
+    text of a pair to which it belongs."""
 
     def __init__(self, session: Session, limits: EmbedLimits, vision: Vision | None = None, *, tells_pairs_apart: bool) -> None:
         self._session = session

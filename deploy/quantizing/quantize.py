@@ -145,8 +145,8 @@ def _important(squares: Floats) -> Floats:
 
 
 def _coarse(value: float) -> float:
-    return float(f"{value:.2e}")
     """Round a divergence to three digits, so that differences in the last bits between machines do not decide about widths."""
+    return float(f"{value:.2e}")
 
 
 def _plain(model: Model, report: Callable[[float], None]) -> dict[str, tuple[dict[str, Array], float]]:

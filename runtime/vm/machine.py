@@ -471,6 +471,7 @@ def _call_library(
     dst: int | None,
 ) -> Step:
     """Return a step that calls a library routine. `outputs` reads the arrays to fill; None: the routine returns new arrays."""
+
     def step(frame: Frame) -> None:
         results = compute(*(on_host(device, read(frame)) for read in given))
         if outputs is None:
