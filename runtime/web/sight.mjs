@@ -41,7 +41,7 @@ export class Sight {
     return picture;
   }
 
-  /** Cut an image into crops. */
+  /** Cut an image into crops. Throw RequestError if the image cannot be used. */
   async #cut(file, isLow, key, where, pause) {
     const { fit } = this.vision, plan = isLow ? { ...this.vision, fit: { ...fit, splits: false } } : this.vision;
     try {

@@ -8,7 +8,7 @@ const TABLE_SCALE = 2 ** 20, SAMPLE_BITS = 23;
 const BLOCK = 500;   // hops between two pauses
 const MEL_HZ = 200 / 3, BREAK_HZ = 1000, LOG_STEP = Math.log(6.4) / 27;
 
-/** Return the samples of a file, a Blob or its bytes: the mean of its channels, in the formats that the browser plays. Return given samples unchanged. */
+/** Return the samples of a file, a Blob or its bytes: the mean of its channels, in the formats that the browser plays. Return given samples unchanged. Throw TypeError where nothing decodes files. */
 export async function samplesOf(file) {
   if (file instanceof Float32Array) return file;
   if (!globalThis.OfflineAudioContext) throw new TypeError(`file has to be a Float32Array of ${RATE} samples per second here, since nothing can decode other files`);
