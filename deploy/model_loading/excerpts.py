@@ -92,7 +92,8 @@ class ExcerptEncoder(ABC):
 
 
 class BothEncoders(ExcerptEncoder):
-    """Encodes crops of images and clips of recordings, each with the encoder of its kind."""
+    """Encodes crops of images and clips of recordings, each with the encoder of its kind. No model with both has images whose tokens attend
+    to later tokens, so `look` returns no positions of last tokens (`Seer.look`)."""
 
     def __init__(self, row_size: int, encoders: Mapping[type[Excerpt], ExcerptEncoder]) -> None:
         super().__init__(row_size)
