@@ -34,7 +34,7 @@ from server.messages import ErrorCode, Load, QualityLabel, StageReport
 from server.stages.relay import Relay
 
 Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
-Measure = Callable[[Load, Progress], QualityLabel | None]
+Measure = Callable[[Load, Progress], QualityLabel | None]  # measures the quality label of a load; returns None if that is impossible
 
 
 def silent(part: str, fraction: float) -> None:

@@ -28,7 +28,8 @@ class Bound(Planned):
 
 
 def bind(known: Planned) -> Bound:
-    """Bind the weights of each program of the model. Raise ModelError if one does not fit its program."""
+    """Bind the weights of each program of the model. They are those that an earlier load stored, or are prepared now and, with a cache,
+    stored. Raise ModelError if weights do not fit their program."""
     executable, packed = known.program.executable, list[Path]()
     entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)

@@ -51,8 +51,8 @@ Floats = NDArray[np.float32]
 class Exact:
     """The predictions of the exact weights after each token of the text."""
 
-    ids: NDArray[np.int32]  # [tokens, MOST], the most probable first
-    logprobs: Floats  # [tokens, MOST]
+    ids: NDArray[np.int32]  # [tokens, MOST], the most probable first; all tokens of a vocabulary that has fewer than MOST
+    logprobs: Floats  # of these ids
     losses: Floats  # [tokens], -log(probability) of the token that follows; 0 after the last token of a window
 
     @classmethod

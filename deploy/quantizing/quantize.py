@@ -58,6 +58,7 @@ class Model:
         return self.files.weights.read(name)
 
     def parts(self, name: str, width: Width) -> tuple[dict[str, Array], float]:
+        """Quantise a matrix to this width. Return the arrays that represent it, and the sum of the errors of its rows."""
         found = self.search.parts(self.weight(name), self.importance[name], width)
         self.files.weights.release(name)
         return found

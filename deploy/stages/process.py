@@ -98,7 +98,7 @@ def _read(link: Link, inbox: Inbox) -> None:
 
 
 def _report(link: Link, is_busy: threading.Event) -> None:
-    """Report this process's CPU time while it loads or computes, so that others know that it goes on."""
+    """Report this process's CPU time while it loads or computes, so that the worker knows that it goes on."""
     with suppress(StageLost):
         while True:
             is_busy.wait()
