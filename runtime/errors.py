@@ -2,7 +2,7 @@
 
 RuntimeFault
   DamagedFile            a stored file does not hold what was written
-  UnsafeCache            another user could write to the cache, and so run code in this process
+  UnsafeCache            another user could write to the cache, and so run code in this process, or could read its key
   IncompatibleExecutable an executable was written by another version, or for another machine
   DamagedCode            object code or PTX is damaged, or was not written by our compiler
   UnresolvedSymbol       object code needs a symbol that nothing defines
@@ -11,7 +11,7 @@ RuntimeFault
   ArgumentMismatch       a value does not match its specification
     BoundExceeded        a dimension is outside its declared range
   OutOfMemory            a request exceeds the limit or the memory of the system; it is refused before anything is allocated
-  NoDevice               no GPU can be used: the machine has none, or its driver or pycuda is missing
+  NoDevice               the GPUs that a program asks for, their driver or pycuda are missing, or these GPUs do not fit each other
   DeviceFault            a device failed; on a GPU, its context and all work on it are lost
   TooDeep                calls of functions are nested too deeply
   InvalidFlag            the value of a developer switch does not parse
@@ -28,43 +28,47 @@ class RuntimeFault(Exception):
 
 
 class DamagedFile(RuntimeFault):
+    """A stored file does not hold what was written."""
+
     def __init__(self, path: Path, section: str, problem: str) -> None:
         super().__init__(f"{path}: section {section!r} is damaged: {problem}")
         self.path, self.section, self.problem = path, section, problem
 
 
 class UnsafeCache(RuntimeFault):
-    pass
+    """The cache cannot be trusted: another user could write to it, and so run code in this process, or could read its key."""
 
 
 class IncompatibleExecutable(RuntimeFault):
-    pass
+    """An executable was written by another version, or for another machine."""
 
 
 class DamagedCode(RuntimeFault):
-    pass
+    """Object code or PTX is damaged, or was not written by our compiler."""
 
 
 class UnresolvedSymbol(RuntimeFault):
-    pass
+    """Object code needs a symbol that nothing defines."""
 
 
 class InvalidProgram(RuntimeFault):
-    pass
+    """The instructions are not ones that our compiler emits."""
 
 
 class UnknownName(RuntimeFault):
+    """No function, parameter or routine has this name."""
+
     def __init__(self, noun: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown {noun} {name!r}; known: {', '.join(sorted(known)) or 'none'}")
         self.name = name
 
 
 class ArgumentMismatch(RuntimeFault):
-    pass
+    """A value does not match its specification."""
 
 
 class BoundExceeded(ArgumentMismatch):
-    pass
+    """A dimension is outside its declared range."""
 
 
 class OutOfMemory(RuntimeFault):
@@ -79,18 +83,20 @@ class OutOfMemory(RuntimeFault):
 
 
 class NoDevice(RuntimeFault):
-    pass
+    """The GPUs that a program asks for, their driver or pycuda are missing, or these GPUs do not fit each other."""
 
 
 class DeviceFault(RuntimeFault):
-    pass
+    """A device failed. On a GPU, its context and all work on it are lost."""
 
 
 class TooDeep(RuntimeFault):
-    pass
+    """Calls of functions are nested too deeply."""
 
 
 class InvalidFlag(RuntimeFault):
+    """The value of a developer switch does not parse."""
+
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={value!r}: expected {expected}; correct or unset the variable")
         self.name = name

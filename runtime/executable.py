@@ -94,7 +94,7 @@ class TensorSpec(Struct, frozen=True, tag=True):
 class ShapeSpec(Struct, frozen=True, tag=True):
     """A shape, which is a value of its own: a tuple of integers."""
 
-    dims: tuple[DimRef, ...] | None
+    dims: tuple[DimRef, ...] | None  # None: the integers are unknown; `ndim` is their number, if known
     ndim: int | None = None
 
 
@@ -202,10 +202,14 @@ class Region(Struct, frozen=True, tag=True):
 
 
 class Reg(Struct, frozen=True, tag=True):
+    """The value in a register of the calling frame."""
+
     index: int
 
 
 class ConstantRef(Struct, frozen=True, tag=True):
+    """An array of the constant table."""
+
     index: int
 
 
@@ -228,10 +232,14 @@ class Call(Struct, frozen=True, tag=True):
 
 
 class Ret(Struct, frozen=True, tag=True):
+    """End the call with this result."""
+
     value: Arg
 
 
 class Goto(Struct, frozen=True, tag=True):
+    """Continue with another instruction."""
+
     target: int  # index of the instruction to execute next
 
 
@@ -288,17 +296,23 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
 
 
 class _ConstantInfo(Struct, frozen=True, tag=True):
+    """The element type and the shape of a stored constant, whose bytes are in a section of its own."""
+
     dtype: str
     shape: tuple[int, ...]
 
 
 class _Document(Struct, frozen=True, tag=True):
+    """The content of the section `program`. `host_target` is None if there is no host code."""
+
     meta: ExecutableMeta
     constants: tuple[_ConstantInfo, ...]
     host_target: str | None = None
 
 
 class _Version(msgspec.Struct, frozen=True):
+    """The content of the section `version`, which is read before all others."""
+
     format_version: int
 
 
@@ -334,7 +348,9 @@ class Executable:
 
     @staticmethod
     def load(path: Path, ranges: str = "", key: bytes | None = None) -> Executable:
-        """Read an executable, and verify its seal and then every section. Constants are read-only views of the bytes that were read."""
+        """Read an executable, and verify its seal and then every section. `key` is the key of the seal; None: the one of the file's folder.
+        Constants are read-only views of the bytes that were read. Raise IncompatibleExecutable for a file of another format, and what
+        `sealed.load` raises for one that cannot be used."""
         file = sections.SectionFile(path, content=sealed.load(path, _label(path, ranges), key))
         version = _decode(file, "version", _Version)
         if version.format_version != FORMAT_VERSION:
@@ -414,6 +430,7 @@ def _text(file: sections.SectionFile, name: str) -> str:
 
 
 def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDArray[Any]:
+    """Return a constant as a view of the file. Raises DamagedFile if the bytes are not those of such an array."""
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:

@@ -16,7 +16,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path) -> Path:
-    """Return the path if it is a regular file or a link to a regular file. Otherwise raise an OSError that names the kind of file."""
+    """Return the path if it is a regular file or a link to a regular file. Otherwise raise an OSError that says what is there instead."""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:

@@ -37,7 +37,7 @@ class Stretched(Way, frozen=True, tag=True):
 
 
 class Centre(Way, frozen=True, tag=True):
-    """The shorter edge of the image becomes that of a crop, and its middle is cut out."""
+    """The image is scaled so that its shorter edge becomes that of a crop. The middle of the scaled image is the crop."""
 
 
 class _Split(Way, frozen=True, tag=True):

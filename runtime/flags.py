@@ -30,6 +30,8 @@ class Flags:
 
 @dataclass(frozen=True, slots=True)
 class _Switch:
+    """A developer switch: its variable of the environment, its field of Flags, how its text is read, and what it means."""
+
     variable: str
     field: str
     parse: Callable[[str], Any]  # raises ValueError for a text that is not `expected`

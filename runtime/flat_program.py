@@ -63,7 +63,7 @@ class Stored(FlatStruct, frozen=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # byte at which it begins
 
     @property
     def num_bytes(self) -> int:
@@ -210,8 +210,9 @@ class _Flattening:
     meta: ExecutableMeta
     source: VMFunction  # the function to flatten
     places: Mapping[str, int]  # byte offset of each weight and constant in the block of weights
-    literals: dict[int, int] = field(default_factory=dict[int, int])
+    literals: dict[int, int] = field(default_factory=dict[int, int])  # number of each literal: its slot is this far behind the others
     tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # tensors in the arena, by register
+    # the tensors of each tuple, by register
     tuples: dict[int, tuple[FlatTensor, ...]] = field(default_factory=dict[int, tuple[FlatTensor, ...]])
     scalars: dict[int, int] = field(default_factory=dict[int, int])  # slot of each scalar, by register
     checks: list[Check] = field(default_factory=list[Check])

@@ -49,7 +49,7 @@ class GeneratedCode:
         builtins.exec(code, globals, locals)
 
     def keep(self) -> None:
-        """Write the file if this process has compiled a text."""
+        """Write the file if this process has compiled a text, unless Python's switches forbid bytecode. Ignore a failure."""
         if not self.num_compiled or sys.dont_write_bytecode:
             return
         whole = {**self._kept, **self._used}
@@ -100,6 +100,7 @@ def _read(path: Path) -> Codes:
 
 
 def _digest(content: bytes) -> bytes:
+    """Return the digest that precedes the content of a file. It also depends on the version of Python and of this installation."""
     return hashlib.sha256(importlib.util.MAGIC_NUMBER + _installed().encode() + content).digest()
 
 

@@ -18,7 +18,8 @@ class KVPool:
     """The pages of all cache groups of a model, in memory of the device."""
 
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
-        """Allocate the tensors. On a CPU, the system provides physical memory only when pages are written."""
+        """Allocate the tensors. Raise OutOfMemory if they do not fit. On a CPU, the system provides physical memory only when pages are
+        written. A group without layers in this process gets no tensors."""
         self.num_pages = tuple(num_pages)  # number of pages of each group
         self.groups = tuple(groups)
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))

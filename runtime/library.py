@@ -69,7 +69,7 @@ def routine(name: str) -> Routine:
 
 
 def _sortable(x: Array) -> Array:
-    """Convert bf16 to f32, which is exact: NumPy cannot order the NaNs of element types that it does not define itself."""
+    """Convert elements to f32 if NumPy does not define their type, such as bf16: it cannot order the NaNs of such types. This is exact."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 

@@ -54,7 +54,8 @@ class Arena:
         return self._num_bytes
 
     def enter(self, num_bytes: int, *, keep_last: bool = False) -> Memory:
-        """Reserve memory for a call until `leave`, and return it. The memory is not initialised."""
+        """Reserve memory for a call until `leave`, and return it. The memory is not initialised. Raise OutOfMemory if it exceeds the limit
+        or the device's memory."""
         tops = self._tops
         outermost = len(tops) == 1
         bottom = 0 if outermost and not keep_last else align(self._last if keep_last else tops[-1])
@@ -82,6 +83,7 @@ class Arena:
         return self._device.allocate(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
+        """Replace the block by one of this size. Raise OutOfMemory if the limit or the device does not allow it."""
         self._account.check("arena", num_bytes)
         self._use(self._device.allocate(0))  # free the old block before the new one is allocated
         self._account.resize("arena", 0)
@@ -105,7 +107,7 @@ class Arena:
         self._tops.pop()
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow the arena now, so that the first call need not."""
+        """Grow the arena to at least this size now, so that the first call need not."""
         self.enter(num_bytes)
         self.leave()
 
@@ -122,7 +124,7 @@ class Aside:
 
     @contextmanager
     def entered(self, num_bytes: int) -> Generator[Memory]:
-        """Lend the memory to a call. It is not initialised."""
+        """Lend the memory to a call for the `with`. It is not initialised. Raise OutOfMemory as `Arena.enter` does."""
         assert not self._is_used, "two calls in parts at the same time"
         if num_bytes > self._block.num_bytes:
             self._account.check("calls in parts", num_bytes)

@@ -43,7 +43,7 @@ class Setting(IntEnum):
     TYPICAL_P = 5
     MASK = 6  # row of `masks`; -1: no mask
     TOP = 7  # number of alternatives to report besides the token; -1: report nothing
-    PROCESSED = 8  # 1: report log-probabilities under the distribution that was drawn from; 0: under that of the unprocessed logits
+    PROCESSED = 8  # 1: report log-probabilities under the distribution that was drawn from; 0: under the one of the unprocessed logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
 
 def recall(path: Path) -> bytes | None:
     """Return the content of a file that `store` wrote, and let the age of the file be the time since its last use. Return None if the file
-    is missing or damaged."""
+    is missing or damaged, or cannot be trusted."""
     try:
         content = bytes(load(path))
     except (OSError, RuntimeFault):
@@ -244,7 +244,8 @@ def require_private(folder: Path) -> None:
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a stored file. Raise UnsafeCache if another user can write to it, and OSError for a symbolic link."""
+    """Open a stored file. Raise UnsafeCache if another user can write to it, DamagedFile if it is no regular file, and OSError for a
+    symbolic link."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would wait for a writer
     file = os.fdopen(descriptor, "rb")
     try:
@@ -259,7 +260,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents for this user alone, whatever the umask says."""
+    """Create a folder and its missing parents for this user alone, whatever the umask says. Folders that exist stay as they are."""
     missing = takewhile(lambda path: not path.exists(), (folder, *folder.parents))
     for path in reversed([*missing]):
         path.mkdir(mode=0o700, exist_ok=True)

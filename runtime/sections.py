@@ -131,12 +131,13 @@ class SectionFile:
 
     def __init__(self, path: Path, key: bytes | None = None, *, content: memoryview | None = None) -> None:
         """Read the header of `content`, the bytes of the file, or map the file if `content` is None. With `key`, the header must have the
-        seal of this key, otherwise a plain digest."""
+        seal of this key, otherwise a plain digest. Raise DamagedFile if it does not, and what `opened` raises."""
         self.path = path
         self._map: memoryview = _mapped(path) if content is None else content
         self._sections = self._read_header(_digest_of(path, key))
 
     def _read_header(self, digest_of: Callable[[bytes], bytes]) -> dict[str, Section]:
+        """Return the sections by name. Raises DamagedFile if the header is not what was written, or if a section lies outside the file."""
         if len(self._map) < _PREFIX.size:
             raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes, expected at least {_PREFIX.size}")
         magic, length, digest = _PREFIX.unpack_from(self._map)
@@ -159,7 +160,8 @@ class SectionFile:
         return tuple(self._sections)
 
     def read(self, name: str, *, verify: bool = True) -> memoryview:
-        """Return a view of the section in the mapped file. Without `verify`, the section is read from disk only when the view is used."""
+        """Return a view of the section in the mapped file. Without `verify`, the section is read from disk only when the view is used.
+        Raise DamagedFile if there is no such section, or if its checksum differs."""
         section = self._sections.get(name)
         if section is None:
             raise DamagedFile(self.path, name, "it is missing")
@@ -196,7 +198,8 @@ def _mapped(path: Path) -> memoryview:
 
 
 def read_kept(path: Path, read: Callable[[], T]) -> T | None:
-    """Return what `read` finds in a file of the cache, or None if the file is missing or damaged. Remove a damaged file."""
+    """Return what `read` finds in a file of the cache, and note the time of this use. Return None if the file is missing, damaged or cannot
+    be trusted. Remove a file that is damaged or cannot be trusted."""
     try:
         result = read()
     except OSError:  # it is missing, or the folder cannot be read

@@ -38,7 +38,8 @@ class Session:
         num_ranks: int = 1,
         assembled: Path | None = None,
     ) -> None:
-        """Open the device and load the executable. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see
+        """Open the device and load the executable. `memory` counts the bytes that its parts take; None: an account of its own without a
+        limit. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see
         `open_device`."""
         self.memory = memory or MemoryAccount()
         self.device: Device = open_device(
@@ -141,7 +142,7 @@ class Session:
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:
-        """Capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
+        """On a GPU, capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
         capture none."""
         with self._lock:
             self._machine.function(function).prepare(dims)
@@ -162,5 +163,5 @@ class Session:
             self._machine.profile = None
 
     def close(self) -> None:
-        """End the helper threads now. Otherwise they end when nothing refers to the session any more."""
+        """Wait for the work of the device, and end its helper threads now. Otherwise they end when nothing refers to the session."""
         self.device.close()

@@ -21,7 +21,7 @@ graphs      list the step sizes that a device captures before the first request
 plan        open the device and plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 patches     arrange crops of images as inputs of their encoder
-excerpts    keep the rows of the excerpts of images or recordings that were encoded last
+excerpts    encode excerpts of images or recordings in parts, and keep the rows of those used last
 seeing      encode crops of images
 listening   encode clips of recordings
 serving     wrap the bound program as a model that takes steps

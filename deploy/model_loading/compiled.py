@@ -18,11 +18,13 @@ class Compiled(Servable):
 
     program: Program
     device_note: str  # why the program is for another target than the load names; "" if it is not
-    numeric_class: str
+    numeric_class: str  # name of the class of targets on which the program computes the same bits (compiler/numeric_class.py)
     identity: str  # digest of the whole model's program: equal on all machines, also if the model is computed in stages
 
 
 def compile_program(known: Servable) -> Compiled:
+    """Compile the program of this process, or find it in the cache. If a GPU fails the check of `row_bits.py`, compile for an older
+    generation of GPUs; `device_note` then says why."""
     cache = known.cache
     checked = [trusted(known.target, number, cache, known.load.source) for number in known.numbers]
     chosen = next((found for found in checked if found.note), checked[0])

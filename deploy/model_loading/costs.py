@@ -37,13 +37,16 @@ MAX_FILE_BYTES = 1 << 16
 class Timed(Served):
     """The state of a load once the times of its steps are known."""
 
-    costs: Measured | None  # None for an encoder
+    costs: Measured | None  # None for an encoder, whose texts are not cut into chunks
 
 
 def measure_steps(known: Served) -> Timed:
+    """Measure the times of steps, or read those of an earlier start. For an encoder, measure none, but write a file without times: it says
+    that a start has encoded an example. If other machines compute stages of the model, let its relay choose from the times into how many
+    parts it cuts a step."""
     costs = None if known.step_model is None else step_costs(known.step_model, known.costs_file)
     if costs is None and known.costs_file is not None and not known.costs_file.exists():
-        _keep(known.costs_file, Measured())  # without times, the file says that a start has encoded an example
+        _keep(known.costs_file, Measured())
     if costs is not None and known.relay is not None and not known.relay.shares_cores:
         known.relay.num_parts = fastest(StepCosts(costs.steps), known.relay.num_stages)
     known.progress("warm-up", 1.0)
@@ -62,8 +65,8 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
 
 
 def measured(model: StepModel) -> Measured:
-    """Measure steps of one prompt, from one token up to the largest step, or up to the last for which ENOUGH_S leaves time; then, what
-    context and excerpts add. Their keys and values go to pages that no sequence owns yet."""
+    """Measure steps of one prompt: the smallest two sizes, and further sizes up to the largest step, as long as ENOUGH_S leaves time. Then
+    measure what context and excerpts add. The keys and values of these steps go to pages that no sequence owns yet."""
     limits = model.limits
     steps: dict[int, float] = {}
     began_s = time.perf_counter()
@@ -76,8 +79,8 @@ def measured(model: StepModel) -> Measured:
 
 
 def sizes_of(most: int) -> list[int]:
-    """Return the sizes to measure, in rising order: the largest step, the smallest chunk of the pace, and sizes that differ by factors of
-    four."""
+    """Return the sizes to measure, in rising order: one token, the largest step (`most`), the smallest chunk of the pace, and sizes that
+    are smaller than this chunk by factors of four."""
     sizes = {1, most}
     size = most // LEAST_SHARE
     while size > 1:
@@ -92,7 +95,8 @@ def largest_step(limits: StepLimits) -> int:
 
 
 def _context_s(model: StepModel, costs: StepCosts) -> float:
-    """Return the seconds that each token of context adds to a step that consists of short chunks. A slow model gets fewer chunks."""
+    """Return the seconds that each token of context adds to a step that consists of short chunks. A slow model gets fewer chunks. Return 0
+    if a step has no room for a chunk, or the cache none for its context."""
     limits = model.limits
     most = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
     num_seqs = max((count for count in range(1, most + 1) if costs(count * CHUNK) <= BRIEF_S), default=min(1, most))
@@ -108,8 +112,8 @@ def _context_s(model: StepModel, costs: StepCosts) -> float:
 
 
 def _excerpts_s(model: StepModel, one_s: float) -> dict[str, float]:
-    """Return the seconds that encoding an example of each medium adds to a step, whose single token takes `one_s`. Each batch has another
-    key, because rows are kept."""
+    """Return, by medium, the seconds that encoding an example adds to a step of one token, which takes `one_s` without an example.
+    Each run has another key, so that the model encodes the example again and does not use rows that it has kept."""
     batch = step_of(model.limits, num_seqs=1, num_each=1, context=1)
     found: dict[str, float] = {}
     for limits in model.limits.excerpts:
@@ -120,7 +124,7 @@ def _excerpts_s(model: StepModel, one_s: float) -> dict[str, float]:
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
-    """Build a step of equal sequences. It computes the last `num_each` tokens of each sequence's context."""
+    """Build a step of equal sequences. Each has `context` tokens, and the step computes the last `num_each` of them."""
     positions = np.tile(np.arange(context - num_each, context), num_seqs).astype(np.int32)
     seq_ids = np.repeat(np.arange(num_seqs, dtype=np.int32), num_each)
     starts = (np.arange(num_seqs + 1) * num_each).astype(np.int32)
@@ -169,7 +173,7 @@ def _fastest(model: StepModel, batches: Iterable[StepBatch]) -> float:
 
 
 def _read(path: Path) -> Measured | None:
-    """Return the times that a file has, or None if it is missing, malformed or implausible."""
+    """Return the times that a file has. Return None if it is missing, malformed or implausible, or has no times of steps."""
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
@@ -181,7 +185,8 @@ def _read(path: Path) -> Measured | None:
 
 
 def _keep(path: Path, costs: Measured) -> None:
-    with suppress(OSError):  # on failure, the next start measures again
+    """Store the times in a file. If that fails, do nothing: the next start measures again."""
+    with suppress(OSError):
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(costs))
         fresh.replace(path)

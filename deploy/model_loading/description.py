@@ -21,6 +21,8 @@ from server.scoring import ClassScores, PairPrompt
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Described(Timed):
+    """The state of a load once the front can be told about the model."""
+
     ready: Ready
 
 
@@ -29,6 +31,7 @@ def describe(known: Timed) -> Described:
 
 
 def _ready(known: Timed) -> Ready:
+    """Return the message that describes the model to the front."""
     config, plan, program, mode = known.files.config, known.plan, known.program, known.mode
     embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     embedding_size = known.model.limits.embedding_size if known.embeds else 0
@@ -52,7 +55,7 @@ def _ready(known: Timed) -> Ready:
         label=known.label or kept_label(known.cache, fingerprint),
         embedding_size=embedding_size,
         embedding_note=known.embedding_note,
-        # An encoder's program pools the vectors of a text, so it has none per token.
+        # An encoder pools the vectors of a text within its program, so it returns no vector per token.
         embeds_tokens=known.step_model is not None and embedding_size > 0,
         generates=mode.generates and config.hearing is None,
         num_hops=0 if config.hearing is None else config.hearing.num_hops,
@@ -77,6 +80,7 @@ def _ready(known: Timed) -> Ready:
 
 
 def _vision_of(vision: Seeing | None) -> Vision | None:
+    """Return what the front has to know of how a model sees images, or None if it sees none."""
     if vision is None:
         return None
     cutting = vision.cutting
@@ -94,6 +98,7 @@ def _vision_of(vision: Seeing | None) -> Vision | None:
 
 
 def listening_of(audio: Audio | None) -> Listening | None:
+    """Return what the front has to know of how a model hears recordings in conversations, or None if it hears none."""
     if audio is None:
         return None
     return Listening(
@@ -109,6 +114,7 @@ def listening_of(audio: Audio | None) -> Listening | None:
 
 
 def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
+    """Return the pages of each cache group, with the bytes that they take on this machine. An encoder has no groups."""
     if known.step_model is None:
         return ()
     limits = known.step_model.limits
@@ -123,8 +129,10 @@ def _cache_groups(known: Timed) -> tuple[CachePages, ...]:
 
 
 def _context_note(known: Timed) -> str:
+    """Say why the context is shorter than the load asks for, or than the model supports if the load names none: the default limit or the
+    size of the KV cache. Return "" if it is not shorter."""
     if known.step_model is None:
-        return ""  # the context of an encoder is the one on which it was trained
+        return ""  # an encoder has no KV cache that could limit its context
     found, most, load = known.max_context, known.files.config.max_context, known.load
     asked = most if load.max_context is None else load.max_context
     if found >= asked:

@@ -22,7 +22,8 @@ Rows = NDArray[np.float32]
 
 
 class ExcerptEncoder(ABC):
-    """Encodes excerpts. The rows of an excerpt are the same bits whenever they are computed, so it does not matter which are kept."""
+    """Encodes excerpts. A row has `row_size` elements. The rows of an excerpt are the same bits whenever they are computed, so it does not
+    matter which are kept."""
 
     def __init__(self, row_size: int) -> None:
         self._row_size = row_size
@@ -32,7 +33,8 @@ class ExcerptEncoder(ABC):
 
     @abstractmethod
     def rows_of(self, excerpts: Sequence[Any]) -> InParts[list[Rows]]:
-        """Encode excerpts in parts: yield between two parts, and return the rows of each excerpt, in the order of its tokens."""
+        """Encode excerpts that `together` has yielded as one group. Yield between two parts of the work. Return the rows of each excerpt,
+        in the order of its tokens."""
 
     def together(self, excerpts: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """Yield the excerpts, in order, in groups that one call of the program encodes. The rows of a group are kept once it is encoded."""
@@ -52,6 +54,7 @@ class ExcerptEncoder(ABC):
         return self._begun.advance(tuple(excerpts), lambda: self._encoded(excerpts)) is not None
 
     def _encoded(self, excerpts: Excerpts) -> InParts[bool]:
+        """Encode those of the excerpts whose rows are not kept, group by group, and keep their rows. Return True."""
         missing = {key: excerpt for key, excerpt in excerpts.items() if key not in self._kept}
         keys = iter(missing)
         for some in self.together(tuple(missing.values())):
@@ -75,7 +78,8 @@ class ExcerptEncoder(ABC):
         return at, np.concatenate([found[one.key][one.row : one.row + one.count] for one in seen])
 
     def _trim(self, used: Collection[bytes]) -> None:
-        """Drop the rows of the least recently used excerpts, as long as there are too many bytes. `used` are the keys used now."""
+        """Count the excerpts with the keys `used` as used now. Then, as long as the rows take more than KEPT_BYTES, drop the rows of the
+        least recently used excerpts, except those that are spared or in `used`."""
         spared = {*self._spared, *used}
         for key in dict.fromkeys(used):
             if key in self._kept:
@@ -88,7 +92,8 @@ class ExcerptEncoder(ABC):
 
 
 class BothEncoders(ExcerptEncoder):
-    """Encodes crops of images and clips of recordings, each with the encoder of its kind."""
+    """Encodes crops of images and clips of recordings, each with the encoder of its kind. No model with both has images whose tokens attend
+    to later tokens, so `look` returns no positions of last tokens (`Seer.look`)."""
 
     def __init__(self, row_size: int, encoders: Mapping[type[Excerpt], ExcerptEncoder]) -> None:
         super().__init__(row_size)

@@ -59,6 +59,7 @@ MIXES = {
 
 
 def facts_of(files: ModelFiles) -> Facts:
+    """Return what the server tells its users about the files of a model."""
     counts = values_by_type(files)
     return Facts(
         family=files.config.family,
@@ -103,14 +104,15 @@ def _type_of(info: TensorInfo) -> str:
 
 
 def _weight_type(files: ModelFiles, counts: Mapping[str, int]) -> str:
-    """Return the name of the mix of types, or the type of most values."""
+    """Return the name of a GGUF file's mix of types. If there is none, return the type of most values, or "" if there are no values."""
     if files.gguf is not None and (mix := MIXES.get(files.gguf.metadata.get("general.file_type", -1))) is not None:
         return mix
     return max(counts, key=counts.__getitem__, default="")
 
 
 def _is_head_copied(files: ModelFiles) -> bool:
-    """Return whether the files store one table both as embedding and as head."""
+    """Return whether the files store one table both as embedding and as head. Unless the configuration says that the two are tied, decide
+    from their first rows."""
     tensors = files.weights.tensors
     if EMBEDDING not in tensors or HEAD not in tensors or tensors[EMBEDDING].shape != tensors[HEAD].shape:
         return False

@@ -1,5 +1,5 @@
 """Find and open the files of a model: a folder in the hub's layout, a folder of a Whisper model in CTranslate2's format, or a GGUF file.
-Each file is opened once; all later stages of a load use the result."""
+The configuration and the headers of the weights are read once; all later stages of a load use the result."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ class ModelFiles:
     weights: WeightSource
     is_embedder: bool  # whether the model was trained for embeddings, even if it could generate text
     architectures: tuple[str, ...] = ()  # class names from config.json
-    method: str = ""  # name of the method by which a folder's weights are quantised
-    gguf: GgufFile | None = None  # the file, if the model is a GGUF file
-    held: WeightSource | None = None  # returns the numbers that encode matrices of a quantised checkpoint; None: programs read none
+    method: str = ""  # name of the method by which a folder's weights are quantised; "" if they are not
+    gguf: GgufFile | None = None  # the file, if the model is a GGUF file; None: it is a folder
+    # Returns the numbers that encode matrices of a quantised checkpoint. None: it has no matrices that programs keep in this form.
+    held: WeightSource | None = None
 
     def source(self, format: WeightFormat) -> WeightSource:
         """Return the source of weights for a program with this format: it returns the numbers that encode the checkpoint's matrices if the
@@ -81,7 +82,7 @@ class Opened(Located):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Formed(Opened):
-    """If the load names a number of bits per weight, `files` have the quantised weights."""
+    """The state of a load once its weights are quantised, if the load names a number of bits per weight. `files` have the result."""
 
     quantised_by: Settings | None  # settings that decide the quantised numbers (deploy/quantizing/kept.py); None: the load names no bits
 
@@ -94,13 +95,14 @@ def find_source(known: Asked) -> Located:
 
 
 def open_source(known: Located) -> Opened:
-    """Open the files. If the load names no `max_context`, that in the file of the model's defaults applies (locate.py)."""
+    """Open the files. If the load names no `max_context`, take the one in the file of the model's defaults (locate.py), if it has one. In
+    this case, a worker that replaces another takes the former worker's context, `least_context`, even if the file has changed: running
+    requests rely on it. Raise LoadError if the files cannot be read or are not supported."""
     files = open_files(known.path)
     known.progress("verify", 0.0)  # from now on, the front reads the tokenizer; a model that cannot be opened is refused first
     tokenizer_source = TokenizerSource(files.path, files.gguf)
     load = known.load
     if load.max_context is None and (beside := tokenizer_source.defaults().max_context) is not None:
-        # a worker that replaces another keeps its context, which running requests rely on, even if the file has changed
         load = msgspec.structs.replace(load, max_context=load.least_context if load.restart else beside)
     located = carried(known, Located, load=load)
     return Opened(**located, files=files, tokenizer_source=tokenizer_source, eos_ids=tokenizer_source.eos_ids())
@@ -108,8 +110,8 @@ def open_source(known: Located) -> Opened:
 
 @refusals()
 def open_files(path: Path) -> ModelFiles:
-    """Read the configuration and the headers of the weights. Of the weights themselves, read only the table of embeddings and a head
-    beside it, if the embeddings are tied. Raise LoadError if they cannot be read or are not supported."""
+    """Read the configuration and the headers of the weights. Of a folder's weights, read only the table of embeddings and a head beside it,
+    if the embeddings are tied. Raise LoadError if they cannot be read or are not supported."""
     return _open_gguf(path) if path.is_file() else _open_folder(path)
 
 
@@ -131,6 +133,7 @@ def _open_gguf(path: Path) -> ModelFiles:
 
 
 def _open_ct2(path: Path) -> ModelFiles:
+    """Open the folder of a Whisper model in the format of CTranslate2."""
     model = Ct2Whisper(path / CT2_FILE)
     fields = model.fields()
     config = config_of(path, fields)
@@ -138,6 +141,7 @@ def _open_ct2(path: Path) -> ModelFiles:
 
 
 def _open_folder(path: Path) -> ModelFiles:
+    """Open a folder. Raise UnknownModel, with a remedy, for an architecture that is not supported, and ModelError for other faults."""
     if (path / CT2_FILE).is_file():
         return _open_ct2(path)
     fields = read_config(path)
@@ -154,8 +158,8 @@ def _open_folder(path: Path) -> ModelFiles:
 
 def open_weights(folder: Path, config: ModelConfig, fields: Mapping[str, Any]) -> tuple[WeightSource, WeightSource | None]:
     """Open the tensors of a folder under the names that the family's programs use, including the projections that follow the pooling.
-    Return a source of their values, and a source of the numbers that encode matrices, if programs can keep such numbers of this checkpoint.
-    `fields` are those of config.json."""
+    Return a source of their values, and a source of the numbers that encode matrices, or None if programs keep no such numbers of this
+    checkpoint. `fields` are those of config.json."""
     methods = methods_beside(folder, fields)
     stored = open_safetensors(folder)
     parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
@@ -172,8 +176,9 @@ def open_weights(folder: Path, config: ModelConfig, fields: Mapping[str, Any]) -
 
 
 def _has_own_head(config: ModelConfig, weights: WeightSource, held: WeightSource | None) -> bool:
-    """Return whether the files of a decoder with tied embeddings have a head that differs from the table of embeddings. Such a head counts,
-    as in transformers. Its version 5 writes into the files of Mistral Small 3 and InternVL 3 that embeddings are tied, and they are not."""
+    """Return whether the files of a decoder with tied embeddings have a head that differs from the table of embeddings. A head of another
+    shape does not count. If there is one, the model uses it, as in transformers, whose version 5 writes into the files of Mistral
+    Small 3 and InternVL 3 that their embeddings are tied, although they are not."""
     table, head = table_and_head(config, weights.tensors)
     if not {table, head} <= weights.tensors.keys() or weights.tensors[table].shape != weights.tensors[head].shape:
         return False

@@ -23,19 +23,20 @@ from runtime.sealed import recall
 from runtime.split_files import parts_of
 
 PIECE_BYTES = 64 << 20  # bytes that a thread digests at a time
-SMALL_PIECE_BYTES = 2 << 20  # the same for the files that each start reads, so that a large tokenizer.json is shared among threads
+SMALL_PIECE_BYTES = 2 << 20  # the same for files other than weights, which each start reads: threads share a large tokenizer.json
 CHUNK_BYTES = 1 << 20
 WEIGHTS = ".safetensors"
-SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")  # suffixes of the files that affect what a model answers
+SUFFIXES = (WEIGHTS, ".json", ".jinja", ".model", ".txt")  # suffixes of the files in a folder that affect what a model answers
 
 
 def fingerprint_of(known: Compiled) -> str:
+    """Return the fingerprint of a loaded model: "fp_" and 16 hexadecimal digits."""
     parts = known.identity, known.numeric_class, _digest_of(known), known.quantised_by
     return f"fp_{hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]}"
 
 
 def _digest_of(known: Compiled) -> str:
-    """Return the digest of the model's files, from the cache if the files are unchanged."""
+    """Return the digest of the model's files: from the cache if the files are unchanged, otherwise computed now and stored there."""
     if known.cache is None:
         return content_digest(known.files.path)
     place = known.cache.digest_of(_state_of(known.files))
@@ -47,8 +48,8 @@ def _digest_of(known: Compiled) -> str:
 
 
 def _state_of(files: ModelFiles) -> str:
-    """Return a text that changes when one of the model's files changes. Of the weights, only samples are read. The files beside them are
-    read whole: in images that give all files one time, a change may leave sizes and times as they were."""
+    """Return a text that changes when one of the model's files changes. Of the weights, only samples, sizes and times are read. The files
+    beside them are read whole, because in images of containers all files may have one time, and a change may keep their sizes."""
     found = _files(files.path)
     weights = [file for file in found if files.path.is_file() or file.suffix == WEIGHTS or file.name == CT2]
     states = [(file.name, status.st_size, status.st_mtime_ns) for file in weights for status in (file.stat(),)]
@@ -71,6 +72,8 @@ def _digest_of_files(path: Path, files: Sequence[Path], piece_bytes: int) -> str
 
 
 def _files(path: Path) -> list[Path]:
+    """Return the files that a digest covers: the parts of a GGUF file, or the files of a folder and its direct subfolders that affect what
+    the model answers."""
     if path.is_file():
         return [path.with_name(name) for name in parts_of(path.name)]
     found = (*path.glob("*"), *path.glob("*/*"))
@@ -82,6 +85,7 @@ def _pieces(file: Path, piece_bytes: int) -> Iterator[tuple[Path, int, int]]:
 
 
 def _digest_of_piece(piece: tuple[Path, int, int]) -> bytes:
+    """Return the digest of a piece of a file, given the path, the first byte, and the number of bytes, of which the file may lack some."""
     path, start, left = piece
     digest, chunk = hashlib.sha256(), bytearray(CHUNK_BYTES)
     with path.open("rb") as file:

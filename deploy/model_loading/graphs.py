@@ -15,6 +15,7 @@ PAGE_STEP = 2  # ratio of captured page-table lengths, as an exponent of 2; it m
 
 
 def prepare(session: Session, executable: Executable) -> None:
+    """Capture the graphs of all functions that run while the model serves, for every size class. A CPU captures none."""
     for function in functions_of(executable):
         for sizes in sizes_of(session.variables(function)):
             session.prepare(function, sizes)
@@ -32,6 +33,7 @@ def captured_launches(executable: Executable) -> int:
 
 
 def _launches(executable: Executable, function: VMFunction) -> int:
+    """Return the number of launches in all regions that a function runs: one per phase of each kernel."""
     meta = executable.meta
     calls = (i for i in function.instructions if isinstance(i, Instruction) and i.callee == "vm.run_region")
     numbers = [i.args[0].value for i in calls if isinstance(i.args[0], Imm) and isinstance(i.args[0].value, int)]
@@ -47,8 +49,8 @@ def _variables(function: VMFunction) -> dict[str, int | None]:
 
 def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:
     """Yield the largest values of the variables in each size class: each class of row counts combined with each class of page-table
-    lengths. A variable without a maximum (None) has the value MANY. All others are at most the number of rows, since there are never more
-    sequences than rows."""
+    lengths. A variable without a maximum (None) has the value MANY. The remaining variables, such as the number of sequences, are at most
+    the number of rows; they are 0 if no variable counts rows."""
     most = {name: MANY if upper is None else upper for name, upper in variables.items()}
     lead = next((name for name in ROWS if name in most), None)
     tables = [name for name in most if name.startswith("p") and not name.startswith("pages")]

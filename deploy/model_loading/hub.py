@@ -34,9 +34,9 @@ STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of hugg
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
-    """Download a model by its hub id. An interrupted download continues with the first file that is missing. Return the model's folder or
-    GGUF file. Call `report` with the completed fraction. Raise OSError if a file arrived damaged, and FileNotFoundError if the source names
-    a file, but no or several GGUF models match. Errors of the library pass through."""
+    """Download a model by its hub id. An interrupted download continues with the first file that is missing; its partial files are removed.
+    Return the model's folder or GGUF file. Call `report` with the completed fraction. Raise OSError if a file arrived damaged, and
+    FileNotFoundError if the source names a file, but no or several GGUF models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
     _remove_parts(repo)
     fresh = [file for file in _offered(source, token) if file.will_download]
@@ -63,13 +63,13 @@ def reason(error: Exception) -> str:
 
 
 def revision(source: str, token: str | None = None) -> str:
-    """Return the commit that a download would fetch now, or "" if the hub does not answer."""
+    """Return the commit that a download would fetch now, or "" if the hub does not list its files."""
     return next((file.commit_hash for file in _offered(source, token)), "")
 
 
 def missing_bytes(source: str, token: str | None = None) -> int:
-    """Return the number of bytes to download. Return 0 if the hub does not answer, so that files on this machine can be served without a
-    network."""
+    """Return the number of bytes to download. Return 0 if the hub does not list the files, so that files on this machine can be served
+    without a network."""
     return sum(file.file_size or 0 for file in _offered(source, token) if file.will_download)
 
 
@@ -101,14 +101,14 @@ def remove(source: str) -> int:
 
 
 def _remove_parts(repo: str) -> int:
-    """Remove the parts of files that killed downloads of a repository have left, and return the number of bytes freed. A download that runs
-    holds the lock of its file."""
+    """Remove the parts of files that killed downloads of a repository have left, and return the number of bytes freed. Parts of a running
+    download stay, because it holds the locks of their files. In a read-only cache, all parts stay."""
     cache, name = Path(constants.HF_HUB_CACHE), repo_folder_name(repo_id=repo, repo_type="model")
     freed = 0
     for path in (cache / name / "blobs").glob("*.incomplete"):
         if (found := _PART.fullmatch(path.name)) is None:
             continue
-        with suppress(OSError), (cache / ".locks" / name / f"{found[1]}.lock").open("a") as lock:  # it is locked, or the cache is read-only
+        with suppress(OSError), (cache / ".locks" / name / f"{found[1]}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             num_bytes = path.stat().st_size
             path.unlink()
@@ -152,7 +152,8 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
-    """List the files of a download. The list is empty if the hub does not answer; the download itself then reports why."""
+    """List the files of a download. The list is empty if the hub does not list them, because it does not answer or refuses; the download
+    itself then reports why."""
     repo, patterns = _parted(source)
     try:
         return snapshot_download(
@@ -170,7 +171,8 @@ def _note(snapshot: Path, names: set[str]) -> None:
 
 
 def _verify(snapshot: Path) -> None:
-    """Verify the files of a snapshot that were not verified since their download."""
+    """Verify the files of a snapshot that were not verified since their download, and forget that they were not. Raise OSError if one is
+    damaged."""
     kept = _unverified(snapshot)
     here = {name for name in _names(kept) if (snapshot / name).exists()}
     for name in sorted(here):
@@ -215,6 +217,7 @@ class _Arrived:
         self._lock = threading.Lock()
 
     def add(self, num_bytes: int) -> None:
+        """Count further bytes, on any thread. Without an expected number of bytes, nothing is reported."""
         with self._lock:
             self._arrived += num_bytes
             percent = min(100, 100 * self._arrived // self._expected) if self._expected else 0

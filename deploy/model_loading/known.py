@@ -34,7 +34,7 @@ from server.messages import ErrorCode, Load, QualityLabel, StageReport
 from server.stages.relay import Relay
 
 Progress = Callable[[str, float], None]  # called with the current part of a load and the completed fraction of that part
-Measure = Callable[[Load, Progress], QualityLabel | None]
+Measure = Callable[[Load, Progress], QualityLabel | None]  # measures the quality label of a load; returns None if that is impossible
 
 
 def silent(part: str, fraction: float) -> None:
@@ -48,8 +48,8 @@ class Asked:
     load: Load
     target: Target
     number: int  # number of the device among the devices of its kind
-    cache: Kept | None  # the folder of files that are stored between starts
-    measure: Measure | None = None  # measures the quality label, if this load asks for it
+    cache: Kept | None  # the folder of files that are stored between starts; None: nothing is stored
+    measure: Measure | None = None  # measures the quality label; None: this load does not ask for one
     progress: Progress = silent
     relay: Relay | None = None  # the stages of the model before this one; None: this process computes all layers, or an early stage
     reports: tuple[StageReport, ...] = ()  # reports of all stages of the model, if it is computed in stages
@@ -84,7 +84,8 @@ def begin(load: Load, progress: Progress = silent) -> Asked:
 
 
 def require_ranks(load: Load, number: int) -> None:
-    """Raise LoadError or NoDevice if a setting does not go with `tensor_parallel`, or if the GPUs do not exist or do not fit each other."""
+    """Check the settings of a load that divides the model over GPUs from `number` on. Raise LoadError, NoDevice or ModelError if a setting
+    does not go with `tensor_parallel`, or if the GPUs do not exist or do not fit each other."""
     count = load.tensor_parallel
     if count == 1:
         return
@@ -112,7 +113,8 @@ def carried(known: Asked, of: type[Asked], **others: Any) -> dict[str, Any]:
 
 @contextmanager
 def refusals() -> Generator[None]:
-    """Turn errors of the model and of the machine into a LoadError: files that cannot be read, an unsafe cache, too little memory."""
+    """Turn errors of the model and of the machine into a LoadError: a model or a setting that is not supported, files that cannot be read,
+    an unsafe cache, too little memory. An OSError that names no file is raised unchanged."""
     try:
         yield
     except (ModelError, UnsafeCache) as error:

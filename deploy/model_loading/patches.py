@@ -25,7 +25,7 @@ CUBIC = np.float32(-0.75)  # the free coefficient of the cubic curve, as in PyTo
 
 
 def together(vision: Vision, crops: Iterable[Crop]) -> Iterator[list[Crop]]:
-    """Yield the crops in lists, each of as many crops as one call of the program can encode."""
+    """Yield the crops in lists, in order. One call of the program encodes a list, so each list gets as many crops as fit into a call."""
     at_once = most_crops(vision)
     most_tokens = vision.num_rows * (vision.most_squares if vision.any_size else at_once)
     found: list[Crop] = []
@@ -54,7 +54,7 @@ def rows_by_crop(vision: Vision, crops: Sequence[Crop], rows: Rows) -> list[Rows
 
 
 def inputs_of(vision: Vision, crops: Sequence[Crop]) -> tuple[NDArray[Any], ...]:
-    """Return the inputs of the program `see` for some crops."""
+    """Return the inputs of the program `see` for some crops, in the order of its parameters."""
     pixels = [np.frombuffer(crop.pixels, np.uint8) for crop in crops]
     counts = [vision.num_places * (crop.num_tokens // vision.num_rows) for crop in crops]
     crop_ids = np.repeat(np.arange(len(crops), dtype=np.int32), counts)

@@ -57,7 +57,7 @@ class Plan:
     num_pages: int  # number of pages in all cache groups together
     page_bytes: int  # bytes of PAGE_SIZE tokens in all groups
     groups: tuple[PlannedGroup, ...] = ()
-    cache_hit: bool = False
+    cache_hit: bool = False  # whether the program was in the cache, if the plan is made without a load
     graphs_bytes: int = 0  # bytes of captured graphs, if the device captures launches
 
     @property
@@ -86,6 +86,7 @@ class Planned(Labelled):
 
 
 def plan_memory(known: Labelled) -> Planned:
+    """Open the device or, if the model is divided over GPUs, its devices, and plan the memory. Raise LoadError if the plan does not fit."""
     session = known.program.session(known.cache, known.load.source, known.number, known.load.tensor_parallel)
     return Planned(**carried(known, Labelled), session=session, plan=plan_of(known, session.device.limits))
 
@@ -109,7 +110,8 @@ def limit_of(load: Load, device: Limits) -> int:
 
 
 def wanted_plan(known: Compiled, device: Limits) -> Plan:
-    """Plan the memory of a load, also if it exceeds what the load may take."""
+    """Plan the memory of a load, also if it exceeds what the load may take. Raise LoadError if `kv_cache_bytes` is less than two pages of
+    each group."""
     executable, entry, pages, load = known.program.executable, known.mode.entry, known.mode.pages(), known.load
     step, others = executable.meta.functions[entry], _others(executable, entry)
     # Functions after the step read its results in the arena, and steps run between the parts of an encoder.

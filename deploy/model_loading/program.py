@@ -27,13 +27,13 @@ class Program:
 
     executable: Executable
     key: str
-    identity: str  # the key without the target: equal on all machines
-    cache_hit: bool
-    compile_s: float
+    identity: str  # digest of everything in the key but the target: equal on all machines
+    cache_hit: bool  # whether the cache had the program
+    compile_s: float  # 0 if the cache had the program
 
     def session(self, cache: Kept | None, source: str, number: int, num_ranks: int = 1) -> Session:
-        """Open device `number` for the program, or `num_ranks` devices from this one on. The cache keeps the code that a device assembles,
-        and remembers the model's source."""
+        """Open device `number` for the program, or `num_ranks` devices from this one on. A cache keeps the code that a device assembles,
+        and remembers `source`, the model that uses the program."""
         if cache is None:
             return Session(self.executable, device_number=number, num_ranks=num_ranks)
         cache.remember_model(self.key, source)
@@ -42,7 +42,7 @@ class Program:
 
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Program:
-    """Find the program in the cache, or compile it and store it there."""
+    """Find the program in the cache, or compile it and store it there. If it cannot be stored, only log a warning."""
     progress("compile", 0.0)
     key = key_of(module, target.key)
     found = _found(cache, key)
@@ -65,6 +65,7 @@ def compile_here(module: IRModule) -> Executable:
 
 
 def _found(cache: Cache | None, key: Key) -> Executable | None:
+    """Look for the program in the cache. If the cache cannot be read, log a warning and return None."""
     try:
         return None if cache is None else cache.find(key)
     except OSError as error:
@@ -73,6 +74,7 @@ def _found(cache: Cache | None, key: Key) -> Executable | None:
 
 
 def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: Progress) -> Executable:
+    """Compile the program. With a cache, reuse the machine code of kernels that other programs have, and keep that of new ones."""
     # imported only here: a start from the cache needs no compiler and is faster without its imports
     from compiler.codegen.kept import KeptCode
     from compiler.driver import Options, compile_module

@@ -62,7 +62,8 @@ def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Tru
 
 
 def differences(target: Target, heights: tuple[int, ...], number: int, cache: Kept | None, source: str) -> list[str]:
-    """Return, in words, the products and the numbers of rows with which a row has other bits than in a larger batch."""
+    """Multiply rows on GPU `number`, once all together and once for each number of rows in `heights`. Return, in words, the products and
+    the numbers of rows with which a row has other bits than in the largest batch."""
     from compiler.ir.text.parser import parse
 
     program = compile_model(parse(PROGRAM), None if cache is None else cache.executables, target)

@@ -59,8 +59,8 @@ class Servable(Formed):
 
 @refusals()
 def choose_program(known: Formed) -> Servable:
-    """Choose the mode and build its program. Raise LoadError if a setting of the load does not go with the model, or if the weights, apart
-    from those that the mode names as unused, are not exactly those of the program."""
+    """Choose the mode, and build its program and the part of it that this process computes. Raise LoadError if a setting of the load does
+    not go with the model, or if the weights, apart from those that the mode names as unused, are not exactly those of the program."""
     files, mode = known.files, mode_of(known.files, known.load)
     module = mode.module()
     try:

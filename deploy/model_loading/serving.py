@@ -74,9 +74,10 @@ class Served(Bound):
 
 
 def serve(known: Bound) -> Served:
-    """Make the model, and run a step of one token. The step reads all weights except most rows of an embedding table and most experts, so
-    damaged weights usually fail the load, not the first request. Encoding an image or a recording can take many seconds, so only a start
-    that finds no file of step times (costs.py) encodes an example of each medium."""
+    """Make the model, capture the graphs of a GPU, and run a step of one token. Raise LoadError if a result is not finite. The step reads
+    all weights except most rows of an embedding table and most experts, so damaged weights usually fail the load, not the first request.
+    Encoding an image or a recording can take many seconds, so only a start that finds no file of step times (costs.py) encodes an example
+    of each medium."""
     model = model_of(known.mode, known.session, [group.num_pages for group in known.plan.groups], known.session.memory, known.relay)
     known.progress("warm-up", 0.0)
     prepare(known.session, known.program.executable)
@@ -114,6 +115,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
 
 
 def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | None:
+    """Return what encodes images and recordings for the steps of a model, or None if the model reads neither."""
     row_size = config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
     seer = None if config.vision is None else Seer(session, config.vision, row_size)
     listener = None if config.listening is None else Listener(session, config.listening, row_size)
@@ -123,7 +125,8 @@ def _excerpt_encoder(config: ModelConfig, session: Session) -> ExcerptEncoder | 
 
 
 def _is_finite(model: Model, *, looks: bool) -> bool:
-    """Run a step of one token; if `looks` is true, one with each medium that the model reads. Return whether all results are finite."""
+    """Run a step of one token; if `looks` is true, one with each medium that the model reads. A model that transcribes
+    hears silence first. Return whether all results are finite."""
     if isinstance(model, EncoderModel):
         seeing = model.limits.seeing
         seen = whole(model.see([seeing.example])) if looks and seeing is not None else 0.0
@@ -173,7 +176,8 @@ def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors
 
 
 class _Stepping:
-    """A decoder with its KV pool. Each call of `run` computes one step."""
+    """What all decoders have: a KV pool, a sampler, and defaults for models that read no excerpts. Subclasses add `run`, which computes one
+    step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session
@@ -192,6 +196,7 @@ class _Stepping:
         return self._session.busy_s
 
     def hidden(self) -> NDArray[np.float32]:
+        """Download the hidden states that the last step computed."""
         return self._session.download(self._hidden)
 
     def copy_page(self, group: int, source: int, target: int) -> None:
@@ -246,6 +251,7 @@ class HearingModel(CompiledModel):
         return self._begun.advance(work, lambda: self._hear(work)) is not None
 
     def _hear(self, heard: Heard) -> InParts[bool]:
+        """Encode the audio in parts, padded with silence to a whole window, and write its keys and values to the sequence's pages."""
         group, tensors = self._pool.groups[-1], self._pool.tensors[-1]
         assert isinstance(group, HeardGroup), group
         num_hops, size = self._limits.num_hops, len(heard.samples)
@@ -317,7 +323,8 @@ class EmbeddingModel(_Stepping):
 
 
 class EncoderModel:
-    """A model that encodes all texts in one step, and maybe images too."""
+    """A model that encodes all texts in one step, and maybe images too. `tells_pairs_apart`: the program also gets, for each token, the
+    text of a pair to which it belongs."""
 
     def __init__(self, session: Session, limits: EmbedLimits, vision: Vision | None = None, *, tells_pairs_apart: bool) -> None:
         self._session = session
@@ -326,6 +333,7 @@ class EncoderModel:
         self._tells_pairs_apart = tells_pairs_apart
 
     def run(self, token_lists: Texts, seconds: Sequence[int | None]) -> Vectors:
+        """Return the vectors of texts. `seconds` has, for each text, where the second text of a pair begins, or None for a single text."""
         lengths = [len(tokens) for tokens in token_lists]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         text_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -338,6 +346,7 @@ class EncoderModel:
         return self._session.call(ENCODE, tokens, positions, text_ids, starts, *segments)
 
     def see(self, crops: Sequence[Crop]) -> InParts[Vectors]:
+        """Encode crops of images in parts, and return their vectors. Yield between two parts."""
         assert self._vision is not None, "a model that embeds only texts"
         return np.concatenate((yield from encoded_in_parts(self._session, self._vision, crops)))
 

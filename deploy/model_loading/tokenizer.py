@@ -1,5 +1,6 @@
-"""Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the readers
-of vocabularies. A worker reads only the parts that its engine needs, because the front builds the tokenizer at the same time.
+"""Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except its errors
+and, on demand, the readers of vocabularies. A worker reads only the parts that its engine needs, because the front builds the tokenizer at
+the same time.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The files that describe a model's tokenizer. They are read once, at first use. The methods raise LoadError if one is missing or
-    malformed."""
+    """The files that describe a model's tokenizer. They are read once, at first use, except the file of defaults in `defaults`. The methods
+    raise LoadError if one is missing or malformed."""
 
     path: Path
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
@@ -53,7 +54,7 @@ class TokenizerSource:
             return self._files.eos_ids() if self.gguf is None else _ends_of(self.gguf)
 
     def defaults(self) -> BesideModel:
-        """Return the defaults that the file beside the model sets, which is read at each call."""
+        """Return the defaults that the file beside the model sets, or none if there is no file. The file is read at each call."""
         with _refusal(self.path):
             file = defaults_of(self.path)
             return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
@@ -97,6 +98,8 @@ def _open_gguf(path: Path) -> GgufFile:
 
 
 def _files_in(folder: Path) -> TokenizerFiles:
+    """Read the files of a folder. If tokenizer.json is missing, make it from the files of a vocabulary. Raise ModelFilesError if there are
+    none that can be read."""
     files = TokenizerFiles.from_dir(folder)
     if TOKENIZER in files.contents:
         return files
@@ -109,6 +112,7 @@ def _files_in(folder: Path) -> TokenizerFiles:
 
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
+    """Make the files from a GGUF file, and add the file of defaults if there is one."""
     beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
     return TokenizerFiles({**made_of(file), **beside})
 
@@ -122,6 +126,7 @@ def _ends_of(file: GgufFile) -> tuple[int, ...]:
 
 @contextmanager
 def _refusal(path: Path) -> Generator[None]:
+    """Turn errors of the files inside the `with` into a LoadError."""
     try:
         yield
     except ModelFilesError as error:

@@ -28,7 +28,8 @@ class Bound(Planned):
 
 
 def bind(known: Planned) -> Bound:
-    """Bind the weights of each program of the model. Raise ModelError if one does not fit its program."""
+    """Bind the weights of each program of the model. They are those that an earlier load stored, or are prepared now and, with a cache,
+    stored. Raise ModelError if weights do not fit their program."""
     executable, packed = known.program.executable, list[Path]()
     entries = [known.mode.entry, *(entry for entry in BESIDE if entry in executable.meta.functions)]
     known.progress("pack", 0.0)
@@ -50,7 +51,8 @@ def bind(known: Planned) -> Bound:
 
 
 def _packed_file(known: Planned, entry: str, digest: str) -> Path | None:
-    """Return the path of the prepared weights of one program in the cache, marked as in use. Return None if nothing can be stored."""
+    """Return the path of the prepared weights of one program in the cache, marked as in use. Verify the file if the load says so, or if a
+    process that used it was killed. Return None if nothing can be stored, or if the file is damaged and cannot be removed."""
     if known.cache is None:
         return None
     load = known.load

@@ -51,8 +51,8 @@ Floats = NDArray[np.float32]
 class Exact:
     """The predictions of the exact weights after each token of the text."""
 
-    ids: NDArray[np.int32]  # [tokens, MOST], the most probable first
-    logprobs: Floats  # [tokens, MOST]
+    ids: NDArray[np.int32]  # [tokens, MOST], the most probable first; all tokens of a vocabulary that has fewer than MOST
+    logprobs: Floats  # of these ids
     losses: Floats  # [tokens], -log(probability) of the token that follows; 0 after the last token of a window
 
     @classmethod
@@ -70,6 +70,8 @@ def label_of(load: Load, progress: Progress = silent) -> QualityLabel:
 
 
 def label_for(known: Compiled, load: Load) -> QualityLabel:
+    """Return the label of a compiled form, measured now or before. A label that is measured now is stored. `load` is the load of the form,
+    from which the load of the exact weights is derived."""
     fingerprint = fingerprint_of(known)
     label = kept_label(known.cache, fingerprint)
     if label is None:
@@ -104,7 +106,8 @@ def _served(known: Compiled) -> Generator[CompiledModel]:
 
 
 def _opened(load: Load, progress: Progress) -> Opened:
-    """Open the files for a load with the bounds of a measurement. The program of a served model covers these bounds, so it is used."""
+    """Open the files for a load with the bounds of a measurement. The program of a model that is served with the default bounds, or with
+    larger ones, covers these, so it is used again."""
     opened = advance(begin(load, progress), Opened)
     window = min(WINDOW, opened.files.config.max_context)
     bounded = msgspec.structs.replace(load, max_context=window, max_batch=CHUNK, kv_cache_bytes=None)
@@ -139,7 +142,7 @@ def divergences(expected: Exact, found: Floats) -> Floats:
 
 
 def exact_of(load: Load, progress: Progress = silent) -> Exact:
-    """Return the predictions of the exact weights, computed now or before."""
+    """Return the predictions of the exact weights, computed now or before. They are stored if they are computed now."""
     exact_load = msgspec.structs.replace(load, quantize=EXACT, kv_dtype="auto", calibrate="")
     known = advance(_opened(exact_load, progress), Compiled)
     place = None if known.cache is None else known.cache.reference_of(key_of(fingerprint_of(known)))
@@ -188,6 +191,7 @@ def _keep(place: Path, exact: Exact) -> None:
 
 
 def _read(place: Path) -> Exact:
+    """Return the predictions that `_keep` has stored, after a check of their checksums."""
     file = SectionFile(place, seal_key_of(place.parent))
     read: Callable[[str], memoryview] = partial(file.read, verify=True)
     losses = np.frombuffer(read("losses"), np.float32)
@@ -199,6 +203,7 @@ def _read(place: Path) -> Exact:
 
 
 def text_windows(known: Opened) -> list[Sequence[int]]:
+    """Cut the built-in text into windows of the model's tokens. Raise LoadError if the model's tokenizer makes too few tokens of it."""
     return windows_of(tokens_of(known.tokenizer_source, TEXT), min(WINDOW, known.files.config.max_context))
 
 
@@ -211,4 +216,5 @@ def _predictions(model: CompiledModel, windows: Sequence[Sequence[int]]) -> Iter
 
 
 def _losses(logprobs: Floats, followers: Sequence[int]) -> Floats:
+    """Return -log(probability) of each token that follows; a row without a follower has none."""
     return -np.take_along_axis(logprobs[: len(followers)], np.array(followers, np.int64).reshape(-1, 1), -1)[:, 0]

@@ -138,7 +138,7 @@ def mean_squares(bound: Bound, windows: Sequence[Sequence[int]]) -> list[Floats]
 
 
 def rows_of(num_tokens: int, num_rows: int) -> Ints:
-    """Return the positions of up to `num_rows` tokens, spread over the window, with the last one."""
+    """Return the positions of up to `num_rows` tokens, ascending and spread over the window. The last token is always one of them."""
     return np.unique(np.linspace(num_tokens - 1, 0, min(num_rows, num_tokens)).round().astype(np.int32))
 
 

@@ -49,6 +49,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
+    """The label and the speed of a form."""
+
     label: QualityLabel
     speed: Speed
 
@@ -56,7 +58,7 @@ class Quality:
 @refusals()
 def quality_of(load: Load, progress: Progress = silent) -> Quality:
     """Return the label of a form, measured now or before, and its speed, measured now. Raise LoadError if either cannot be measured."""
-    advance(begin(load, progress), Compiled)  # the program of the server, which is also used for the label
+    advance(begin(load, progress), Compiled)  # compiles the program of the server, which the label uses, too
     known = measurable(load, progress)
     label = label_for(known, load)  # before the server takes memory
     settings: dict[str, Any] = {name: getattr(load, name) for name in LoadSettings.__struct_fields__}
@@ -67,12 +69,14 @@ def quality_of(load: Load, progress: Progress = silent) -> Quality:
 
 
 def speed_at(url: str, name: str, tokens: Sequence[int], progress: Progress = silent) -> Speed:
-    """Measure the speed of a model of a server. `tokens` are a text, which is the prompt as far as it is needed."""
+    """Measure the speed of a model of a server that has no other requests: wait until the server is at rest, and then run several requests.
+    `tokens` are a text, whose beginning is the prompt. Raise LoadError if a request fails, or if its tokens have no text."""
     driver, max_context = OverHttp(url, name, temperature=0.0), Client(url).get(f"/v1/models/{segment(name)}")["max_model_len"]
     num_before = min(NUM_BEFORE, max_context // 2)
     most, prompt = min(NUM_DECODED, max_context - num_before), tuple(tokens[:num_before])
 
     def run(num_new: int) -> Stream:
+        """Run a request for this many tokens. Raise LoadError if it fails, or if fewer than two pieces of text arrive."""
         try:
             (stream,) = driver.run([Prompt(prompt, num_new)])
         except (RuntimeError, OSError) as error:

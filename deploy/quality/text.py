@@ -15,6 +15,7 @@ LEAST_TOKENS = 64
 
 
 def read_text(path: Path) -> bytes:
+    """Return the first MOST_BYTES bytes of a file. Raise LoadError if the file cannot be read."""
     try:
         with regular(path).open("rb") as file:
             return file.read(MOST_BYTES)

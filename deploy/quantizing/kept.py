@@ -39,7 +39,8 @@ Array = NDArray[Any]
 
 @refusals()
 def form_weights(known: Opened) -> Formed:
-    """Quantise the matrices if the format has a budget, or find them in the cache."""
+    """Quantise the matrices if the format has a budget, or find them in the cache. Raise LoadError if the model cannot be quantised in this
+    way, or if the text on which it is measured cannot be read or is too short."""
     budget = WeightFormat.parse(known.load.quantize).budget
     if not budget:
         return Formed(**carried(known, Opened), quantised_by=None)
@@ -49,8 +50,8 @@ def form_weights(known: Opened) -> Formed:
 
 
 def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
-    """Return the files of the model with quantised weights. `text` is the file on which the importance of each input of a matrix is
-    measured."""
+    """Return the files of the model with quantised weights: from the cache, or quantised now and stored there. `text` is the file on which
+    the importance of each input of a matrix is measured. Raise LoadError if the model does not predict text."""
     files, (_, budget, _, on_gpu), named = known.files, settings, known.load.quantize
     if not files.config.is_causal or files.config.classes is not None:
         message = f"quantize is {named!r}, which is measured on what a model predicts; {files.path.name} generates no text: choose int8"
@@ -100,6 +101,7 @@ def _read(place: Path, tensors: Mapping[str, TensorInfo], heads: Mapping[str, st
 
 
 def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) -> dict[str, Array]:
+    """Return the arrays of one quantised matrix. They are not verified now, because that would read all of them."""
     infos = two_level_form(width, shape[-1]).infos(shape)
     found = {part: file.read(f"{name}.{part}", verify=False) for part in infos}
     return {
@@ -112,10 +114,10 @@ def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Quantised matrices, and the width that was chosen for each."""
+    """Quantised matrices by their names: the width that was chosen for each, and the arrays that represent it."""
 
     widths: Mapping[str, Width]
-    parts: Mapping[str, Mapping[str, Array]]  # parts of each matrix, by the name of the matrix
+    parts: Mapping[str, Mapping[str, Array]]  # the arrays of each matrix, by the names of its parts
 
 
 def heads_of(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str, str]:
@@ -126,7 +128,8 @@ def heads_of(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> dict[str
 
 
 class Quantised:
-    """A weight source that returns the quantised matrices in their forms. The head of a tied model becomes a tensor of its own."""
+    """The weights of a model with quantised matrices. `parts` returns the arrays of a quantised matrix, `read` the values that the files
+    have. The head of a tied model becomes a tensor of its own, which only has parts."""
 
     def __init__(self, source: WeightSource, result: Result, digest: str, heads: Mapping[str, str]) -> None:
         """`heads` is what `heads_of` returns."""

@@ -47,8 +47,8 @@ def bits_of(form: Form) -> float:
 
 
 def choose(units: Sequence[Unit], budget: float) -> list[Width]:
-    """Return the width of each unit. Widen the matrices that gain most per bit until the budget is spent. The smallest widths may already
-    exceed the budget."""
+    """Return the width of each unit. Begin with the smallest widths, which may already exceed the budget. Then widen the unit that gains
+    most per bit, again and again, as long as the budget has room and the predictions gain."""
     chosen = [unit.widths[0] for unit in units]
     room = budget * sum(unit.num_weights for unit in units) - sum(_size(unit, unit.widths[0]) for unit in units)
     while True:

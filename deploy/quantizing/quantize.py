@@ -58,13 +58,15 @@ class Model:
         return self.files.weights.read(name)
 
     def parts(self, name: str, width: Width) -> tuple[dict[str, Array], float]:
+        """Quantise a matrix to this width. Return the arrays that represent it, and the sum of the errors of its rows."""
         found = self.search.parts(self.weight(name), self.importance[name], width)
         self.files.weights.release(name)
         return found
 
 
 def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: Sequence[int], progress: Progress) -> Result:
-    """Quantise the matrices of the layers to `budget` bits per weight, each in one of these widths, and the head to 6 bits."""
+    """Quantise the matrices of the layers to `budget` bits per weight, each in one of these widths, and the head to 6 bits. Matrices whose
+    rows are no multiples of 32 numbers stay as they are."""
     report = partial(progress, STAGE)
     report(0.0)
     observer = Observer(files, SENSED_ROWS)
@@ -100,7 +102,7 @@ def quantise(files: ModelFiles, budget: float, widths: Sequence[Width], tokens: 
 
 
 def _fits(names: Sequence[str], tensors: Mapping[str, Any]) -> bool:
-    """Return whether the rows of these matrices can be divided into groups of HEAD.group numbers."""
+    """Return whether the files have all of these matrices, and their rows can be divided into groups of HEAD.group numbers."""
     return all(name in tensors and tensors[name].shape[-1] % HEAD.group == 0 for name in names)
 
 
@@ -144,11 +146,12 @@ def _important(squares: Floats) -> Floats:
 
 
 def _coarse(value: float) -> float:
+    """Round a divergence to three digits, so that differences in the last bits between machines do not decide about widths."""
     return float(f"{value:.2e}")
 
 
 def _plain(model: Model, report: Callable[[float], None]) -> dict[str, tuple[dict[str, Array], float]]:
-    """Quantise all matrices to the measured width."""
+    """Quantise all matrices of the layers to the measured width. Return the arrays of each and the sum of its errors."""
     found: dict[str, tuple[dict[str, Array], float]] = {}
     for done, names in enumerate(model.groups):
         found |= {name: model.parts(name, model.measured_width) for name in names}
@@ -192,7 +195,8 @@ def _units(
 
 
 def _relative_errors(model: Model, plain: Mapping[str, tuple[dict[str, Array], float]], names: Sequence[str]) -> dict[Width, float]:
-    """Return the expected squared error of the products in each width, relative to the expected squares of the products."""
+    """Return, for each width, the expected squared error of the products, relative to the expected squares of the products. The error is 0
+    for a width that the rows cannot have. Errors of other widths than the measured one are estimated from samples of the rows."""
     totals = dict.fromkeys(model.widths, 0.0)
     power = 0.0
     for name in names:

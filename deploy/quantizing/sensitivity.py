@@ -32,6 +32,7 @@ class Replaced(Derived):
 
 
 def kind_of(names: Sequence[str], num_layers: int) -> Kind:
+    """Return the kind of a group of matrices, given their names. Matrices that belong to no layer count as the first part of the depth."""
     number = re.search(r"\.(\d+)\.", names[0])
     plain = ",".join(re.sub(r"\.\d+\.", ".", name) for name in names)
     return plain, 0 if number is None else int(number[1]) * DEPTHS // max(num_layers, 1)

@@ -16,7 +16,8 @@ POLICY = "deploy.ray.scaling:ByQueueAndPages"
 
 
 def app(options: dict[str, Any]) -> Application:
-    """Return an ingress in front of the pools that the options name. Raise an error if an option is wrong."""
+    """Return an ingress in front of the pools that the options name. If several pools have a model of the same name, its requests go to the
+    first of them. Raise an error if an option is wrong."""
     fleet = Fleet.model_validate(options)
     pools = {name: _replicas(name, pool) for name, pool in fleet.pools.items()}
     models = {model: name for name, pool in reversed(fleet.pools.items()) for model in pool.names}
@@ -26,12 +27,14 @@ def app(options: dict[str, Any]) -> Application:
 
 
 def _prefill(name: str, pool: Pool) -> Application:
+    """Return the replicas that compute long prompts for a pool."""
     resources = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
     made = REPLICA.options(name=prefill_name(name), ray_actor_options=resources, num_replicas=pool.prefill_replicas)
     return made.bind(pool.models, pool.settings, pool.num_threads)
 
 
 def _replicas(name: str, pool: Pool) -> Application:
+    """Return the replicas of a pool that answer requests. Their number is fixed, or follows the load between its two bounds."""
     options: dict[str, Any] = {"name": name, "ray_actor_options": {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}}
     if pool.num_stages > 1:
         options["placement_group_bundles"] = [{"CPU": pool.num_cpus}] * pool.num_stages

@@ -26,7 +26,7 @@ class Body:
     """The body of a request, and what the ingress has decoded of it."""
 
     content: bytes = b""  # as the client sent it
-    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty if the body is neither a JSON object nor a form
+    fields: Mapping[str, Any] = field(default_factory=dict[str, Any])  # empty if it is neither a JSON object nor a form, or not decoded
     is_decoded: bool = True  # False: its fields are unknown, because it takes long to decode or is compressed wrongly
 
 
@@ -53,7 +53,8 @@ async def receive(pieces: AsyncIterable[bytes], headers: Mapping[str, str]) -> B
 
 
 class _JsonReader:
-    """Decodes a JSON text, if that is quick. The server refuses other texts with the reason."""
+    """Decodes a JSON text, unless that would take long or the text is compressed wrongly. Such a text goes to the server as it is, and the
+    server answers it."""
 
     def __init__(self, encoding: str) -> None:
         self._scan = JsonScan()
@@ -65,6 +66,8 @@ class _JsonReader:
             self._is_readable = False
 
     async def feed(self, data: bytes, *, is_last: bool = False) -> None:
+        """Take the next piece of the body: decompress it if the body is compressed, and count its values. Once a piece is at fault, ignore
+        all later ones. `is_last`: nothing follows `data`."""
         if not self._is_readable:
             return
         try:

@@ -15,7 +15,7 @@ import msgspec
 
 
 class CacheWatch:
-    """Knows since when the server has evicted no page that it used (`kept_since_s`, a time of `clock`; 0: it has evicted none)."""
+    """Knows since when the server still has all pages that it used (`kept_since_s`, a time of `clock`; 0: it has evicted none)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
@@ -28,7 +28,8 @@ class CacheWatch:
         return self._clock() - self.kept_since_s if self.kept_since_s else None
 
     def take(self, topic: bytes, number: int, batch: bytes) -> None:
-        """Read a batch of events in vLLM's wire format."""
+        """Read a batch of events in vLLM's wire format. If a batch was lost, or if an event says that the cache was cleared or is of an
+        unknown kind, take all pages used so far to be gone."""
         if number != self._numbers.get(topic, number - 1) + 1:
             self._clear()  # a batch was lost, maybe one with evictions
         self._numbers[topic] = number

@@ -18,7 +18,8 @@ def means_one_server(path: str) -> bool:
 
 
 def pool_of(model: str, models: Mapping[str, str]) -> str | None:
-    """Return the pool of a model, whose name may be followed by the tag of Ollama's clients or by further parts of a path."""
+    """Return the pool of a model, or None if no pool has it. The name may be followed by the tag of Ollama's clients or by further parts of
+    a path."""
     while model:
         for name in names_like(model):
             if name in models:

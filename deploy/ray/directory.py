@@ -19,8 +19,8 @@ from deploy.ray.ranking import ranked
 from deploy.ray.wish import Lease, Wish, place_of
 
 LEAST_BLOCKS = 4  # a replica is named as a giver of pages if it has at least this many blocks of the prompt more than the chosen one
-MOST_MOVED = 10_000  # ids of responses that are remembered because another replica stores them than the one they name
-AVOID_S = 5.0  # seconds for which other requests avoid a replica that one has lost, because Ray may not know yet that it is gone
+MOST_MOVED = 10_000  # most responses that are remembered as moved: another replica stores them than their ids name
+AVOID_S = 5.0  # seconds for which requests avoid a replica that another request has lost: Ray may not know yet that it is gone
 
 
 class Directory:
@@ -101,9 +101,10 @@ class Directory:
         return self._kept(wish, [replica])[replica]
 
     def choose(self, wish: Wish, *, shares: bool = False, learns: bool = True) -> Lease | None:
-        """Return the best replica, or None if each has failed this request or no replica has said where its server is. If replicas share
-        pages, the lease names the replica with most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless
-        `learns`, the caller decides whether the replica gets the request, and then calls `learn`."""
+        """Return a lease of the best replica, or None if each has failed this request or no replica has said where its server is. Remember
+        which replicas the request has lost, so that other requests avoid them. If replicas share pages, the lease names the replica with
+        most of the prompt if it has at least LEAST_BLOCKS more of it than the best one. Unless `learns`, the caller decides whether the
+        replica gets the request, and then calls `learn`."""
         stats, now_s = self._stats, self._clock()
         self._lost_s |= dict.fromkeys(wish.lost & stats.keys(), now_s)
         # A request avoids a replica that another one has lost, unless only this replica stores the response that the request names.

@@ -36,8 +36,8 @@ from server.errors import ONE_SERVER, ApiError
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 10.0
-MEET_S = 2.0  # longest wait for the answer to the question after which Ray names the replicas of a pool
+LEASE_S = 10.0  # longest wait for a lease from Ray
+MEET_S = 2.0  # longest wait for a lease that is asked for only so that Ray names the replicas of a pool
 MOST_REQUESTS = 100_000  # more than servers accept, because only they can refuse a request and say when to come back
 PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 QUERY_CHARACTERS = "".join(map(chr, range(0x21, 0x7F)))  # a query is already percent-encoded, except bytes that are not ASCII
@@ -119,7 +119,7 @@ class Ingress:
         await asyncio.gather(*(_leased(pool, Wish(), MEET_S) for pool in new))
 
     async def _borrow(self, name: str, wish: Wish) -> Lease | None:
-        """Return a lease of the pool's best replica, or None if there was none in time."""
+        """Return a lease of the pool's best replica, maybe with a prefill replica that computes the prompt. Return None if it is late."""
         lease, prefill = directory_of(name).choose(wish, shares=name in self._sharing), self._prefill.get(name)
         if lease is None:
             return await _leased(self._pools[name], wish)

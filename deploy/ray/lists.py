@@ -50,6 +50,7 @@ class ModelLists(Response):
         await run_until_disconnect(self._run(scope, receive, send), receive)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask all pools, and send the merged list, or what takes its place if no pool gives one."""
         answers = [answer for answer in await asyncio.gather(*map(_answer, self._passages)) if answer is not None]
         if not answers:
             await refusal(self._path, ApiError(NO_REPLICA, self._why))(scope, receive, send)

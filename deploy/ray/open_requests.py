@@ -11,8 +11,9 @@ HEARD_S = 1.0  # seconds in which a report of a replica arrives here
 
 
 class OpenRequests:
-    """A replica reports the number of all its requests, those of this process among them. The report arrives a little later, so a request
-    of this process that ended meanwhile must not count as one of another process: `most_lately` counts it."""
+    """Counts the open requests of this process by replica. A replica reports the number of all its requests, those of this process among
+    them. The report arrives a little later, so a request of this process that ended meanwhile must not count as one of another process:
+    `most_lately` counts it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,7 +54,7 @@ class OpenRequests:
 
     @property
     def replicas(self) -> set[str]:
-        """The replicas of which something is remembered."""
+        """The replicas that are not forgotten."""
         return {*self._numbers, *self._before}
 
     def _recent(self, replica: str) -> deque[tuple[float, int]]:

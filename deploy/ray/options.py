@@ -13,7 +13,7 @@ from server.models.state import ModelSpec
 
 PATIENCE_S = 60.0
 PREFILL_CHARACTERS = 8192
-INGRESS = "Ingress"  # name of the ingress's deployment, which is that of its class
+INGRESS = "Ingress"  # name of the ingress's deployment: the name of its class
 
 
 def prefill_name(pool: str) -> str:
@@ -54,6 +54,7 @@ class Pool(BaseModel):
         return self
 
     def _check_stages(self) -> None:
+        """Raise ValueError if a setting of the pool does not go with stages."""
         shown = f"num_stages is {self.num_stages}"
         if self.num_gpus:
             raise ValueError(f"{shown} and num_gpus is {self.num_gpus:g}; stages compute on CPUs: leave one of them out")
@@ -81,7 +82,8 @@ class Pool(BaseModel):
 
     @property
     def num_threads(self) -> int | None:
-        """The threads of a replica's models. Replicas that all used all cores of their machine would wait for each other in each step."""
+        """The threads of a replica's models. Replicas that all used all cores of their machine would wait for each other in each step. None
+        if no CPUs are reserved: each model then uses the threads of its server's settings."""
         return max(1, int(self.num_cpus)) if self.num_cpus else None
 
 
@@ -90,7 +92,7 @@ class Fleet(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # the name of a pool is that of its deployment
+    pools: dict[str, Pool] = Field(default={"replicas": Pool()}, min_length=1)  # by name, which is also the name of the deployment
     patience_s: float = Field(default=PATIENCE_S, gt=0)  # time for which a request may find no replica that serves it
 
     @model_validator(mode="after")

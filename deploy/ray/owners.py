@@ -13,6 +13,9 @@ MOST_KEYS = 500_000
 
 @dataclass(slots=True, eq=False)
 class Owners:
+    """The keys of prompts (`wish.py`), each with the replicas that computed a prompt with this key. At most `most_keys` keys are
+    remembered, those that were used last."""
+
     most_keys: int = MOST_KEYS
     clock: Callable[[], float] = time.monotonic
     # for each key the numbers of the replicas that computed its prompt, with the time of the last use; the key used last comes last

@@ -35,8 +35,9 @@ from server.peers.named import header_of
 log = logging.getLogger(__name__)
 
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # seconds between the first two attempts, doubled after each attempt up to the longest pause
-MOST_BUSY = 2  # number of times that a request is sent to another replica because a queue is full; then the client gets that answer
-MOST_LOST = 5  # a request is given up after so many replicas broke off while they had it, because it may itself be the reason
+# Number of times that a request may find a full queue, or one that is no POST a replica that is away, before the client gets that answer.
+MOST_BUSY = 2
+MOST_LOST = 5  # number of replicas that may break off while they have a request: then it is given up, as it may itself be the reason
 QUEUE_FULL, SHUTTING_DOWN = b'"queue_full"', b'"shutting_down"'
 RESPONSE_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 STREAMS = ("text/event-stream", "application/x-ndjson")
@@ -66,7 +67,7 @@ Move = Callable[[str, str], None]  # hears which replica continues the stream of
 
 
 class GivenUp(Exception):
-    """No replica could serve a request."""
+    """No replica continues a stream that the client has begun to get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +91,20 @@ class Passage(Response):
     borrow: Borrow
     open_requests: OpenRequests
     method: str
-    target: str
+    target: str  # path and query of the request
     given: Headers  # headers of the request
     content: bytes  # body of the request
     reading: Reading
     patience_s: float
-    move: Move
-    started: bool = False
-    nonce: bytes = b""
+    move: Move  # called when a replica continues the stream of another replica's response
+    started: bool = False  # whether the client has begun to get an answer
+    nonce: bytes = b""  # the servers derive from it what the request leaves open; empty before the first attempt
     created_s: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""  # fingerprint of the model whose stream the client has begun to get
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
     lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
-    num_busy: int = 0
+    num_busy: int = 0  # number of times that a replica was busy or away
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     # Time from which the wait for a replica counts: when the request arrived, or when the last replica that had it broke off. The time that
     # replicas took to refuse the request is added, so it does not count as waiting.
@@ -115,8 +116,8 @@ class Passage(Response):
         await run_until_disconnect(self.run(send), receive)
 
     async def run(self, send: Send) -> None:
-        """Send the request to one replica after another until one serves it, and pass on the answer. Raise GivenUp if no replica continues
-        a stream that has begun."""
+        """Send the request to one replica after another until one serves it, and pass on the answer. If none serves it, send the answer of
+        a busy replica or an error. Raise GivenUp, or what `_attempt` raises, if a stream that has begun cannot continue."""
         while True:
             lease = await self._leased()
             if self.refusal is not None and (lease is None or lease.replica in self.failed):
@@ -138,6 +139,7 @@ class Passage(Response):
             self.num_pauses += 1
 
     async def _leased(self) -> Lease | None:
+        """Ask for a lease, as long as the request may wait. Return None if there was none in time."""
         wish = replace(self.reading.wish, avoided=frozenset(self.failed), lost=frozenset(self.lost))
         try:
             async with asyncio.timeout(self._left_s):
@@ -204,7 +206,7 @@ class Passage(Response):
 
     async def _pass(self, answer: aiohttp.ClientResponse, lease: Lease, send: Send) -> bool:
         """Send the answer of a replica to the client. Return False, and send nothing, if the request should go to another replica: because
-        this one is busy, or cannot continue the stream that the client gets."""
+        this one is busy or away, or cannot continue the stream that the client gets."""
         is_stream, is_held = answer.content_type in STREAMS, answer.content_type in HELD
         whole = await answer.read() if is_held else b""
         if answer.status == 503 and SHUTTING_DOWN in whole:  # other codes mean that it is busy, or that one of its models is not ready

@@ -17,8 +17,8 @@ MOST_REPEATED = 2  # a prefill replica, which may lack the beginning of a prompt
 
 
 def pays(num_computed: int, num_new: int) -> bool:
-    """Return whether a prefill replica is to compute `num_computed` blocks of a prompt, of which `num_new` are in the prefix cache of no
-    replica that answers."""
+    """Return whether it pays that a prefill replica computes `num_computed` blocks of a prompt. `num_new` of them are in the prefix cache
+    of no replica that answers."""
     return num_computed <= MOST_REPEATED * num_new
 
 
@@ -34,7 +34,8 @@ class Prefill:
 
     def added(self, lease: Lease, wish: Wish) -> Lease:
         """Return the lease with a prefill replica, if at least `least_characters` of the prompt are new, such a replica is known, and it
-        need not compute much more than what is new. Otherwise the lease keeps the giver that it may have."""
+        need not compute much more than what is new. Otherwise return the lease unchanged. If no prefill replica is known, also ask Ray for
+        one, for later prompts."""
         if lease.num_new < self._least_blocks:
             return lease
         prompt = Wish(wish.keys[: wish.num_blocks], num_blocks=wish.num_blocks)

@@ -24,6 +24,8 @@ class Departure(Exception):
 
 
 class _Hash(Protocol):
+    """A hash of hashlib."""
+
     def update(self, data: bytes, /) -> None: ...
     def digest(self) -> bytes: ...
 

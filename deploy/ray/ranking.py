@@ -17,7 +17,9 @@ REQUEST_BLOCKS = 4  # each request of a replica is taken to delay another one as
 
 
 def ranked(wish: Wish, here: Mapping[str, int], stats: Mapping[str, Mapping[str, Any]], owners: Owners) -> Sequence[str]:
-    """Return the replicas, the best one first. `here`: their requests from this process; `stats`: what they report."""
+    """Return the replicas, the best one first. `here`: their requests from this process; `stats`: what they report. Replicas that have
+    failed the request come last. Of the others, the one that must serve it comes first, then those with room for more requests. Among
+    these, the expected delay decides, and then the number of requests."""
     load = {name: count + int(stats[name].get("num_others", 0)) for name, count in here.items()}
     since_s = {name: float(stats[name].get("kept_since_s", 0.0)) for name in here}
     least = min((load[name] for name in here if name not in wish.avoided), default=0)

@@ -28,6 +28,7 @@ class Replica:
     def __init__(
         self, models: list[str | dict[str, Any]], settings: dict[str, Any], num_threads: int | None = None, num_stages: int = 1
     ) -> None:
+        """Start the server, and before it the early stages on other machines if a model has several stages. Wait until it is ready."""
         self._name = serve.get_replica_context().replica_id.unique_id
         self._stages = StageHosts(num_stages - 1, num_threads or 1) if num_stages > 1 else None
         places = None if self._stages is None else self._stages.places
@@ -52,12 +53,14 @@ class Replica:
             await self._stages.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
+        """Return the report of this replica for Ray's routers, which pass it to the directory of the pool."""
         lease = self._lease
         self._num_reports += 1  # so that no report equals the one before
         found = {"number": self._num_reports, "num_requests": await self._num_requests(), "kept_s": self._cache.kept_s()}
         return {**found, "url": lease.url, "key": lease.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the metrics that the policy of autoscaling reads (`scaling.py`)."""
         return {REQUESTS: await self._num_requests(), PAGES: await asyncio.to_thread(self._server.pages_share)}
 
     async def server_pid(self) -> int:

@@ -23,6 +23,7 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
+        """Return the replicas in the order in which Ray should try them for a lease. Leave other requests to Ray's own choice."""
         wish = pending_request.args[0] if pending_request is not None and pending_request.args else None
         if not isinstance(wish, Wish) or pending_request is None:
             return [candidate_replicas]
@@ -32,6 +33,7 @@ class PrefixRouter(RequestRouter):
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Count the lease, and remember that the replica gets the request whose wish it was asked with."""
         name = replica_id.unique_id
         self._leasing[name] = self._leasing.get(name, 0) + 1
         wish = pending_request.args[0] if pending_request.args else None
@@ -43,6 +45,7 @@ class PrefixRouter(RequestRouter):
         self._leasing[name] = max(0, self._leasing.get(name, 0) - 1)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Pass the reports of the present replicas to the directory."""
         super().update_replicas(replicas)
         self._directory.hear({replica.replica_id.unique_id: replica.routing_stats for replica in replicas})
         self._leasing = {name: count for name, count in self._leasing.items() if count}

@@ -18,7 +18,8 @@ class StageProcess:
     """`relaxserve stage` as a process that ends with this one."""
 
     def __init__(self, secret: str, address: str, port: int, num_threads: int) -> None:
-        """Start the process, which listens on `address`, on any port if `port` is 0. Raise OSError if that fails."""
+        """Start the process, which listens on `address`, on any port if `port` is 0. It computes with `num_threads` threads, unless the
+        environment has RELAXSERVE_THREADS. Raise OSError if it does not start."""
         secret_fd = os.memfd_create("stage-secret")  # leaves no file, even if this process is killed
         try:
             os.write(secret_fd, secret.encode())
@@ -52,7 +53,8 @@ class StageProcess:
         self._log.wait()
 
     def _wait_for_port(self) -> str:
-        """Return the port on which the process listens, which it prints. Warnings of the dynamic linker or of Python may come first."""
+        """Return the port on which the process listens, which it prints. Warnings of the dynamic linker or of Python may come first; pass
+        them on. Raise OSError if the process ends before."""
         lines: list[str] = []
         for line in self._said:
             if (found := LISTENS.fullmatch(line)) is not None:

@@ -96,13 +96,14 @@ class Reading:
     """The facts that the ingress reads from a request: which replica is wanted, which model, and whether the request may be sent twice."""
 
     wish: Wish = Wish()
-    model: str = ""
-    repeatable: bool = False
-    stored: str = ""  # the id of the stored response that the request names
+    model: str = ""  # the name of the model; empty: the request names none
+    repeatable: bool = False  # whether the request may be sent again
+    stored: str = ""  # the id of the stored response that the request names; empty: it names none
 
 
 def read(method: str, path: str, headers: Mapping[str, str], body: Body, query: str = "") -> Reading:
-    """Read a request. A body without fields has no keys; the server says what is wrong with it."""
+    """Read a request. A body that is wrong is not refused here: the server says what is wrong with it. A request for a response whose body
+    is not decoded may run in the background, so it is not repeatable."""
     named = _model_in(path, parse_qs(query))
     stored = path.removeprefix(f"{RESPONSES}/").partition("/")[0] if path.startswith(f"{RESPONSES}/") else ""
     if method in ("GET", "HEAD", "OPTIONS"):
@@ -136,8 +137,8 @@ def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
 
 
 def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
-    """Return the key chain of a request's prompt. Prompts of other tenants, and with other cache salts, have other keys, as their pages
-    have."""
+    """Return the key chain of a request's prompt: a key for each whole block, at most MOST_KEYS. Prompts of other tenants, and with other
+    cache salts, have other keys, as their pages have."""
     turns = next((fields[name] for name in TURNS if name in fields), None)
     text = msgspec.json.encode([tenant, _salt(fields), *(fields.get(name) for name in BEFORE)])
     text += msgspec.json.encode(turns)[: MOST_KEYS * BLOCK]
@@ -161,7 +162,7 @@ def place_of(replica: str) -> bytes:
 
 
 def _place_in(answer_id: str) -> bytes:
-    """Return the place in an id such as resp_0123abcd..."""
+    """Return the place in an id such as resp_0123abcd..., or nothing if it has none."""
     try:
         return bytes.fromhex(answer_id.partition("_")[2][:8])
     except ValueError:

@@ -11,6 +11,7 @@ class Events:
         self._rest = bytearray()  # a begun event
 
     def push(self, data: bytes) -> list[bytes]:
+        """Return the events that end in these bytes. An event that has only begun waits for the next call."""
         if not self._rest and data.endswith(self._end) and data.find(self._end) == len(data) - len(self._end):
             return [data]  # one whole event, as servers write them
         num_searched = max(0, len(self._rest) - len(self._end) + 1)

@@ -65,9 +65,10 @@ class ServerProcess:
         num_threads: int | None = None,
         stages: StagePlaces | None = None,
     ) -> None:
-        """`settings` are those of the configuration file. Raise SettingsError if one is wrong. If the server has keys or is `insecure`, it
-        listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model computes with
-        `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not divided."""
+        """Start the server. `settings` are those of its configuration file. Raise SettingsError if one is wrong. If the server has keys or
+        is `insecure`, it listens on `address`, that of this machine in the cluster; otherwise only this machine reaches it. Each model
+        computes with `num_threads` threads, or with RELAXSERVE_THREADS if the environment has it. Without `stages`, models are not
+        divided."""
         self.key = secrets.token_hex(16)
         self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
         folder = self._folder.path
@@ -141,6 +142,7 @@ class ServerProcess:
         self._is_silent = False
 
     def num_requests(self) -> int:
+        """Return the number of running and waiting requests. Raise OSError if the server does not answer."""
         return int(json.loads(self.ask("/load"))["server_load"])
 
     def pages_share(self) -> float:
@@ -154,7 +156,7 @@ class ServerProcess:
     def stop(self, within_s: float | None = None) -> None:
         """Let running requests end, then stop the server. Kill it if that takes longer than `within_s`. Without this limit, the engine of
         the fleet kills this process at the end of its grace period, and the kernel the server. A server that did not answer the last
-        health check is killed at once: its requests wait for another one."""
+        health check is killed at once: its requests wait for another one. Remove the files of the server."""
         if self._is_silent:
             self._process.kill()
         else:

@@ -16,6 +16,7 @@ MOST_HEADER_BYTES = 64 << 10  # more than the longest header that servers write,
 
 
 def new_session() -> aiohttp.ClientSession:
+    """Return a client for requests to servers. Only connecting has a time limit; cookies are ignored, and answers stay compressed."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_watched_socket)
     return aiohttp.ClientSession(
         connector=connector,

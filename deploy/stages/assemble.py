@@ -84,7 +84,8 @@ def require_supported(load: Load) -> None:
 
 
 def _together(opened: Opened, peers: Sequence[Peer]) -> Planned:
-    """Load all stages together: send each stage its layers, agree on the number of pages, and wait until all have loaded."""
+    """Load all stages together: send each stage its layers, agree on the number of pages, and wait until all have loaded. Raise LoadError
+    if a stage runs another version or cannot load its layers."""
     load = opened.load
     greetings = [_awaited(peer, Greeting, opened.progress) for peer in peers]
     for peer, greeting in zip(peers, greetings, strict=True):
@@ -141,7 +142,8 @@ def _agreed(known: Planned, peers: Sequence[Peer], plans: Sequence[messages.Plan
 
 
 def _awaited(peer: Peer, kind: type[M], progress: Progress) -> M:
-    """Wait for a message of a stage that loads, and pass on its progress."""
+    """Wait for a message of this kind from a stage that loads, and pass on its progress. Raise LoadError if the stage cannot load its
+    layers or sends another message, and StageLost if it is gone."""
     while True:
         message, _ = peer.link.receive()
         match message:

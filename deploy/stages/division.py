@@ -17,7 +17,8 @@ from server.messages import HEAD, LOCAL, Load
 def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free_bytes: Mapping[str, int]) -> list[Load]:
     """Return what each stage loads. `machines` names the machine of each stage. `free_bytes` has the free memory of each machine, which is
     divided among the stages of the machine in proportion to their weights. `cuts` in the load are the first layers of all stages but the
-    first; without them, the layers are divided so that the weights take the same share of each machine's free memory."""
+    first; without them, the layers are divided so that the weights take the same share of each machine's free memory. If the last stage
+    is HEAD, it has no layers, only what follows them."""
     *sizes, head_bytes = bytes_of_layers(files.config, files.weights.tensors)
     has_layers = load.stages[-1:] != (HEAD,)  # whether the last stage has layers
     if has_layers:
@@ -40,6 +41,7 @@ def loads_of_stages(load: Load, files: ModelFiles, machines: Sequence[str], free
 
 
 def _room(load: Load, machine: str, free_bytes: int, num_stages: int) -> int:
+    """Return the bytes that the stages of a machine may take together: the limit of the load, or the free memory without the processes."""
     if machine == LOCAL and load.memory_limit_bytes is not None:
         return load.memory_limit_bytes
     return max(0, free_bytes - num_stages * WORKER_BYTES)

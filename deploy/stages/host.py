@@ -52,6 +52,7 @@ class Strangers:
         self._held: dict[socket.socket, None] = {}  # the oldest first
 
     def admit(self, connection: socket.socket) -> None:
+        """Count a connection among the strangers. If there are too many, end the oldest one."""
         with self._lock:
             if len(self._held) >= MOST_STRANGERS:
                 oldest = next(iter(self._held))
@@ -61,6 +62,7 @@ class Strangers:
             self._held[connection] = None
 
     def forget(self, connection: socket.socket) -> None:
+        """Count a connection no more: it has introduced itself, or has ended."""
         with self._lock:
             self._held.pop(connection, None)
 

@@ -52,6 +52,7 @@ Inbox = queue.SimpleQueue[tuple[StageMessage, list[Any]] | None]  # None: the wo
 
 
 def main() -> None:
+    """Load the layers that the worker names, and tell the worker why if that fails. Then compute them until the worker is gone."""
     begin_process()
     link = Link(socket.socket(fileno=int(sys.argv[1])), "the worker")
     is_busy = threading.Event()  # also while the stage loads
@@ -97,7 +98,7 @@ def _read(link: Link, inbox: Inbox) -> None:
 
 
 def _report(link: Link, is_busy: threading.Event) -> None:
-    """Report this process's CPU time while it loads or computes, so that others know that it goes on."""
+    """Report this process's CPU time while it loads or computes, so that the worker knows that it goes on."""
     with suppress(StageLost):
         while True:
             is_busy.wait()

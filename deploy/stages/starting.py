@@ -31,6 +31,7 @@ class Peer:
     process: subprocess.Popen[bytes] | None = field(default=None)  # if it is a process of this machine
 
     def end(self) -> None:
+        """Close the connection. Kill the stage's process if it runs on this machine."""
         self.link.shut()
         if self.process is not None:
             self.process.kill()
@@ -39,7 +40,8 @@ class Peer:
 
 
 def start_stage(place: Place, secret: str, number: int) -> Peer:
-    """Start a stage. Raise LoadError if it cannot be started."""
+    """Start a stage. `secret` proves to another machine that it may start one; `number` counts the stages. If a machine turns this worker
+    away, ask it again, for up to CONNECT_S seconds. Raise LoadError if the stage cannot be started."""
     name = f"stage {number} ({place.name})"
     if place.host is None:
         connection, process = start_process()
@@ -59,6 +61,8 @@ def start_stage(place: Place, secret: str, number: int) -> Peer:
 
 
 def _introduced(host: str, port: int, secret: str) -> socket.socket:
+    """Connect to a host, and prove that this worker knows the secret. Raise OSError if the host cannot be reached, and HandshakeFailed if
+    it refuses."""
     connection = socket.create_connection((host, port), CONNECT_S)
     try:
         introduce(connection, secret)
@@ -80,7 +84,7 @@ def end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool] | None:
 
 def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the process of a stage, which ends with this one, and return a connection to it. If a connection is given, the process serves
-    that one."""
+    that one, and it is returned. Raise LoadError if the process cannot be started; the connection is then closed."""
     near, far = (inherited, inherited) if inherited is not None else socket.socketpair()
     words = bound((*command("deploy.stages.process"), str(far.fileno())))
     try:

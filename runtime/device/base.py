@@ -143,6 +143,8 @@ class Region(Protocol):
 
 
 class Device(Protocol):
+    """A machine that runs executables: the CPU, a GPU, or several GPUs that run programs together."""
+
     @property
     def tensor_type(self) -> type:
         """The class of this device's tensors."""

@@ -12,7 +12,8 @@ from runtime.sections import align
 
 
 def joined(objects: Sequence[Object]) -> Object:
-    """Join the objects of one machine into one. A symbol that one object only refers to becomes the symbol that another one defines."""
+    """Join the objects of one machine into one. A symbol that one object only refers to becomes the symbol that another one defines. Raise
+    DamagedCode if two objects define the same symbol."""
     code = bytearray()
     sections: list[Section] = []
     symbols: list[Symbol] = []
@@ -67,7 +68,8 @@ class Places:
 
 
 def linked(parts: Object, places: Places, begin: int, imports: Mapping[str, int]) -> bytearray:
-    """Return the bytes of the block, linked for the address `begin`. `imports` are the addresses of imported functions."""
+    """Return the bytes of the block, linked for the address `begin`. `imports` are the addresses of imported functions. Raise DamagedCode
+    if a relocation cannot be applied."""
     image = bytearray(places.num_bytes)
     for i, offset in places.sections.items():
         section = parts.sections[i]

@@ -2,6 +2,7 @@
 runs.
 
 vm.match(value, label, spec, symbol)      check the value, fill the slots that the specification defines, call the shape function `symbol`
+                                          if there is one
 vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for all its dims
 vm.make_scalar(word, dtype)               a number; the word of a float is the bits of its f64
 vm.shape_of(array)                        the shape of the array

@@ -61,6 +61,7 @@ class Function:
     """A loaded function, with its bound weights."""
 
     def __init__(self, machine: Machine, source: VMFunction, builtins: Mapping[str, Builtin]) -> None:
+        """Compile the instructions of a function. Raises InvalidProgram or UnknownName if they are not what our compiler emits."""
         self.source = source
         self._machine = machine
         self._num_inputs = len(source.inputs)
@@ -119,7 +120,7 @@ class Function:
 
     def call_with_weights(self, args: Sequence[Any]) -> Any:
         """Call with values for all parameters, including weights. Functions of a program call each other in this way. Afterwards the
-        weights that were bound before are bound again."""
+        weights that were bound before are bound again. Without values for weights, call with the bound ones."""
         if len(args) == self._num_inputs:
             return self.call(args)
         if len(args) != len(self.source.params):
@@ -357,6 +358,7 @@ class Loader:
         return _call_function(self.machine.functions, callee, [self.read(a) for a in args], dst)
 
     def _call_library(self, dst: int | None, name: str, args: tuple[Arg, ...]) -> Step:
+        """Compile a call of a library routine."""
         known = routine(name)
         if len(args) != known.num_args:
             raise self.invalid(f"{known.signature} is called with {len(args)} arguments")
@@ -468,6 +470,8 @@ def _call_library(
     outputs: Sequence[Read] | None,
     dst: int | None,
 ) -> Step:
+    """Return a step that calls a library routine. `outputs` reads the arrays to fill; None: the routine returns new arrays."""
+
     def step(frame: Frame) -> None:
         results = compute(*(on_host(device, read(frame)) for read in given))
         if outputs is None:

@@ -64,6 +64,7 @@ class Match:
         self._symbolic = [(b, b.upper.index) for b in own if isinstance(b.upper, Slot)]
 
     def __call__(self, registers: Sequence[Any], heap: Heap, handle: HeapHandle) -> None:
+        """Run the three passes."""
         for bind, register in self._binds:
             bind(heap, registers[register])
         self.derive(heap, handle)

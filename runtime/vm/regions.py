@@ -12,8 +12,8 @@ from runtime.vm.machine import Frame, Loader, Step
 
 
 def region_step(loader: Loader, region: Region) -> Step:
-    """Return a step that runs a region. The addresses of constants and weights are set once; the addresses of the arena and of other
-    registers are set at each run."""
+    """Return a step that runs a region. The addresses of constants are set once, and those of weights whenever they are bound. The
+    addresses of the arena and of other registers are set at each run."""
     numbers = _Numbers(loader)
     launches = [phase for launch in region.launches for phase in _phases(loader, numbers, launch)]
     machine = loader.machine

@@ -10,7 +10,7 @@ _SUFFIXES = (".mjs", ".html", ".css", ".txt")
 
 
 def page_files() -> dict[str, bytes]:
-    """Return the contents of the chat page, of its modules and of their licences, by path."""
+    """Return the contents of the chat page, of its style, of its modules and of their licences, by path."""
     return dict(_read(files(__name__), ""))
 
 

@@ -15,6 +15,7 @@ export function useTables(normalizer) {
   for (const part of normalizer?.normalizers ?? []) useTables(part);
 }
 
+/** The table of a sentencepiece model, from its text in base64. */
 class Table {
   #encoder = new TextEncoder();
   #decoder = new TextDecoder('utf-8', { ignoreBOM: true });
@@ -26,6 +27,7 @@ class Table {
     this.texts = bytes.subarray(4 + size);
   }
 
+  /** Return a text with each character, or character with its marks, replaced as the table says. */
   normalized(text) {
     let found = '';
     for (const { segment } of this.#graphemes.segment(text)) {

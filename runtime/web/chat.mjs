@@ -15,6 +15,7 @@ function stored() {
   try { return sessionStorage.getItem(KEY); } catch { return null; }
 }
 
+/** Append a message to the conversation that the page shows, and return its element. */
 function shown(role, text) {
   const message = document.createElement('div');
   message.className = `message ${role}`;
@@ -24,7 +25,7 @@ function shown(role, text) {
   return message;
 }
 
-/** Show the answer to the messages. Return false if there is none, because of a fault. */
+/** Show the answer to the messages, and add it to them. Return false if there is no answer, because of a fault. */
 async function answered(client) {
   const message = shown('assistant', ''), began = performance.now();
   let count = 0, failed = false;
@@ -52,7 +53,7 @@ async function answered(client) {
   return has;
 }
 
-/** Load the model. If the API key is missing or wrong, the page asks for one. */
+/** Load the model with the stored API key, and show how far the load is. */
 async function load() {
   progress.hidden = false;
   status.textContent = 'Loading the model …';
@@ -66,6 +67,7 @@ async function load() {
 
 const inMiB = (bytes) => `${Math.ceil(bytes / 2 ** 20)} MiB`;
 
+/** Load the model, and let the user talk to it. If the API key is missing or wrong, ask for one; show any other fault. */
 async function begin() {
   try {
     const client = await load();
@@ -78,6 +80,7 @@ async function begin() {
   }
 }
 
+/** Show the form that goes with the model: for a conversation, or for speech. */
 function ready(client) {
   part('name').textContent = client.model.name;
   status.textContent = `Ready, ${client.target}, ${client.threads === 1 ? 'one thread' : `${client.threads} threads`}.`;
@@ -86,6 +89,7 @@ function ready(client) {
   listen(client, { part, shown });
 }
 
+/** Let the form send messages. A message whose answer fails goes back to the form. */
 function converse(client) {
   const { take, giveBack } = look(client.model, { part });
   prompt.disabled = send.disabled = false;

@@ -16,6 +16,7 @@ export const SAMPLING = {
   repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, logit_bias: {}, logprobs: -1,
 };
 
+/** A decoder with the pages of one sequence, and its sampler if it generates text. Subclasses hear or see, too. */
 export class Decoder {
   /** `description`: the part `model` of program.json. */
   static async load(flat, module, description, threads) {
@@ -51,7 +52,7 @@ export class Decoder {
   /** Return the inputs of functions beside the step and the sampler, with their shapes. */
   static further() { return []; }
 
-  /** Write which tokens of a step read rows in place of their embeddings, and these rows. Return the number of these tokens. */
+  /** Write which tokens of a step read rows in place of their embeddings, and these rows. Return the number of these tokens: 0 without images. */
   look() { return 0; }
 
   get hasHead() { return this.named.rows !== undefined; }
@@ -73,7 +74,10 @@ export class Decoder {
     return this.length;
   }
 
-  /** Append tokens to the sequence. The logits after the last token stay in memory until the next call. */
+  /**
+   * Append tokens to the sequence. `wants` says what to compute for the last one: `logits`, which stay in memory until the next call, `hidden`,
+   * the hidden state, which is returned, or `nothing`. Throw RangeError if there is no token, or no room for all.
+   */
   append(tokens, { wants = 'logits' } = {}) {
     const { max_tokens, max_context } = this.description;
     if (tokens.length === 0) throw new RangeError('append takes at least one token');
@@ -124,7 +128,8 @@ export class Decoder {
 
   /**
    * Draw a token from the logits of the last `append`. `seen` maps each token of the sequence to how often it was drawn (0: only in the
-   * prompt). `mask`, if given, has a 1 for each token that may be drawn.
+   * prompt). `mask`, if given, has a 1 for each token that may be drawn. Return {token, logprob}; `logprob` is null unless the settings ask for
+   * it. Throw an error if no token can be drawn.
    */
   draw(settings = {}, seen = new Map(), mask = null) {
     const { program, named } = this, asked = { ...SAMPLING, ...settings };
@@ -164,6 +169,7 @@ export class Decoder {
     return repetition_penalty !== 1 || frequency_penalty !== 0 || presence_penalty !== 0;
   }
 
+  /** Write a list of [token, value] pairs to the inputs of the sampler. */
   #list(name, pairs, values, Type) {
     this.program.view(this.named[`${name}_starts`], Int32Array).set([0, pairs.length]);
     this.program.view(this.named[`${name}_ids`], Int32Array).set(pairs.map(([id]) => id));

@@ -2,6 +2,7 @@
 
 import { Program, align, sizeOf } from './program.mjs';
 
+/** An encoder with the inputs of its program. */
 export class Encoder {
   /** `description`: the part `model` of program.json. */
   static async load(flat, module, description, threads) {
@@ -14,6 +15,7 @@ export class Encoder {
     return encoder;
   }
 
+  /** Return the vector of a text with these tokens. Throw RangeError if there are none or too many. */
   encode(tokens) {
     const { program, description: { entry, max_context: most } } = this, count = tokens.length;
     if (count < 1 || count > most) throw new RangeError(`the text has ${count} tokens; this export takes 1 to ${most}`);

@@ -20,7 +20,9 @@ const pauses = (signal) => async () => {
   signal.throwIfAborted();
 };
 
+/** A model and the requests to it. `tokens` are those of the sequence in memory. */
 export class Engine {
+  /** Load the model: loader.mjs describes the options. */
   static async load(options) {
     const engine = new Engine(), { network, model, level, threads } = await loadModel(options);
     Object.assign(engine, { network, model, level, threads, codec: await TextCodec.load(model, options.read), tokens: [], running: Promise.resolve() });
@@ -149,6 +151,7 @@ export class Engine {
     yield { object: 'list', model: this.model.name, data, usage: { prompt_tokens: total, total_tokens: total } };
   }
 
+  /** Return the vector of a text with these tokens. A decoder forgets its sequence for it. */
   #vector(tokens) {
     if (this.model.kind === 'encoder') return this.network.encode(tokens);
     this.network.reset();
@@ -175,7 +178,7 @@ export class Engine {
     else yield { task, language: model.speech.names[work.asked.language], duration: recording.seconds, text, usage, segments };
   }
 
-  /** Generate tokens after a prompt. `spans` are the places of crops in it. */
+  /** Yield the tokens after a prompt as {text, token, logprob, reason}; `reason` is why the answer ends here. `spans` are the places of crops in the prompt. */
   async *#generate(prompt, { sampling, stops, maxTokens }, signal, spans = []) {
     const { network: decoder, model } = this, room = model.max_context - prompt.length, pause = pauses(signal);
     if (room < 1) throw new RequestError('messages', `the prompt has ${prompt.length} tokens; this export holds ${model.max_context}, answer included`);
@@ -207,6 +210,7 @@ export class Engine {
     }
   }
 
+  /** Append tokens to the sequence, and remember them. */
   #append(tokens, wants) {
     this.network.append(tokens, { wants });
     this.tokens.push(...tokens);
@@ -221,6 +225,7 @@ export class Engine {
     return length;
   }
 
+  /** Return the log-probabilities of a token and its alternatives as the API shows them. */
   #named(token, { logprob, top }) {
     const named = (id, value) => ({ token: new TextDecoder('utf-8', { ignoreBOM: true }).decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
     return { ...named(token, logprob), top_logprobs: top.map((other) => named(other.token, other.logprob)) };

@@ -121,6 +121,7 @@ function scaledSize({ width, height }, longest) {
   return limited(size);
 }
 
+/** Reduce a size with an edge above MOST_EDGE, in proportion. */
 function limited({ width, height }) {
   const ratio = width / height;
   if (width >= height && width > MOST_EDGE) return { width: MOST_EDGE, height: Math.max(Math.trunc(MOST_EDGE / ratio), 1) };

@@ -2,6 +2,7 @@
 
 const MOST_MS = 120_000;   // milliseconds of one recording
 
+/** Let the page take files with speech and recordings, and write down each. */
 export function listen(client, { part, shown }) {
   const [hearing, record, file, quit, status] = ['hearing', 'record', 'file', 'quit', 'status'].map(part);
   let recorder = null;
@@ -11,6 +12,7 @@ export function listen(client, { part, shown }) {
     quit.hidden = !is;
   };
 
+  /** Transcribe a file or a recording, and show the text as it arrives. */
   async function write(name, sound) {
     const abort = new AbortController(), message = shown('user', name) && shown('assistant', ''), began = performance.now();
     quit.onclick = () => abort.abort();
@@ -29,6 +31,7 @@ export function listen(client, { part, shown }) {
     busy(false);
   }
 
+  /** Open the microphone and begin to record. Throw an error if the microphone cannot be used. */
   async function start() {
     const stream = await navigator.mediaDevices.getUserMedia({ audio: true });
     try {
@@ -40,7 +43,7 @@ export function listen(client, { part, shown }) {
     }
   }
 
-  /** Return a recorder that runs. */
+  /** Return a recorder that runs, at most MOST_MS. When it stops, what it has recorded is transcribed. */
   function recording(stream) {
     const running = new MediaRecorder(stream), parts = [];
     let timer = 0;

@@ -5,6 +5,7 @@ import { Decoder } from './decoder.mjs';
 
 const PAGE = 1;   // the page of what is heard; page 0 is padding
 
+/** A decoder with the encoder of a speech model. */
 export class Listener extends Decoder {
   static further(flat, { speech }) {
     const { num_hops: hops, num_frames: frames, hop, around } = speech;

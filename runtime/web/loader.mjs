@@ -17,6 +17,7 @@ const PROBES = {
   'relaxed-simd': [253, 128, 2],     // i8x16.relaxed_swizzle
 };
 
+/** Return whether this engine has a feature of WebAssembly. */
 function supports(feature) {
   const opcode = PROBES[feature];
   if (opcode === undefined) return true;   // every engine with simd128 has all other features
@@ -27,7 +28,7 @@ function supports(feature) {
   ]));
 }
 
-/** Return the first level whose features this engine has. */
+/** Return the first level whose features this engine has. Throw an error if there is none. */
 export function bestLevel(levels) {
   const level = levels.find(({ features }) => features.every(supports));
   if (level === undefined) throw new Error('this engine has no WebAssembly SIMD; take a newer browser');
@@ -100,6 +101,7 @@ async function downloaded({ file, num_bytes: most }, known, { pieces, kept, arri
   return { bytes: all.subarray(0, end), failure };
 }
 
+/** Return whether bytes have the size and the digest of a shard. */
 async function isSound(bytes, { num_bytes: expected, sha256 }) {
   if (bytes.length !== expected) return false;
   const digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));

@@ -29,6 +29,7 @@ export function imagesIn(messages) {
   }));
 }
 
+/** Return one message as templates read it. `where` names it in errors. */
 function read(message, where, marker) {
   if (typeof message?.role !== 'string') throw new RequestError(`${where}.role`, `${where} has no role; expected system, user, assistant or tool`);
   const { tool_calls: given, function_call: old, refusal, reasoning, reasoning_content, ...rest } = message, thoughts = reasoning_content ?? reasoning ?? null;
@@ -41,12 +42,14 @@ function read(message, where, marker) {
   return { ...seen, reasoning_content: thoughts, ...(calls.length > 0 && content !== '' ? {} : { thinking: thoughts }) };
 }
 
+/** Return a call of a tool as templates read it. */
 function called(call, where) {
   if (typeof call?.function?.name !== 'string') throw new RequestError(where, `${where} has to be {id, type: "function", function: {name, arguments}}`);
   const { id, index, function: { name, arguments: text, ...more }, ...rest } = call;
   return { ...rest, type: 'function', function: { ...more, name, arguments: unpacked(text) }, ...((id ?? null) === null ? {} : { id }) };
 }
 
+/** Return the texts of a content in one, with the marker in place of each image. */
 function textOf(content, where, marker) {
   if (content === undefined || content === null || typeof content === 'string') return without(marker, content ?? '', where);
   if (!Array.isArray(content)) throw new RequestError(where, `${where} has to be a text or a list of parts`);
@@ -58,6 +61,7 @@ function textOf(content, where, marker) {
   }).join('');
 }
 
+/** Return the text. Throw RequestError if it has the marker, which only images may have. */
 function without(marker, text, where) {
   if (marker !== null && text.includes(marker)) throw new RequestError(where, `${where} has the text ${JSON.stringify(marker)}, which stands for an image; leave it out, or write it otherwise`);
   return text;

@@ -22,6 +22,7 @@ class Layout {
   }
 }
 
+/** A compiled module with its memory: weights, arena, heaps, and the inputs that callers allocate. */
 export class Program {
   /** `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
   static async load(description, module, extraBytes, threads = 1) {
@@ -68,6 +69,7 @@ export class Program {
     return new Type(this.memory.buffer, tensor.at, sizeOf(tensor.dtype, tensor.shape) / Type.BYTES_PER_ELEMENT);
   }
 
+  /** Write the literals of a function to its heap. Return the function with the addresses and exports that its calls need. */
   #prepared(f, heapAt, names) {
     const heap = heapAt / WORD;
     f.literals.forEach((literal, i) => { this.words[heap + f.slots.length + i] = BigInt(literal); });
@@ -88,7 +90,7 @@ export class Program {
     return found;
   }
 
-  /** Call a function. Its outputs stay in the arena until the next call of this function. */
+  /** Call a function. Its outputs stay in the arena until the next call of this function. Throw TypeError or RangeError if the inputs do not fit. */
   call(name, inputs) {
     const { f, heap, heapAt, records, derive } = this.functions[name];
     this.#match(f, heap, heapAt, derive, inputs);
@@ -110,6 +112,7 @@ export class Program {
     }));
   }
 
+  /** Fill the heap of a call, and check inputs, checks and bounds: steps 1 to 3 of runtime/flat_program.py. */
   #match(f, heap, heapAt, derive, inputs) {
     const { words } = this, slot = (number) => words[heap + number];
     if (inputs.length !== f.inputs.length) throw new TypeError(`${f.name} takes ${f.inputs.length} inputs, got ${inputs.length}`);
@@ -134,7 +137,7 @@ export class Program {
   }
 }
 
-/** Allocate a memory. Shared memory has to declare a maximum. */
+/** Allocate a memory. Shared memory has to declare a maximum. Throw RangeError if the browser refuses. */
 function memoryOf(pages, shared) {
   try {
     return new WebAssembly.Memory({ initial: pages, maximum: pages, shared });

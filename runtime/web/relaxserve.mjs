@@ -33,6 +33,7 @@ export class RelaxServe {
     }
   }
 
+  /** Return a client of an engine in this thread. */
   static of(engine) {
     const run = (method, body, { signal, onProgress }) => engine.run(method, body, signal ?? new AbortController().signal, onProgress);
     return new RelaxServe(run, { model: engine.model, target: engine.level.target, threads: engine.threads }, () => engine.close());
@@ -55,6 +56,7 @@ export class RelaxServe {
   }
 }
 
+/** The worker that runs the model. Each call or stream has a number, by which answers find their way back. */
 class Remote {
   #next = 0;
   #waiting = new Map();
@@ -67,6 +69,7 @@ class Remote {
     };
   }
 
+  /** Send a message, pass each event to `onEvent`, and return the result. */
   call(message, onEvent) {
     const id = this.#next++;
     return new Promise((resolve, reject) => {
@@ -80,6 +83,7 @@ class Remote {
     });
   }
 
+  /** Send a message and yield its events. Aborting the signal, or leaving the loop, ends the request. */
   async *stream(message, { signal, onProgress = () => {} }) {
     signal?.throwIfAborted();
     const id = this.#next++, arrived = [];

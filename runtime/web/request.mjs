@@ -1,5 +1,6 @@
 // Parse the parameters of a request, by their names in OpenAI's API. Each parameter is either honoured or refused by name.
 
+/** A parameter of a request is wrong. `param` names it. */
 export class RequestError extends Error {
   constructor(param, message) {
     super(message);
@@ -9,6 +10,7 @@ export class RequestError extends Error {
   }
 }
 
+/** Return a check that a value is a number, or an integer, in a range. */
 const number = (low, high) => (value, name) => {
   if (typeof value !== 'number' || Number.isNaN(value) || value < low || value > high) {
     throw new RequestError(name, `${name} is ${JSON.stringify(value)}; expected a number from ${low} to ${high}`);
@@ -128,12 +130,14 @@ function codeOf(language, names) {
   return Object.keys(names).find((code) => names[code] === asked.replaceAll('-', ' ')) ?? asked;
 }
 
+/** Return a seed as a BigInt, a random one if none is given. */
 function seedOf(seed) {
   if (seed === undefined || seed === null) return crypto.getRandomValues(new BigUint64Array(1))[0];
   if (typeof seed === 'bigint' || Number.isSafeInteger(seed)) return BigInt(seed);
   throw new RequestError('seed', `seed is ${JSON.stringify(seed)}; expected an integer`);
 }
 
+/** Return a logit bias after the check of its tokens and values. */
 function biasOf(bias, { vocab_size: size }) {
   for (const [id, value] of Object.entries(bias)) {
     if (!/^\d+$/.test(id) || Number(id) >= size) throw new RequestError('logit_bias', `logit_bias names token ${id}; the vocabulary has ${size}`);
@@ -142,6 +146,7 @@ function biasOf(bias, { vocab_size: size }) {
   return bias;
 }
 
+/** Return the number of alternatives whose log-probabilities are asked for, or -1 if no log-probabilities are. */
 function topOf({ logprobs, top_logprobs: top }) {
   if (logprobs === true) return integer(0, MOST_TOP)(top ?? 0, 'top_logprobs');
   if ((logprobs ?? false) !== false) throw new RequestError('logprobs', `logprobs is ${JSON.stringify(logprobs)}; expected true or false`);
@@ -149,6 +154,7 @@ function topOf({ logprobs, top_logprobs: top }) {
   return -1;
 }
 
+/** Return the stop strings as a list, empty if there are none. */
 function stopsOf(stop) {
   const stops = stop === undefined || stop === null ? [] : [stop].flat();
   if (stops.some((text) => typeof text !== 'string')) throw new RequestError('stop', 'stop has to be a string or a list of strings');

@@ -2,6 +2,7 @@
 
 const policy = globalThis.trustedTypes?.createPolicy('relaxserve', { createScriptURL: (url) => url });
 
+/** Return the URL of a script beside the module with the URL `beside`. */
 export function scriptUrl(file, beside) {
   const url = new URL(file, beside).href;
   return policy ? policy.createScriptURL(url) : url;

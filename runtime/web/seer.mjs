@@ -3,13 +3,14 @@
 
 import { Decoder } from './decoder.mjs';
 
+/** A decoder with the encoder of a vision model. */
 export class Seer extends Decoder {
   static further(flat, { vision: { crop_size: edge, num_places: places } }) {
     const shapes = { pixels: [1, edge, 3 * edge], crop_ids: [places], starts: [2] };
     return flat.functions.see.inputs.filter(({ name }) => name in shapes).map((input) => [{ ...input, name: `see.${input.name}` }, shapes[input.name]]);
   }
 
-  /** Encode a crop. Its bytes are not needed any more. */
+  /** Encode a crop: set its `vectors` to its rows, and drop its pixels, which are not needed any more. */
   see(crop) {
     const { program, named, description: { vision } } = this;
     program.view(named['see.pixels'], Uint8Array).set(crop.pixels);

@@ -7,6 +7,7 @@ import { RequestError } from './request.mjs';
 const KEPT_BYTES = 64 * 2 ** 20;
 const ADDRESS = /^data:[^,]*;base64,/;
 
+/** The images of the last turns, as crops and their rows. */
 export class Sight {
   #kept = new Map();   // image by digest, least recently used first
 
@@ -25,6 +26,7 @@ export class Sight {
     return found;
   }
 
+  /** Return an image as {rows, columns, crops}, from those that are kept if it was there before. */
   async #picture(image, detail, where, pause) {
     const file = fileOf(image, where), isLow = detail === 'low', key = `${await digestOf(file, where)} ${isLow}`;
     const picture = this.#kept.get(key) ?? await this.#cut(file, isLow, key, where, pause);
@@ -39,6 +41,7 @@ export class Sight {
     return picture;
   }
 
+  /** Cut an image into crops. Throw RequestError if the image cannot be used. */
   async #cut(file, isLow, key, where, pause) {
     const { fit } = this.vision, plan = isLow ? { ...this.vision, fit: { ...fit, splits: false } } : this.vision;
     try {
@@ -60,6 +63,7 @@ export class Sight {
     return text.startsWith(begin) ? text : begin + text;
   }
 
+  /** Return the text of an image's tokens. */
   #text({ rows, columns }) {
     const { image_text, num_tokens, around, whole } = this.vision, tokens = image_text.repeat(num_tokens);
     let text = '';
@@ -93,6 +97,7 @@ function fileOf(image, where) {
   }
 }
 
+/** Return a text that is the same for images with the same bytes and, without a file, the same width. */
 async function digestOf(file, where) {
   const bytes = file instanceof Blob ? await bytesOf(file, where) : file.data, digest = new Uint8Array(await crypto.subtle.digest('SHA-256', bytes));
   const text = Array.from(digest, (byte) => byte.toString(16).padStart(2, '0')).join('');

@@ -3,11 +3,12 @@
 
 export const RATE = 16000, HOP = 160;   // samples per second, and from one column of the spectrogram to the next
 const WINDOW = 400, BEFORE = WINDOW / 2, BINS = WINDOW / 2 + 1, AROUND = (Math.ceil(WINDOW / HOP) - 1) * HOP;
-const TABLE_SCALE = 2 ** 20, SAMPLE_BITS = 23;   // rounded to so many bits, all sums are exact in double precision
+// Tables are multiplied by this scale, and samples have this many bits. Both are rounded to integers, so all sums are exact in double precision.
+const TABLE_SCALE = 2 ** 20, SAMPLE_BITS = 23;
 const BLOCK = 500;   // hops between two pauses
 const MEL_HZ = 200 / 3, BREAK_HZ = 1000, LOG_STEP = Math.log(6.4) / 27;
 
-/** Return the samples of a file, a Blob or its bytes: the mean of its channels. The browser's decoders read the formats that it plays. */
+/** Return the samples of a file, a Blob or its bytes: the mean of its channels, in the formats that the browser plays. Return given samples unchanged. Throw TypeError where nothing decodes files. */
 export async function samplesOf(file) {
   if (file instanceof Float32Array) return file;
   if (!globalThis.OfflineAudioContext) throw new TypeError(`file has to be a Float32Array of ${RATE} samples per second here, since nothing can decode other files`);

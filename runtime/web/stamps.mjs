@@ -4,11 +4,13 @@
 export const STAMP_S = 0.02;
 const MOST_FIRST_S = 1;   // the first segment of a window begins within this time
 
+/** The tokens that may follow those drawn so far in a window. */
 export class Stamps {
   constructor({ end, no_stamps: before, banned }, vocabSize) {
     Object.assign(this, { end, first: before + 1, banned, vocabSize, drawn: [], latest: before + 1, allowed: new Uint8Array(vocabSize) });
   }
 
+  /** Take note of a token that was drawn. */
   advance(token) {
     this.drawn.push(token);
     if (this.#isStamp(token)) this.latest = token;
@@ -30,6 +32,7 @@ export class Stamps {
     return allowed;
   }
 
+  /** Allow the tokens that the order of stamps allows: a stamp first, then pairs of stamps that do not go back. */
   #follow() {
     const { allowed, drawn, first, end } = this;
     allowed.fill(1);

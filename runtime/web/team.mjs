@@ -27,6 +27,7 @@ export function usualThreads() {
   return canShare() ? Math.min(cores <= 4 ? cores : Math.ceil(cores / 2), MOST_THREADS) : 1;
 }
 
+/** The threads of a program: this one, which leads, and helpers in workers. */
 export class Team {
   /** `stacks`: the end of each helper's stack. `names`: the functions that records call, in the order of their numbers. */
   static async start({ module, memory, controlAt, buffersAt, dimsAt, stacks, names }) {
@@ -59,6 +60,7 @@ export class Team {
     }
   }
 
+  /** End the helpers. */
   close() { for (const helper of this.helpers) helper.terminate(); }
 }
 

@@ -6,6 +6,7 @@ import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
 import { Template } from './vendor/jinja.mjs';
 
+/** The tokenizer and the chat template of a model. */
 export class TextCodec {
   constructor(model, tokenizer, pieces) {
     this.model = model;
@@ -23,6 +24,7 @@ export class TextCodec {
     return new TextCodec(model, JSON.parse(new TextDecoder().decode(tokenizer)), pieces);
   }
 
+  /** Return the tokens of a text. `special`: with the special tokens that the tokenizer adds. */
   encode(text, { special = false } = {}) {
     return this.tokenizer.encode(text, { add_special_tokens: special }).ids;
   }

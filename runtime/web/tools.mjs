@@ -6,6 +6,7 @@ const SEPARATORS = ' \t\r\n,;[]', NAME_KEYS = ['name', 'tool_name'], ARGUMENT_KE
 const SHORT = /^[^\s[{]+\s*([[{]|$)/;   // a call without a key for its name, up to what follows the name
 const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
 
+/** Finds the calls in one answer. `form` describes how the model writes them, `names` are those of the tools that it may call. */
 export class ToolParser {
   #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
   #raw = '';          // text after the content so far; if it turns out not to be a call, it is content, too
@@ -22,6 +23,7 @@ export class ToolParser {
   /** True if all allowed calls have been made. */
   get done() { return this.#state === 'done'; }
 
+  /** Take more text of the answer, and return the parts that are certain by now. */
   push(text) {
     this.#held += text;
     const parts = [];
@@ -271,6 +273,7 @@ export function overlap(text, marker) {
   return 0;
 }
 
+/** Return a random id of a call. Ids of 9 characters have no prefix. */
 function newId(length) {
   const token = Array.from(crypto.getRandomValues(new Uint32Array(length)), (word) => ALPHABET[word % ALPHABET.length]).join('');
   return length === 9 ? token : `call_${token}`;

@@ -63,6 +63,7 @@ export class Transcription {
     return { ...best, temperature: this.temperatures.at(-1) };
   }
 
+  /** Transcribe the window that is heard, at one temperature. Return its tokens with what decides whether they are good. */
   async #attempt(earlier, temperature) {
     const { network, tokens, model, asked: { seed } } = this, prompt = this.#prompt(earlier), start = prompt.indexOf(tokens.start) + 1;
     const most = Math.min(MOST_TOKENS, model.max_context - prompt.length), stamps = new Stamps(tokens, model.vocab_size), ids = [];
@@ -84,12 +85,14 @@ export class Transcription {
     return { ids, temperature, logprob: total / Math.max(ids.length, 1), silence, text, compression: await compressionOf(text.trim()) };
   }
 
+  /** Return the tokens before the transcript: earlier text, and the tokens for language and task. */
   #prompt(earlier) {
     const { tokens, model, asked: { language, task } } = this, most = Math.min(MOST_BEFORE, Math.floor(model.max_context / 2) - 1);
     const before = earlier.length > 0 ? [tokens.before, ...earlier.slice(-most)] : [];
     return [...before, tokens.start, ...(Object.keys(tokens.languages).length > 0 ? [tokens.languages[language], tokens.tasks[task]] : [])];
   }
 
+  /** Return the text of tokens without stamps. */
   #text(ids) {
     const bytes = ids.filter((id) => id < this.tokens.end).map((id) => this.pieces[id]), decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     return bytes.map((piece) => decoder.decode(piece, { stream: true })).join('') + decoder.decode();

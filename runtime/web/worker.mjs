@@ -1,5 +1,5 @@
-// Run the engine in a worker. A message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, progress},
-// {id, done}, {id, error}.
+// Run the engine in a worker. The message {id, method: 'load', ...} loads the model, {id, method, body} starts a request, {id, abort} ends it.
+// Answers are {id, event}, {id, progress}, {id, done, result}, {id, error}.
 
 import { Engine } from './engine.mjs';
 import { browserFiles, fetched } from './loader.mjs';

@@ -140,7 +140,7 @@ class CpuDevice:
         """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
-        # On which cores a smaller team that is not pinned should be is unknown: other servers may have teams of the same size.
+        # Nobody knows on which cores a smaller team that is not pinned should be: other servers may have teams of the same size.
         has_all = self.num_threads == len(cores) == num_cores_of_affinity()
         is_placed = self.num_threads <= len(cores) if pinned else has_all
         self._placement = Placement.of(cores[: self.num_threads]) if is_placed else Placement()

@@ -25,7 +25,7 @@ ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.
 
 
 def features() -> frozenset[str]:
-    """Return the CPU features that this process may use, in LLVM's spelling."""
+    """Return the CPU features that this process may use, in LLVM's spelling. On x86-64, ask Linux for the AMX registers."""
     found = {*remembered("features", b"", _told_by_llvm).decode().split()} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
 
@@ -37,6 +37,7 @@ def _told_by_llvm() -> bytes:
 
 
 def _told_by_linux() -> set[str]:
+    """Return the features that Linux reports to this process on AArch64; none on other machines."""
     if sys.platform != "linux" or ARCH != "aarch64":
         return set()
     words = [_auxiliary(number) for number in _ARM_WORDS]

@@ -128,6 +128,7 @@ other:
   ret i32 0
 }
 
+; The same on all threads of a team, whose leader is the calling thread.
 define i32 @repeat_lead(ptr %top, ptr %team, ptr %list, ptr %bases, ptr %plan) {
   %same = call i1 @place(ptr %plan, ptr %bases)
   br i1 %same, label %run, label %other

@@ -25,7 +25,7 @@ _mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate zeroed memory at a multiple of 64 bytes. Large blocks use huge pages where the system has them. Pages take no memory before
-    they are touched."""
+    they are touched. Raise OutOfMemory if the system refuses."""
     return _buffer(num_bytes, huge=True)
 
 

@@ -11,7 +11,8 @@ Capability = tuple[int, int]  # compute capability (major, minor), such as (9, 0
 
 def runs(target: str, capability: Capability) -> bool:
     """Return whether a GPU of this capability runs code for `target`, which is "nvptx64:+ptxN,+sm_N@system". Code for one generation of
-    GPUs also runs on later generations; with the suffix "a" it runs on one generation alone."""
+    GPUs also runs on later generations; with the suffix "a" it runs on one generation alone. Raise IncompatibleExecutable if the target
+    names no generation."""
     found = re.search(r"\+sm_(\d+)(\d)(a?)", target)
     if found is None:
         raise IncompatibleExecutable(f"the executable is for {target}, which names no generation of GPUs; compile the program again")

@@ -97,7 +97,7 @@ def device_of(number: int) -> Any:
 
 
 def require_reachable(numbers: Sequence[int]) -> None:
-    """Raise NoDevice unless these GPUs exist, can run the same code, and can read each other's memory."""
+    """Raise NoDevice unless these GPUs exist, are of one kind, and can read each other's memory."""
     cuda = pycuda()
     if (count := cuda.Device.count()) <= numbers[-1]:
         text = (
@@ -130,6 +130,7 @@ class Card:
     """A GPU that is in use. Any thread may enter `with card:`, which makes the card's context current for that thread."""
 
     def __init__(self, number: int) -> None:
+        """Take the context of the GPU with this number, and make its stream. Raise NoDevice if the GPU cannot be used."""
         self._cuda = pycuda()
         device = device_of(number)
         self.number, self.name = number, str(device.name())
@@ -186,7 +187,8 @@ class Card:
             return self._cuda.mem_get_info()[0]
 
     def allocate(self, owner: object, num_bytes: int, part: str) -> int:
-        """Allocate zeroed memory that is freed with its owner, and return its address."""
+        """Allocate zeroed memory that is freed with its owner, and return its address; 0 bytes have the address 0. Raise OutOfMemory if the
+        card has too little."""
         if num_bytes == 0:
             return 0
         with self, self._faults(part):

@@ -15,7 +15,7 @@ class Clock:
     def __init__(self, card: Card) -> None:
         self._card = card
         self._running: deque[tuple[Owned, Owned]] = deque()  # pairs of events around each run whose time is not counted yet
-        self._idle: list[tuple[Owned, Owned]] = []
+        self._idle: list[tuple[Owned, Owned]] = []  # pairs of events that can be used again
         self._done_s = 0.0
         self.num_runs = 0
 

@@ -47,6 +47,7 @@ class CudaCode:
     `load_module`."""
 
     def __init__(self, card: Card, ptx: bytes, target: str, host: HostCode | None, beside: Path | None) -> None:
+        """Load the code. Raise IncompatibleExecutable if the card cannot run it, or if it has no functions of the host."""
         check_target(target, card.capability)
         if host is None:
             raise IncompatibleExecutable("the executable has no code for the host; compile the program again")

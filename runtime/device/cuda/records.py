@@ -94,6 +94,7 @@ class Records:
         self._copied = card.event(self)  # event after which the card has read the words
 
     def _of(self, launches: Sequence[Launch], num_ranks: int) -> Iterator[_Launched]:
+        """Yield the launches with everything that the driver needs for them, and store their descriptions for messages about faults."""
         at, host, tells = 0, self._words.ctypes.data, self._last.tells
         after_waits = _after_waits(launches, num_ranks)
         for number, launch in enumerate(launches):
@@ -108,7 +109,7 @@ class Records:
             at = dims + len(launch.dims) + (launch.num_counters > 0)
 
     def write(self, heap: NDArray[np.int64]) -> None:
-        """Write the records to pinned memory."""
+        """Write the records to pinned memory, after the card has read those of the last run."""
         self.card.await_event(self._copied)
         np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
         self._words[self._added] += heap[self._slots]
@@ -124,7 +125,7 @@ class Records:
         return self._launched[number].kernel
 
     def blocks(self, most: int) -> tuple[int, ...]:
-        """Return the number of blocks of each launch for the integers in the records, at most `most`."""
+        """Return the number of blocks of each launch for the integers in the records, at least 1 and at most `most`."""
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launched)
 
     def launch(self, number: int, blocks: int, *, is_captured: bool) -> None:

@@ -49,8 +49,8 @@ class CudaRegion:
         self._bases = np.zeros((len(ranks), bases.count + FURTHER), np.int64)  # address of each base on each rank
         self._records = [Records(rank, number, self._bases, launches, function) for number, rank in enumerate(ranks)]
         self._card, self._lockstep = ranks[0].card, Lockstep([rank.card for rank in ranks])
-        self._gathers = [bool(launch.ranks) for launch in launches]
-        self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)
+        self._gathers = [bool(launch.ranks) for launch in launches]  # for each launch, whether it reads memory of other cards
+        self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)  # heap slots of the launches' integers
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
         self._card.free_with(self, partial(_close_all, self._captured))
         # `_prepared` has the orders of magnitude for which graphs were captured, with the number of blocks of each launch.
@@ -94,6 +94,7 @@ class CudaRegion:
         yield from ()
 
     def _run(self, heap: NDArray[np.int64], time_to: TimeTo | None) -> None:
+        """Write and copy the records, and launch the graph for these integers. With `time_to`, launch and time each kernel by itself."""
         self._write(heap)
         for records in self._records:
             with records.card:
