@@ -145,8 +145,8 @@ def _no_object(request: Request, found: Mapping[str, Any]) -> ApiError:
 
 
 def _shown(value: object) -> str:
-    """Return a value as an error shows it: at most 80 characters of a text or a number, and only the size of a list or an object. So a large
-    value is never formatted as a whole."""
+    """Return a value as an error shows it: at most 80 characters of a text or a number, and only the size of a list or an object. So no
+    large value is formatted as a whole."""
     match value:
         case str():
             return f"{value[:80]!r:.80}"

@@ -147,8 +147,8 @@ class Metrics:
             self._of_models[model] = self._of_models.pop(model)
 
     def watch(self, read: Callable[[], Iterable[ModelReading]], names: Callable[[], Iterable[str]] = tuple) -> None:
-        """Call `read` for every scrape, and for every sample of the history, to get the gauges. `names` returns the names of the models that
-        are loaded or loading."""
+        """Call `read` for every scrape, and for every sample of the history, to get the gauges. `names` returns the names of the models
+        that are loaded or loading."""
         self._read, self._names = read, names
 
     def readings(self) -> list[ModelReading]:

@@ -27,15 +27,16 @@ class Bans:
         allowed, banned = params.allowed_token_ids, params.banned_token_ids
         self.params = params
         self.num_words = num_mask_words(vocab_size)
-        self.mask: Mask | None = None
+        self.mask: Mask | None = None  # the mask of allowed and banned tokens; None: there are neither
         if allowed or banned:
             self.mask = np.full(self.num_words, 0 if allowed else ALL, np.int32)
             _set(self.mask, allowed)
             _clear(self.mask, banned)
         self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
         self.endings = _Endings(params.banned_sequences)
+        # whether any restriction is about which tokens may come, not only about where the text may end
         self.restrict_text = self.mask is not None or bool(params.banned_sequences) or params.thinking is not None
-        self.exist = self.restrict_text or bool(self.ender_ids)
+        self.exist = self.restrict_text or bool(self.ender_ids)  # whether there is any restriction
 
 
 class _Endings:
@@ -116,13 +117,14 @@ class Rules(Matcher):
         self._num_thought = 0  # tokens in think blocks
 
     def _closing(self) -> int | None:
-        """Return the token that must come now, because the thoughts have spent their budget."""
+        """Return the token that closes the think block, if it must come now because the thoughts have spent their budget; otherwise
+        None."""
         thinking = self._bans.params.thinking
         return thinking.close_id if thinking is not None and self._thinks and self._num_thought >= thinking.budget else None
 
     def _reopening(self) -> list[int]:
-        """Return the token that would open another think block after the budget is spent. Of several tokens that open a block, it is the
-        second, since a call or the content may begin like the first."""
+        """Return the token to ban now so that no other think block opens after the budget is spent, in a list, which may be empty. If
+        several tokens open a block, ban the second one after the first, since a call or the content may also begin with the first."""
         thinking = self._bans.params.thinking
         if thinking is None or self._thinks or self._num_thought < thinking.budget:
             return []
