@@ -62,17 +62,17 @@ class VoiceDetector:
 
     @property
     def noise_db(self) -> float | None:
-        """Return the level of the noise, or None while it is unknown."""
+        """The level of the noise; None while it is unknown."""
         return self._floor_db if self._early is None else None
 
     @property
     def kept_ms(self) -> int:
-        """Return how much of the audio so far may belong to speech that is found later."""
+        """How much of the last audio may belong to speech that is found later, in milliseconds."""
         num_frames = ONSET_OF + len(self._early or ()) + 1  # the last one is incomplete
         return self._turns.prefix_ms + num_frames * FRAME_MS
 
     def feed(self, data: bytes) -> Iterator[Began | Ended]:
-        """Yield where speech begins and ends in the next samples."""
+        """Yield where speech begins and ends in the next samples. Samples of an incomplete frame wait for the next call."""
         data = self._rest + data
         whole = len(data) // self._frame_bytes * self._frame_bytes
         self._rest = data[whole:]
