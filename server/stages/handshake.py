@@ -36,7 +36,7 @@ class TurnedAway(HandshakeFailed):
 
 def introduce(connection: socket.socket, secret: str) -> None:
     """Introduce this worker to a host, and set timeouts of the connection, which stay. Raise TurnedAway if the host ends the connection at
-    once, HandshakeFailed if it does not know the secret or does not answer in time, or another OSError if the connection fails later."""
+    once, HandshakeFailed if it does not know the secret or does not answer in time, or OSError if the connection fails later."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
     try:

@@ -88,8 +88,8 @@ class BlockParser:
         return self._numbered(parts)
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
-        """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond `max_calls`, and all parts
-        after it, those of later steps included."""
+        """Return `parts` with the calls numbered in the order in which they begin, whichever reader found them. Drop the first call beyond
+        `max_calls` and everything after it, also in later calls of this method."""
         found: list[Part] = []
         for part in parts:
             self._is_over |= isinstance(part, CallStart) and self._num_started == self._max_calls

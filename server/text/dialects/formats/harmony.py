@@ -108,7 +108,8 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back. Drop a cut-off header if it begins with a marker; otherwise it is content."""
+        """Return the parts that were held back. A call that was cut off ends here. Drop a cut-off header if it begins with a marker;
+        otherwise it is content."""
         held, self._held = ("" if self.done else self._held), ""
         parts: list[Part] = []
         if self._kind is not None:
@@ -138,7 +139,7 @@ class ChannelParser:
         return True
 
     def _read_header(self, header: str, parts: list[Part]) -> None:
-        """Begin the body after a header, and pass on the name of a call."""
+        """Begin the body after a header. Pass on the beginning of a call, or the header itself if thoughts are passed on as content."""
         channel, recipient = re.search(rf"{re.escape(CHANNEL)}\s*(\w+)", header), re.search(r"\bto=([^\s<]+)", header)
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
