@@ -41,12 +41,14 @@ async def call(app: ASGIApp, path: str, body: bytes, passed: Passed, client: str
     answer, pending = Answer(), [body]
 
     async def receive() -> Message:
+        """Return the body, and then, once `gone` is set, the end of the connection."""
         if pending:
             return {"type": "http.request", "body": pending.pop(), "more_body": False}
         await gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        """Take the beginning of the answer, or a piece of its body."""
         if message["type"] == "http.response.start":
             answer.status = message["status"]
             answer.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]}

@@ -57,6 +57,8 @@ class IsolatedMatcher(Matcher):
         return self._has_mask
 
     def poll(self) -> bool:
+        """Take the answer to the open question, and return whether it has come. If no question is open, return whether the grammar is
+        compiled, or the process has started already."""
         if self._asked is None:
             return self._socket is not None or self._grammar.poll()
         self._wait(0.0)
@@ -71,11 +73,13 @@ class IsolatedMatcher(Matcher):
         self._prefetched = [token_id]
 
     def mask(self) -> Mask | Literal[Late.LATE]:
+        """Return the mask of the next token. Wait for it as long as a step can afford, and then return LATE."""
         self.prefetch_mask()
         self._wait()
         return self._socket.mask if self._has_mask and self._socket is not None else LATE
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens, unless `prefetch` has added them already. Wait for the state after them as long as a step can afford."""
         if self._prefetched == list(token_ids):
             self._prefetched = []
         else:
@@ -83,6 +87,7 @@ class IsolatedMatcher(Matcher):
         self._wait()
 
     def forced(self) -> list[int]:
+        """Return the tokens that must come next, or none if that is not known within the time that a step can afford."""
         if self._forced is None and self._asked is None:
             self._ask(Question.STATE)
             self._wait()

@@ -77,6 +77,8 @@ class LazyMatcher(Matcher):
         return self._begun is not None and self._begun.has_mask
 
     def poll(self) -> bool:
+        """Compile the grammars, take what the current grammar has answered, and read the tokens that waited. Return whether the matcher is
+        compiled and not late."""
         if not self._is_compiled:
             self._is_compiled = all([self._marked.poll(), self._plain.poll()])
             if not self._is_compiled:
@@ -95,6 +97,8 @@ class LazyMatcher(Matcher):
             self._begun.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
+        """Return the mask of the grammar that applies, or of the only token that continues all offers, or None if the text is
+        unconstrained. Let go of a grammar that cannot be followed."""
         if self._selection is not None and (forced := self._selection.forced()):
             return only(forced[0], num_mask_words(self._vocab_size))
         if self._begun is None:
@@ -106,6 +110,7 @@ class LazyMatcher(Matcher):
             return None
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Give tokens to the grammar that applies, or keep them until they can be read. Read them now if the grammars are compiled."""
         if (begun := self._begun) is not None:
             self._follow(lambda: begun.advance(token_ids))
         else:
@@ -114,6 +119,8 @@ class LazyMatcher(Matcher):
             self._read()
 
     def forced(self) -> list[int]:
+        """Return the tokens that all offers, or the grammar that applies, have next; none if the text is unconstrained. Let go of a grammar
+        that cannot be followed."""
         if self._selection is not None:
             return self._selection.forced()
         if self._begun is None:

@@ -80,6 +80,8 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
+        """Return the mask of the next token, or None if every token may come: without the banned tokens, those that would complete a banned
+        sequence or open another think block, and those that may not end the text yet; or only the token that closes a think block."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids
@@ -92,6 +94,7 @@ class Rules(Matcher):
         return mask
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens, and count those in think blocks if their length is limited."""
         thinking = self._bans.params.thinking
         for token_id in token_ids:
             self._token_ids.append(token_id)
@@ -158,7 +161,7 @@ class RuledMatcher(Matcher):
         return self._grammar.has_mask
 
     def poll(self) -> bool:
-        return self._grammar.poll()
+        return self._grammar.poll()  # rules are never late
 
     def prefetch_mask(self) -> None:
         self._grammar.prefetch_mask()
@@ -167,6 +170,7 @@ class RuledMatcher(Matcher):
         self._grammar.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
+        """Return the mask of the tokens that both allow, LATE if that of the grammar is late, or None if every token may come."""
         mask = self._grammar.mask()
         if mask is LATE:
             return LATE
@@ -195,6 +199,7 @@ class RuledMatcher(Matcher):
         return self._grammar.refuses(token_id)
 
     def take_back(self) -> int:
+        """Drop the tokens that the grammar has drafted, also from the rules. Return their number."""
         num_tokens = self._grammar.take_back()
         self._rules.drop(num_tokens)
         return num_tokens

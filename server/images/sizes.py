@@ -121,6 +121,7 @@ def naflex_size(size: Size, edge: int, most_squares: int) -> Size:
     to multiples of `edge`. The scale is found in as many steps as transformers takes."""
 
     def scaled(scale: float) -> Size:
+        """Return the size times `scale`, with both edges rounded up to multiples of `edge`."""
         width, height = (max(edge, ceil(length * scale / edge) * edge) for length in size)
         return width, height
 

@@ -214,6 +214,8 @@ class _Parser(GrammarParser):
     """Reads all escapes of GBNF, and writes characters as Lark reads them."""
 
     def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
+        """Read the repetition of the last node, if there is one, and replace the node. Raise GbnfToLarkError if its larger number comes
+        first."""
         pos = super()._parse_repetition(pos, nodes)
         if nodes and isinstance(found := nodes[-1], RepetitionNode):
             if found.max_times is not None and found.max_times < found.min_times:
@@ -222,6 +224,7 @@ class _Parser(GrammarParser):
         return pos
 
     def _parse_literal(self, pos: Position) -> tuple[ASTNode, Position]:
+        """Read a literal. Return a sequence with a node for each character, and the position after it."""
         chars, pos = list[ASTNode](), pos.advance()
         while pos.current() != '"':
             char, pos = _character(pos)
@@ -229,6 +232,8 @@ class _Parser(GrammarParser):
         return SequenceNode(chars), pos.advance()
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
+        """Read a class such as `[^a-z]`. Return it as a regular expression of ranges, and the position after it. Raise GbnfToLarkError if
+        it is empty."""
         is_inverted = pos.peek(2) == "[^"
         ranges, pos = "", pos.advance(2 if is_inverted else 1)
         while pos.current() != "]":

@@ -45,6 +45,7 @@ class BlockFormat(Format):
         is_call: bool,
         calls: Constraint | None = None,
     ) -> Constraint:
+        """Return the constraint for `thoughts`, if there are any, and then `constraint` or `calls`. `is_call` makes no difference here."""
         framed = constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
         return framed if calls is None else or_calls(framed, calls)
 
@@ -76,6 +77,7 @@ class BlockParser:
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def push(self, text: str) -> list[Part]:
+        """Read more text: separate thoughts from content, and let each reader find calls in the content that the one before has left."""
         parts: list[Part] = [Content(text)] if self._splitter is None else self._splitter.push(text)
         for reader in self._readers:
             parts = _read_by(reader, parts)

@@ -284,6 +284,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012  # mutable in the base class, too
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 

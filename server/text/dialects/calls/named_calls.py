@@ -68,6 +68,8 @@ class NamedCallParser(MarkedCallParser):
         self._form = syntax
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it while its arguments arrive. Return False if no call comes next, or if its arguments are no
+        object."""
         form, stream = self._form, self.stream
         if not (yield from stream.find(form.call_opening)):
             return False

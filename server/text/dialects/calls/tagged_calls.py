@@ -56,6 +56,7 @@ class TaggedCalls(CallSyntax):
 
     @property
     def signs(self) -> tuple[str, ...]:
+        """The markers, and texts that distinguish the syntax from others with the same markers, such as the line end before a value."""
         return (*self.markers, self.before_name, *(after + self.line + self.before_value for after in self.after_key if self.before_value))
 
     def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> TaggedCallParser:
@@ -78,6 +79,8 @@ class TaggedCallParser(MarkedCallParser):
         self.unmarked = syntax.before_name if syntax.may_lack_opening else ""
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it while its parameters arrive. Return False if no call comes next. If the opening marker was not read,
+        only a call of an offered tool is a call."""
         form, stream = self._form, self.stream
         if form.before_name and not (yield from stream.find(form.before_name)):
             return False

@@ -55,6 +55,8 @@ class Harmony(Format):
         return MARKERS
 
     def thought_bounds(self, thoughts: Thoughts | None, ids_of: Callable[[str], list[int]]) -> Bounds | None:
+        """Return the tokens of the header of a thought, and the token that ends a thought, or None if one of these texts is not a single
+        token. `thoughts` is not used: the format has none."""
         found = [ids_of(text) for text in (CHANNEL, ANALYSIS, MESSAGE, END)]
         if any(len(ids) != 1 for ids in found):
             return None
