@@ -52,7 +52,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The defaults that are set, by name."""
+        """The defaults that are set, by name. The `max_context` of a file beside a model is not among them."""
         return {name: value for name in Defaults.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     @property

@@ -265,7 +265,7 @@ class Part(Message, frozen=True, tag=True):
 
 
 class Embed(Message, frozen=True, tag=True):
-    """Compute the vectors of a text, or of an image."""
+    """Compute the vectors of a text, or of an image. The fields that Submit has, too, mean the same here."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -396,8 +396,8 @@ class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
-    signature: str
-    cache_hit: bool
+    signature: str  # key of the compiled model in the cache
+    cache_hit: bool  # the compiled model was in the cache
     max_context: int
     num_pages: int
     page_size: int

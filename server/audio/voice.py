@@ -30,7 +30,7 @@ class TurnDetection:
 class Began:
     """Speech has begun."""
 
-    at_ms: int  # from the beginning of all audio
+    at_ms: int  # from the beginning of all audio to that of the speech, whose prefix (`prefix_ms`) is a part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Ended:
 class VoiceDetector:
     """Follows one stream of 16-bit samples.
 
-    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as
-    happens within the first words. Then all of them are judged by the level of the quiet one.
+    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as happens
+    within the first words, or until there are MOST_EARLY_FRAMES. Then all of them are judged by the level of the quietest one.
     """
 
     def __init__(self, turns: TurnDetection, rate: int, noise_db: float | None = None) -> None:

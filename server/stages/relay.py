@@ -34,7 +34,7 @@ def whole(num_tokens: int) -> int:
 
 def fastest(cost_s: Callable[[int], float], num_stages: int) -> Callable[[int], int]:
     """Return a function that says into how many parts to cut a step so that it ends soonest, for stages with cores of their own. `cost_s`
-    returns the seconds that a step of so many tokens takes in all stages together, of which each takes about the same part."""
+    returns the seconds that a step of so many tokens takes in all stages together; each stage takes about an equal part of that."""
 
     def num_parts(num_tokens: int) -> int:
         """Return into how many parts to cut a step of this many tokens."""
@@ -138,7 +138,7 @@ class Relay:
 
     def _pass_on(self, number: int) -> None:
         """Pass the residual streams of a stage on until a stage is lost: to the next stage, or from the last one of these stages to
-        `receive`. Then let `receive` raise StageLost: if this is another stage's thread, by ending the connection of the last one."""
+        `receive`. Then let `receive` raise StageLost. The thread of an earlier stage does so by ending the last stage's connection."""
         is_last = number == len(self._links) - 1
         try:
             while True:

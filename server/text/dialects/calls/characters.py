@@ -16,8 +16,8 @@ def whole_characters(text: str) -> str:
 
 
 class StringEscaper:
-    """Escapes control characters within the strings of a JSON object that arrives in pieces. Small models leave line ends there as they
-    are, and no client reads them. Text that is no object stays as it is."""
+    """Escapes control characters within the strings of a JSON object that arrives in pieces: small models write line ends there as they
+    are, and no client can read such JSON. Text that is no object stays as it is."""
 
     def __init__(self) -> None:
         self.inside = False  # the text so far ends inside a string
