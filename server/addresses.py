@@ -7,7 +7,7 @@ import ipaddress
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 EMBEDDING = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))  # end with an IPv4 address
-UNICAST = ipaddress.IPv6Network("2000::/3")  # has all IPv6 addresses of the internet
+UNICAST = ipaddress.IPv6Network("2000::/3")  # the only network from which IPv6 addresses of the internet are assigned
 
 
 def parsed(text: str) -> Address:
@@ -16,8 +16,8 @@ def parsed(text: str) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address is on the internet. An IPv6 address that contains an IPv4 address (mapped, 6to4, Teredo or NAT64) is judged
-    by the IPv4 address."""
+    """Return whether an address is a unicast address on the internet. An IPv6 address that contains an IPv4 address (6to4, Teredo, mapped,
+    or in a network of EMBEDDING) is judged by that IPv4 address."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if any(address in network for network in EMBEDDING):

@@ -45,7 +45,8 @@ OF_STATUS: dict[int, ErrorKind] = {404: NOT_FOUND_PATH, 405: METHOD_NOT_ALLOWED}
 
 
 def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[Watcher] = ()) -> FastAPI:
-    """Return the application with all endpoints. `watchers` are called with the record of each request that has ended."""
+    """Return the application with all endpoints. Each of `watchers` is called with the record of each request that has ended, and is closed
+    when the application stops."""
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
     history = History(registry.metrics.watched, registry.measure)
@@ -53,7 +54,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        """Load models and continue batches at the start; stop everything at the end."""
+        """At the start, begin to load models and continue batches. At the end, stop everything, and close `watchers` and `kept`."""
         await registry.open()
         await batches.open(app)
         beside = asyncio.create_task(history.run()), asyncio.create_task(build_validators())
@@ -82,7 +83,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
     @app.get("/openapi.json", include_in_schema=False)
     async def describe() -> Response:
-        return json_answer(await asyncio.to_thread(app.openapi))  # built at the first request, which takes a while
+        return json_answer(await asyncio.to_thread(app.openapi))  # the first call builds the description and takes a while
 
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -103,7 +104,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["*"],  # clients in pages read more than one thinks of, such as x-should-retry
+            expose_headers=["*"],  # scripts of web pages read many of the headers, for example x-should-retry
         )
     return app
 
@@ -115,7 +116,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    """Answer with the first validation error, with the field's name as the client wrote it."""
+    """Answer with an error for the first fault that validation has found. If a field is at fault, `param` is its path in the body."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     kind, message = first["type"], first["msg"]
@@ -134,7 +135,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _no_object(request: Request, found: Mapping[str, Any]) -> ApiError:
-    """Return the error for a body that was not read as a JSON object, for the first reason that holds."""
+    """Return the error for a body that was not read as a JSON object: it is empty, has another content type, or is another JSON value."""
     if found["type"] == "missing":
         return ApiError(INVALID_JSON, "the body is empty; expected a JSON object")
     declared = request.headers.get("content-type", "application/json")
@@ -144,7 +145,8 @@ def _no_object(request: Request, found: Mapping[str, Any]) -> ApiError:
 
 
 def _shown(value: object) -> str:
-    """Return the beginning of a value without formatting all of it."""
+    """Return a value as an error shows it: at most 80 characters of a text or a number, and only the size of a list or an object. So no
+    large value is formatted as a whole."""
     match value:
         case str():
             return f"{value[:80]!r:.80}"
@@ -157,7 +159,8 @@ def _shown(value: object) -> str:
 
 
 def _path(location: tuple[str | int, ...]) -> str:
-    """Return a path such as `messages[0].content`. Names of union members, which pydantic adds, are left out."""
+    """Return a path such as `messages[0].content` for the location of a fault, or an empty text for the whole body. Leave out the first
+    part, which is `body`, and the names of union members that pydantic adds: names of simple types, and texts that are no identifiers."""
     path = ""
     for part in location[1:]:
         if isinstance(part, int):
@@ -168,7 +171,7 @@ def _path(location: tuple[str | int, ...]) -> str:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Answer with an error of the framework: mostly, that a path does not exist, or does not accept the method."""
+    """Answer an error of the framework. Usually the path does not exist, or it does not accept the method."""
     assert isinstance(error, HTTPException)
     kind = OF_STATUS.get(error.status_code, BAD_REQUEST)
     path = request.url.path
@@ -185,7 +188,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods of all routes at this path. The framework's error lists only the methods of the first route."""
+    """Return the methods of all routes at this path, separated by commas, with HEAD if there is GET. The framework's error lists only the
+    methods of the first route."""
     routes: list[BaseRoute] = request.app.routes
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in found for method in route.methods or ()}
@@ -193,7 +197,8 @@ def _allowed(request: Request) -> str:
 
 
 def _near(request: Request) -> str | None:
-    """Return the existing path most like the requested one: clients often leave out /v1, repeat it, or add a slash."""
+    """Return the existing path that is most similar to the requested one, or None if no path is similar. Clients often leave out /v1,
+    repeat it, or add a slash."""
     routes: list[BaseRoute] = request.app.routes
     paths = [route.path for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
     return next(iter(get_close_matches(request.url.path[:200], paths, n=1, cutoff=0.75)), None)

@@ -32,7 +32,8 @@ class DefaultsError(ValueError):
 
 
 class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Values for fields that a request leaves out, named like the fields of a chat request. None: there is no default."""
+    """Values for fields that a request leaves out. All but `system` and `template` are named like the fields of a chat request. None: there
+    is no default."""
 
     system: Text | None = None  # the system message of conversations without one
     template: Annotated[str, Meta(min_length=1, max_length=1 << 18)] | None = None  # replaces the chat template of the model's files
@@ -51,7 +52,7 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The defaults that are set, by name."""
+        """The defaults that are set, by name. The `max_context` of a file beside a model is not among them."""
         return {name: value for name in Defaults.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     @property
@@ -61,7 +62,8 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def thinking(self) -> dict[str, Any]:
-        """The variables of chat templates that say whether and how much the model thinks."""
+        """The variables of chat templates that say whether and how much the model thinks, if there are defaults for them. If only
+        `reasoning_effort` has a default, `enable_thinking` is whether that is not `none`."""
         found = {name: value for name, value in self.given.items() if name in THINKING}
         if self.reasoning_effort is not None:
             found.setdefault("enable_thinking", self.reasoning_effort != "none")
@@ -77,8 +79,8 @@ class Defaults(msgspec.Struct, frozen=True, omit_defaults=True):
         return Defaults(**{**other.given, **self.given})
 
     def mark(self, fingerprint: str) -> str:
-        """Return the fingerprint of a model with these defaults, given that of the model without any: equal requests get equal bytes only
-        if their defaults are equal too."""
+        """Return the fingerprint of a model with these defaults. `fingerprint` is that of the model without defaults, and is returned
+        unchanged if no default is set. Equal requests get equal bytes only if the defaults are equal, too."""
         if not self.given:
             return fingerprint
         return f"fp_{hashlib.sha256(msgspec.json.encode((fingerprint, self.given))).hexdigest()[:16]}"
@@ -104,7 +106,8 @@ class BesideModel(Defaults, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, content: bytes, name: str) -> Self:
-        """Read the content of a file. Raise DefaultsError if it is not TOML, or has an unknown key or a wrong value."""
+        """Read the content of a file. `name` names the file in errors. Raise DefaultsError if the file is too large or not TOML, or has an
+        unknown key or a wrong value."""
         if len(content) > MOST_FILE_BYTES:
             raise DefaultsError(f"{name} has {len(content)} bytes; at most {MOST_FILE_BYTES} are read")
         try:
@@ -115,8 +118,8 @@ class BesideModel(Defaults, frozen=True, omit_defaults=True):
 
 
 def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -> D:
-    """Convert a mapping from names to values. `where` names its source in error messages. A single stop string need not be in a list. Raise
-    DefaultsError for an unknown name or a wrong value."""
+    """Convert a mapping from names to values into a struct of class `of`. `where` names the source of the values in errors. A single stop
+    string need not be in a list. Raise DefaultsError for an unknown name, or for a wrong value, such as a number that is not finite."""
     known = of.__struct_fields__
     for name in values:
         if name not in known:
@@ -138,8 +141,9 @@ def read_values(values: Mapping[str, Any], where: str, of: type[D] = Defaults) -
 
 
 def read_texts(texts: list[str], where: str) -> Defaults:
-    """Read defaults that a command line gives as texts NAME=VALUE. `stop` may be repeated. `@FILE` as a value means the content of a file.
-    Raise DefaultsError for an unknown name, a wrong value or a file that cannot be read."""
+    """Read defaults that a command line gives as texts NAME=VALUE. `stop` may be repeated; of any other repeated name, the last value
+    counts. `@FILE` as a value means the content of a file. `where` names the option in errors. Raise DefaultsError for a text of another
+    form, an unknown name, a wrong value, or a file that cannot be read."""
     values: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -159,7 +163,8 @@ def read_texts(texts: list[str], where: str) -> Defaults:
 
 
 def _content(path: str, name: str, where: str) -> str:
-    """Return the text of a file that is given as a default. Raise DefaultsError if it cannot be read."""
+    """Return the text of a file that is given as the default `name`. At most MOST_FILE_BYTES + 1 bytes are read, which are more than any
+    default may have. Raise DefaultsError if the file cannot be read or is not UTF-8."""
     try:
         with open(path, "rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
@@ -171,7 +176,7 @@ def _content(path: str, name: str, where: str) -> str:
 
 
 def _in_words(value: object) -> str:
-    """Return a value as a note shows it."""
+    """Return a value as a note shows it. Long texts and lists are cut off."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""The errors that a client can see: one table of stable codes, and the envelope of every error.
+"""The errors that a client can see: one table of stable codes, and the envelope of errors in OpenAI's API.
 
 `python -m server.errors` prints this table as `docs/errors.md`; a test compares the two.
 """
@@ -25,7 +25,7 @@ class ErrorKind:
     meaning: str
     remedy: str
     retry: bool = False  # the same request may succeed later; if False, a header tells clients not to retry
-    is_overload: bool = False  # the server has too much work at present
+    is_overload: bool = False  # the server has too much work at present; `type` is then OVERLOADED, whatever the status
 
     @property
     def type(self) -> str:
@@ -34,7 +34,7 @@ class ErrorKind:
 
 
 OVERLOADED = "rate_limit_error"
-TYPES = {
+TYPES = {  # types by status; other statuses have `server_error` from 500 on, and `invalid_request_error` below
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -372,13 +372,14 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorBody(TypedDict):
-    """The body of an answer that is an error."""
+    """The body of an answer that is an error, in OpenAI's shape."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """An error of the table, with the message and details of this request."""
+    """An error of the table, with the message for this request. `param` is the field that causes the error, `headers` are added to those of
+    the answer, and `details` are further fields of the error in OpenAI's shape."""
 
     def __init__(
         self,
@@ -402,7 +403,7 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
-        """Return the headers of the answer."""
+        """Return the headers of the answer: whether to retry, how long to wait after status 503, and the error's own, which win."""
         # Without x-should-retry, OpenAI's clients repeat requests that got 409 or 5xx, and triple the work of a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
@@ -412,7 +413,8 @@ ErrorShape = Callable[[ApiError], bytes]  # encodes an error as JSON in the shap
 
 
 def of_request(error: RequestError) -> ApiError:
-    """Return the client's error for an error in the worker."""
+    """Return the client's error for a request that failed in the worker, or that no worker could take. Whole seconds of `retry_after_s`,
+    rounded up, become the header `retry-after`."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     return ApiError(BY_CODE[error.code], error.message, headers=headers)
 

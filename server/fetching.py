@@ -28,7 +28,7 @@ SCHEMES = ("http://", "https://")
 SCHEME_CHARS = 256  # longest beginning of a data: URL, before its data
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 3
-AT_ONCE = 8  # fetches at a time, each of which holds one file
+AT_ONCE = 8  # fetches of one Fetcher at a time, each of which holds one file
 AT_ONCE_OF_HOST = 4  # fetches from one host at a time, so that a slow host holds up no fetch from others
 PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
@@ -101,7 +101,8 @@ class Fetcher:
             raise ApiError(self.kind.invalid, f"{param} cannot be fetched: {fault}", param=param) from None
 
     def _data_of(self, url: str, param: str) -> str:
-        """Return the base64 text of a data: URL. Raise ApiError for any other URL."""
+        """Return the base64 text of a data: URL. Raise ApiError for any other URL, and for a data: URL that is not base64 or has more than
+        SCHEME_CHARS characters before its data."""
         begin, comma, data = url[:SCHEME_CHARS].partition(",")
         scheme = begin.partition(":")[0].lower()
         if scheme != "data" or ":" not in begin:
@@ -112,7 +113,8 @@ class Fetcher:
         return data + url[SCHEME_CHARS:]
 
     async def fetch(self, url: str) -> bytes:
-        """Return the file at a URL. Raise FetchFault if it may not or cannot be fetched."""
+        """Return the file at a URL, after at most MOST_REDIRECTS redirects. Raise FetchFault if the file may not be fetched, or cannot be
+        fetched within the time."""
         try:
             async with asyncio.timeout(self._patience_s):
                 for _ in range(1 + MOST_REDIRECTS):
@@ -128,7 +130,7 @@ class Fetcher:
 
     async def _get(self, url: str) -> bytes | str:
         """Return the file at a URL, or the URL to which its host redirects. Raise FetchFault if the host may not be asked, cannot be
-        reached, or answers with an error."""
+        reached, answers with an error, or sends too large a file; other errors of the connection are raised as they are."""
         parts, port = _split(url)
         host, entry = _host_of(parts), self._entry_of(parts, port)
         async with self._turns_of.setdefault(host, asyncio.Semaphore(AT_ONCE_OF_HOST)), self._turns:
@@ -171,8 +173,8 @@ class Fetcher:
         return entries
 
     async def _exchange(self, parts: SplitResult, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes | str:
-        """Ask for a file on an open connection. Return the file, or the URL to which the host redirects. Raise FetchFault if the host
-        answers with an error, or if the file is too large."""
+        """Ask for a file on an open connection. Return the file, or the URL to which the host redirects, which may be relative. Raise
+        FetchFault if the host answers with an error, or if the file is too large. Raise h11.ProtocolError if the answer is not HTTP."""
         connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEADER_BYTES)
         host = parts.netloc.rpartition("@")[2]
         headers = [("host", host), ("accept", self.kind.accept), ("user-agent", "relaxserve"), ("connection", "close")]
@@ -209,7 +211,7 @@ class Fetcher:
 
 
 def _split(url: str) -> tuple[SplitResult, int]:
-    """Return the parts of a URL, and its port. Raise FetchFault if the URL is malformed or has a user."""
+    """Return the parts of a URL, and its port. Raise FetchFault if the URL is malformed, is neither http nor https, or has a user."""
     if not re.fullmatch(r"[!-~]+", url):
         raise FetchFault("its URL has characters that no URL may have; write them as %XX")
     with suppress(ValueError):
@@ -220,8 +222,8 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def _joined(url: str, place: str) -> str:
-    """Return the URL of a redirect from `url` to `place`, which may be relative. Raise FetchFault if `place` is so
-    malformed that it cannot be joined to `url`."""
+    """Return the URL of a redirect from `url` to `place`, which may be relative. Raise FetchFault if `place` is so malformed that it cannot
+    be joined to `url`."""
     try:
         return urljoin(url, place)
     except ValueError:
@@ -229,7 +231,7 @@ def _joined(url: str, place: str) -> str:
 
 
 def _host_of(parts: SplitResult) -> str:
-    """Return the host of a URL in small letters."""
+    """Return the host of a URL in lower case, or an empty text if there is none."""
     return (parts.hostname or "").lower()
 
 

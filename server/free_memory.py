@@ -13,9 +13,9 @@ _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r-xp .* /.*\.so[.\d]*$\n(?:\w+
 
 
 def return_free_memory() -> None:
-    """Give back memory that is free, and pages of code that is not running. Call this after work that needs much memory for a moment.
-    Reading a tokenizer.json of 260,000 tokens leaves 190 MB unused, and compiling a program leaves 60 MB of LLVM's code; to give them back
-    takes 10 ms each. Code that runs again is mapped again."""
+    """Give back memory that is free, and the pages of libraries' code. Call this after work that needs much memory for a moment. Reading a
+    tokenizer.json of 260,000 tokens leaves 190 MB unused, and compiling a program leaves 60 MB of LLVM's code; to give back either takes
+    10 ms. The kernel maps the pages of code again when the code runs again."""
     libc = ctypes.CDLL(None)
     if (trim := getattr(libc, "malloc_trim", None)) is not None:  # only glibc has it
         trim(0)
@@ -24,7 +24,8 @@ def return_free_memory() -> None:
 
 
 def _code() -> Iterator[tuple[int, int]]:
-    """Yield the begin and the end of each mapping of a library's code that this process has not changed. Changes would be lost."""
+    """Yield the begin and the end of each mapping of a library's code that this process has not changed, because changes would be lost.
+    Yield nothing on systems other than Linux."""
     with suppress(OSError):  # not Linux
         for begin, end in _MAPPING.findall(Path("/proc/self/smaps").read_bytes()):
             yield int(begin, 16), int(end, 16)

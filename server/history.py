@@ -12,7 +12,7 @@ from prometheus_client.samples import Sample
 
 INTERVAL_S = 5.0
 KEPT_S = 3600.0
-MOST_VALUES = 250_000  # values in all samples together; many busy models shorten the history
+MOST_VALUES = 250_000  # limit on the values in all samples together; with many busy models, the history is shorter than KEPT_S
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
 Values = dict[Series, float | None]  # None: the series has ended
@@ -32,7 +32,7 @@ class History:
     def __init__(
         self, read: Callable[[], Iterable[Sample]], measure: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.time
     ) -> None:
-        """`read` returns the present samples of the metrics. `measure` is called before, and measures what takes long to measure."""
+        """`read` returns the present values of the metrics. `run` calls `measure` before each sample, to measure what takes long."""
         self._read = read
         self._measure = measure
         self._clock = clock
@@ -49,7 +49,7 @@ class History:
             await asyncio.sleep(INTERVAL_S)
 
     def take(self) -> None:
-        """Take a sample, and forget those that are too old."""
+        """Take a sample. Forget the oldest ones while they are too old, or while there are more than MOST_VALUES values."""
         now: Values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in self._read()}
         changed: Values = {series: value for series, value in now.items() if self._last.get(series) != value}
         changed |= {series: None for series in self._last if series not in now}

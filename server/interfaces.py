@@ -43,14 +43,14 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class Outage:
-    """The time from a worker's death, or from the wake-up of a sleeping model, until another worker is ready. Times are of the monotonic
-    clock."""
+    """The time from a worker's death, or from the wake-up of a sleeping model, until another worker is ready. Points in time are those of
+    the monotonic clock."""
 
     began_s: float
     patience_s: float  # seconds for which new requests wait for the end of the outage; after that they are refused until a worker is ready
-    num_tries: int = 0
-    error: str | None = None  # reason why the last attempt to restart failed
-    next_try_s: float | None = None  # time of the next try; None while a try is running
+    num_tries: int = 0  # tries to start a worker so far
+    error: str | None = None  # reason why the last try failed; None: no try has failed
+    next_try_s: float | None = None  # time of the next try; None before the first try and while a try is running
 
     @property
     def is_long(self) -> bool:
@@ -73,13 +73,13 @@ class CacheListener(Protocol):
 class WorkerHandle(Protocol):
     """One loaded model, which runs in a process of its own."""
 
-    stats: Stats | None
+    stats: Stats | None  # the last report on the engine; None: no worker has sent one since the model was loaded or fell asleep
     card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
     restarts: int  # number of workers that were started in place of one that died
     resubmitted: int  # number of requests that ran in a worker when it died
-    ready: Ready | None  # the `Ready` message of the worker that serves now
-    ready_s: float  # monotonic time at which it became ready
-    outage: Outage | None
+    ready: Ready | None  # the last worker's `Ready` message; None: no worker has been ready yet
+    ready_s: float  # monotonic time at which the last worker became ready
+    outage: Outage | None  # the outage that has not ended; None: there is none
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
 
     @property
@@ -97,7 +97,7 @@ class WorkerHandle(Protocol):
         ...
 
     def generate(self, submit: Submit, /) -> AsyncGenerator[TokenEvent, None]:
-        """Generate, and yield the events of a request. Raise RequestError if it fails."""
+        """Generate, and yield the events of a request. A sleeping model wakes up first. Raise RequestError if the request fails."""
         ...
 
     def abort(self, request_id: str, choice: int, /) -> None:
@@ -105,7 +105,7 @@ class WorkerHandle(Protocol):
         ...
 
     async def embed(self, embed: Embed, /) -> Embedding:
-        """Return the vectors of a text. Raise RequestError if it cannot be embedded."""
+        """Return the vectors of a text or an image. A sleeping model wakes up first. Raise RequestError if it cannot be embedded."""
         ...
 
     def give(self, asked: GivePages, /) -> AsyncGenerator[PagesGiven, None]:
@@ -114,11 +114,11 @@ class WorkerHandle(Protocol):
 
     async def sleep(self, *, keep: bool) -> None:
         """End the worker, and free its memory, until the next request or `wake`. `keep`: running requests continue then; otherwise they
-        fail. Raise RequestError if it cannot sleep now."""
+        fail. Raise RequestError if the model cannot sleep now, for example because it is loading."""
         ...
 
     def wake(self) -> None:
-        """Begin to start a sleeping worker. Raise RequestError if there is no room for it."""
+        """Begin to start the worker of a sleeping model; do nothing in any other state. Raise RequestError if there is no room for it."""
         ...
 
     async def drain(self, timeout_s: float) -> None:
@@ -157,7 +157,7 @@ class CachedModel:
 
     signature: str
     size_bytes: int
-    used_at: float
+    used_at: float  # time of its last use, in seconds since 1970
 
 
 class Renderer(Protocol):
@@ -197,8 +197,8 @@ class ChatTemplate(Protocol):
 
 
 class Tokenizer(Protocol):
-    """The tokenizer of a model, with its chat template and the defaults that its files state. `server/text/tokenizer.py` describes the
-    members."""
+    """The tokenizer of a model, with its chat template and the defaults that its files state. The class of the same name in
+    `server/text/tokenizer.py` describes the members."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -8,9 +8,9 @@ NUM_PROBES = 3
 
 
 def notice_loss(connection: socket.socket, within_s: float) -> None:
-    """Let the kernel break the connection if the other machine acknowledges neither data nor probes, or takes no bytes although some wait
-    to be sent. That takes about `within_s` seconds, which are counted from the first loss. Linux has one limit for both, so this is for
-    connections whose other end always reads."""
+    """Let the kernel break a TCP connection if, for about `within_s` seconds, the other machine acknowledges neither data nor probes, or
+    takes no bytes although some wait to be sent. Linux has one limit for both cases, so use this only for connections whose other end
+    always reads."""
     pause_s = max(1, round(within_s / (NUM_PROBES + 1)))  # the kernel takes whole seconds
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (

@@ -5,8 +5,8 @@
                        CacheChanged  PagesGiven
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
-`time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
-text; a worker receives and sends token ids.
+`time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front tokenizes
+and detokenizes: prompts and answers are token ids here.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class ConstraintKind(StrEnum):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """Opens a constrained part of an answer: a token, or a sequence of tokens. The part ends when its grammar is complete. All other text
-    is unconstrained. Inside a think block nothing opens such a part."""
+    """What opens a constrained part of an answer: the token `token_id`, or one of the token sequences `plain`. The part ends when its
+    grammar is complete. All other text is unconstrained. Inside a think block nothing opens such a part."""
 
-    token_id: int | None = None  # the constraint's source describes what follows it
-    # token sequences that may follow the trigger, none a prefix of another; empty: the grammar alone decides
+    token_id: int | None = None  # the constraint's source describes what follows this token; None: only `plain` opens a part
+    # token sequences that may follow `token_id`, none a prefix of another; empty: the grammar alone decides
     offers: tuple[tuple[int, ...], ...] = ()
-    open_id: int | None = None  # token that opens a think block; such a block comes first or not at all
-    close_id: int | None = None
+    open_id: int | None = None  # token that opens a think block, which comes first or not at all; None: no block is recognised
+    close_id: int | None = None  # token that closes a think block
     is_open: bool = False  # the prompt ends inside a think block
     # token sequences that begin a call in plain JSON; the constraint's `plain` is the grammar of the whole call, these tokens included
     plain: tuple[tuple[int, ...], ...] = ()
@@ -176,8 +176,8 @@ Excerpt = Crop | Clip  # a part of an image or of a recording; its encoder gives
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
-    max_tokens: int
-    min_tokens: int = 0
+    max_tokens: int  # limit on the tokens of each choice
+    min_tokens: int = 0  # tokens of a choice before which no token may end it
     temperature: float = 1.0  # 0: draw the most probable token
     top_p: float = 1.0
     top_k: int = 0  # 0: off
@@ -186,17 +186,17 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # pairs of a token id and what is added to the token's logit
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     banned_token_ids: tuple[int, ...] = ()
     # banned sequences of two tokens or more: the last token is banned where it would follow the others
     banned_sequences: tuple[tuple[int, ...], ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()  # further tokens that end a choice
+    ignore_eos: bool = False  # end-of-sequence tokens do not end a choice
     seed: int = 0
     logprobs: int | None = None  # number of alternatives to report with each drawn token; None: no log-probabilities
     processed_logprobs: bool = False  # compute log-probabilities after penalties, temperature and truncation instead of before
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     stamps: Stamps | None = None  # not together with a constraint
@@ -248,7 +248,7 @@ class Submit(Message, frozen=True, tag=True):
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
     priority: int = 0  # lower values run earlier; IDLE: gets only what other requests leave free
-    fairness_key: str = ""
+    fairness_key: str = ""  # requests of different keys get equal shares of the work
     cache_salt: str = ""  # cached state is shared only between requests with the same salt, which includes the tenant
     deadline: float | None = None
     audio: Audio | None = None  # for models that transcribe: the audio that the prompt is about
@@ -265,7 +265,7 @@ class Part(Message, frozen=True, tag=True):
 
 
 class Embed(Message, frozen=True, tag=True):
-    """Compute the vectors of a text, or of an image."""
+    """Compute the vectors of a text, or of an image. The fields that Submit has, too, mean the same here."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -396,8 +396,8 @@ class StageReport(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
-    signature: str
-    cache_hit: bool
+    signature: str  # key of the compiled model in the cache
+    cache_hit: bool  # the compiled model was in the cache
     max_context: int
     num_pages: int
     page_size: int
@@ -441,7 +441,7 @@ class Ready(Message, frozen=True, tag=True):
 
     @property
     def scoring(self) -> Scoring | None:
-        """Return how the model answers rerank and score, or None if it does not."""
+        """How the model answers rerank and score; None: it answers neither."""
         if self.classes:
             return Scoring.PAIRS if len(self.classes) == 1 else None
         return Scoring.COSINE if self.embedding_size else None
@@ -485,7 +485,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the stop token that ended the choice; not part of token_ids
+    stop_token_id: int | None = None  # the end-of-sequence or stop token that ended the choice, not part of token_ids; None: none did
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # sent with the first event of choice 0, if requested
 
@@ -572,17 +572,17 @@ class PagesStored(Message, frozen=True, tag=True):
     hashes: tuple[int, ...]
     parent: int | None  # hash of the page before the first of these; None: the first page begins a prompt
     token_ids: tuple[int, ...]  # tokens of all these pages, in order
-    page_size: int
+    page_size: int  # tokens of a page
     group: int | None = None  # cache group; None: the model has only one
-    keeps_states: bool = False
-    window: int | None = None
+    keeps_states: bool = False  # whether a page has the state after its last token, instead of keys and values
+    window: int | None = None  # tokens to which a token attends, itself included; None: all before it
 
 
 class PagesRemoved(Message, frozen=True, tag=True):
     """Pages that cannot be found any more."""
 
     hashes: tuple[int, ...]
-    group: int | None = None
+    group: int | None = None  # cache group; None: the model has only one
 
 
 CacheChange = PagesStored | PagesRemoved

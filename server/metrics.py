@@ -1,7 +1,8 @@
-"""The metrics for Prometheus. They have vLLM's names, so that vLLM's dashboards work unmodified; some are our own.
+"""The metrics for Prometheus. Metrics that vLLM has, too, have its names, so that its dashboards work unmodified. The names of the server's
+own metrics begin with `relaxserve:`.
 
-The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. The series of a model whose labels are known in advance
-exist from its first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
+The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. Those series of a model whose label values are known in
+advance exist from the model's first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHOICES = (1, 2, 5, 10, 20)
 LOAD = (0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)
 MODEL = ("model_name", "engine")
 ENGINE = "0"  # one worker per model
-MOST_ENDED = 100  # models that are not loaded any more and keep their series when others lose theirs
+MOST_ENDED = 100  # number of models that are not loaded any more and still keep their series
 UNUSED = Usage()
 IDLE = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
@@ -125,15 +126,15 @@ class Metrics:
         )
 
     def of(self, model: str) -> ModelSeries:
-        """Return the series of a model, which exist from then on."""
+        """Return the series of a model. The first call for a model creates them, and may remove the series of models that have ended."""
         if model not in self._of_models:
             self._forget_ended()
             self._of_models[model] = ModelSeries(self, model)
         return self._of_models[model]
 
     def _forget_ended(self) -> None:
-        """Remove the series of models that are not loaded any more, except of the MOST_ENDED that ended last: each version of a model may
-        have a name of its own, and every scrape reads all series."""
+        """Remove the series of models that are not loaded any more, except those of the MOST_ENDED models that ended last. Otherwise
+        scrapes would take ever longer if each version of a model has a name of its own."""
         loaded = set(self._names())
         for name in [name for name in self._of_models if name not in loaded][:-MOST_ENDED]:
             del self._of_models[name]
@@ -141,12 +142,13 @@ class Metrics:
                 series.remove_by_labels({MODEL[0]: name})
 
     def end(self, model: str) -> None:
-        """Note that a model was unloaded: of those that have ended, its series are the last to be removed."""
+        """Note that a model was unloaded. Its series are removed after those of all models that ended before it."""
         if model in self._of_models:
             self._of_models[model] = self._of_models.pop(model)
 
     def watch(self, read: Callable[[], Iterable[ModelReading]], names: Callable[[], Iterable[str]] = tuple) -> None:
-        """Call `read` at every scrape to get the gauges. `names` returns the names of the models that are loaded or loading."""
+        """Call `read` for every scrape, and for every sample of the history, to get the gauges. `names` returns the names of the models
+        that are loaded or loading."""
         self._read, self._names = read, names
 
     def readings(self) -> list[ModelReading]:
@@ -160,17 +162,18 @@ class Metrics:
                 yield from (sample for sample in metric.samples if sample.name in WATCHED)
 
     def exposition(self, readings: Sequence[ModelReading]) -> bytes:
-        """Return all metrics as Prometheus text, with these gauges. This takes 4 ms for each model, so any thread may call it."""
+        """Return all metrics as Prometheus text, with these gauges. This takes 4 ms for each model, so call it on another thread than the
+        event loop's."""
         return generate_latest(_Everything(self.collectors, _Gauges(readings)))
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...] = ()) -> Histogram:
-        """Return a new histogram, with a series for each model."""
+        """Register and return a new histogram, with series for each model. `labels` are its labels besides those of MODEL."""
         made = Histogram(name, text, (*MODEL, *labels), buckets=buckets, registry=self.collectors)
         self._by_model.append(made)
         return made
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        """Return a new counter, with a series for each model."""
+        """Register and return a new counter, with series for each model. `labels` are its labels besides those of MODEL."""
         made = Counter(name, text, (*MODEL, *labels), registry=self.collectors)
         self._by_model.append(made)
         return made
@@ -188,7 +191,7 @@ class ModelSeries:
         self._begin_at_0()
 
     def _begin_at_0(self) -> None:
-        """Create the series of the model whose labels are known in advance."""
+        """Create those series of the model whose label values are known in advance."""
         m = self.metrics
         plain = (m.tpot, m.e2e, m.queue, m.inference, m.prefill, m.decode, m.prompt_length, m.output_length, m.max_length, m.param_n)
         for series in (*plain, m.param_max_tokens, m.prompt_tokens, m.cached_tokens, m.unloads, m.load_s, m.compile_s):
@@ -219,7 +222,7 @@ class _Everything(CollectorRegistry):
 
 
 class _Gauges(Collector):
-    """The gauges of all models."""
+    """The gauges of all models, and the counters that workers keep."""
 
     def __init__(self, readings: Sequence[ModelReading]) -> None:
         self._readings = readings

@@ -29,12 +29,13 @@ class OpenValues:
     """The nonce of a request, and how many values were drawn from it."""
 
     nonce: bytes  # the values of the request follow from it
-    created_s: float
+    created_s: float  # time of the answer's creation, in seconds since 1970
     choice: int = 0  # the choice whose values are drawn: choices take turns in an order that may differ
     drawn: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])  # how many values were drawn, by choice and name
 
     def draw(self, name: str, num_bytes: int) -> bytes:
-        """Return the next value of this name. The order in which values of different names are drawn does not matter."""
+        """Return the next value of this name for the present choice, and count it. The order in which values of different names are drawn
+        does not matter."""
         at = self.choice, name
         self.drawn[at] += 1
         return blake2b(f"{name} {self.choice} {self.drawn[at]}".encode(), digest_size=num_bytes, key=self.nonce).digest()
@@ -52,7 +53,7 @@ def given(header: str, key: str | None) -> OpenValues | None:
 
 
 def new_hex(name: str, num_bytes: int) -> str:
-    """Return a new id in hexadecimal digits. `name` says what the id is for."""
+    """Return a new id of `num_bytes` bytes, more than PLACE_BYTES, in hexadecimal digits. `name` says what the id is for."""
     values = OPEN.get()
     if values is None:
         return secrets.token_hex(num_bytes)
@@ -60,7 +61,7 @@ def new_hex(name: str, num_bytes: int) -> str:
 
 
 def new_letters(name: str, length: int) -> str:
-    """Return a new id of letters and digits."""
+    """Return a new id of `length` letters and digits. `name` says what the id is for."""
     values = OPEN.get()
     if values is None:
         return "".join(secrets.choice(LETTERS) for _ in range(length))
@@ -78,13 +79,13 @@ def new_seed() -> int:
 
 
 def created_s() -> float:
-    """Return the time of an answer's creation."""
+    """Return the time of an answer's creation, in seconds since 1970: the present time, unless an ingress has named another."""
     values = OPEN.get()
     return time.time() if values is None else values.created_s
 
 
 def turn_to(choice: int) -> None:
-    """Say for which choice of the answer the next values are drawn."""
+    """Say for which choice of the answer the next values are drawn. This has no effect on random values."""
     values = OPEN.get()
     if values is not None:
         values.choice = choice

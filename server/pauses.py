@@ -16,8 +16,8 @@ def switch_often() -> None:
 
 
 def collect_in_small_portions() -> None:
-    """Exclude the 10^6 objects that exist now, for example modules and the compiled program, from garbage collection: examining them takes
-    0.1 s, and of a start's objects only 1,500 are garbage. Examine old generations rarely, because reference counts free most objects that
-    are created later."""
+    """Exclude the objects that exist now, for example modules and the compiled program, from garbage collection: examining these 10^6
+    objects takes 0.1 s, and only 1,500 of them are garbage. Let the collector examine old generations rarely, because reference counts free
+    most objects that are created later."""
     gc.freeze()
     gc.set_threshold(YOUNG, *OLD)

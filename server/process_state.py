@@ -8,6 +8,6 @@ TIMES = slice(11, 15)  # the fields of processor time, in ticks: user, system, a
 
 
 def fields_of(pid: int) -> list[str]:
-    """Return the fields behind the name of the program, which may be any bytes; the first field is the state. Raise OSError if the process
-    has ended, or on systems without /proc."""
+    """Return the fields of /proc/PID/stat that follow the program's name; the first of them is the state. Raise OSError if the process has
+    ended, or on systems without /proc."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii").split()

@@ -1,4 +1,4 @@
-"""How a model scores texts. A worker tells it to the front process."""
+"""How a model scores texts. A worker tells the front process this when it is ready."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ LEAST_SECRET = 16  # characters
 
 
 def read_secret(file: Path, name: str) -> str:
-    """Return the secret in a file. `name` is the setting that gives the file. Raise SettingsError if the secret is too short or the file
-    cannot be read."""
+    """Return the secret in a file, without white space around it. `name` is the setting that gives the file. Raise SettingsError if the
+    secret is too short or the file cannot be read."""
     try:
         secret = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""The settings of the front process. The command line builds them; the server itself reads no setting from the environment."""
+"""The settings of the front process. `deploy/settings.py` builds them from the command line, the environment and the configuration file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings of a server. Raise SettingsError if one has a value that cannot be used."""
+    """The settings of a server. Creating them raises SettingsError if one has a value that cannot be used, or if the server would serve
+    other machines without keys and is not `insecure`."""
 
     log_level: str = "info"
     log_format: str = "text"
@@ -29,13 +30,13 @@ class ServerSettings:
     proxy_networks: tuple[str, ...] = ()  # proxies whose X-Forwarded-For and -Proto name the client and the scheme
     root_path: str | None = None  # prefix that a proxy leaves in front of all paths
 
-    api_keys: tuple[str, ...] = ()
-    api_key_file: Path | None = None  # one key per line, read again when it changes
-    admin_keys: tuple[str, ...] = ()
-    admin_key_file: Path | None = None
+    api_keys: tuple[str, ...] = ()  # keys of clients
+    api_key_file: Path | None = None  # file with further keys of clients, one a line, read again when it changes
+    admin_keys: tuple[str, ...] = ()  # keys of the administration
+    admin_key_file: Path | None = None  # file with further keys of the administration
     open_metrics: bool = False  # serve /metrics and /load without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()  # origins whose web pages may send requests
 
     kv_events: str | None = None  # ZMQ address that publishes changes of prefix caches; None: they are not published
     kv_events_replay: str | None = None  # ZMQ address that sends past changes again
@@ -46,8 +47,8 @@ class ServerSettings:
     peer_patience_s: float = 2.0  # how much longer than computing a prompt a request waits for its pages
 
     stage_secret_file: Path | None = None  # the secret that this server shares with `relaxserve stage` on other machines
-    model_root: Path = Path("models")
-    allow_hub: bool = False
+    model_root: Path = Path("models")  # folder below which the administration may load models
+    allow_hub: bool = False  # whether the administration may download models from the hub
     publish: tuple[str, ...] = ()  # models that browsers may download and run
     state_file: Path | None = None  # stores the loaded models, which a restart loads again
     mcp_servers: tuple[str, ...] = ()  # MCP servers whose tools /v1/responses may call, as NAME=URL
@@ -175,7 +176,8 @@ MAY_BE_0 = (
 
 
 def _require_size(name: str, value: float | None) -> None:
-    """Raise SettingsError unless a count or a time is positive and finite. None is allowed, and 0 for the names in MAY_BE_0."""
+    """Raise SettingsError unless a count, a size or a time is positive and finite. None is allowed for all names, and 0 for those in
+    MAY_BE_0."""
     if value is not None and not (0 < value < math.inf or (value == 0 and name in MAY_BE_0)):
         raise SettingsError(f"{name} is {value}; expected {'0 or more' if name in MAY_BE_0 else 'more than 0'}, and finite")
 
@@ -189,7 +191,7 @@ def _require_network(text: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a host."""
+    """Return whether only this machine can reach a host. Any name other than `localhost` counts as reachable by others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

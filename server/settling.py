@@ -12,8 +12,8 @@ STEADY_S = 10.0  # seconds between a step and the settling of a process that is 
 
 
 class Settling:
-    """Settle once the process has been idle for a moment after some steps, and also while it computes without a pause. Before the first
-    step there is nothing to settle. All calls come from one thread."""
+    """Settle once the process has been idle for a moment after some steps, and every STEADY_S while it computes without a pause. Before the
+    first step there is nothing to settle. All calls come from one thread."""
 
     def __init__(self, settle: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._settle = settle
@@ -35,12 +35,12 @@ class Settling:
             self._start()
 
     def rest(self) -> None:
-        """Settle if there were steps: the process has been idle for REST_S."""
+        """Settle if a step has ended since the process last settled. Call this when the process has been idle for REST_S."""
         if self._due_s is not None:
             self._start()
 
     def _start(self) -> None:
-        """Settle on a thread, unless that is still running."""
+        """Settle on a new thread. If the last settling still runs, do nothing; in either case, the next step sets a new time to settle."""
         self._due_s = None
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._settle, name="settle", daemon=True)

@@ -1,4 +1,4 @@
-"""Name the signal that has ended a process."""
+"""Give the names of signals, for example of one that has ended a process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def name_of(number: int) -> str:
-    """Return the name of a signal, such as SIGKILL. Most real-time signals have none: return the number of such a signal."""
+    """Return the name of a signal, such as SIGKILL. Return `signal NUMBER` for a number without a name, as most real-time signals have."""
     try:
         return signal.Signals(number).name
     except ValueError:

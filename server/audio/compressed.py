@@ -16,16 +16,17 @@ from server.audio.sound import AudioError, Sound, floats, mono
 
 # FFmpeg's name of each format, by the name that clients know.
 FORMATS = {"MP3": "mp3", "FLAC": "flac", "Ogg": "ogg", "M4A": "mov", "WebM": "matroska"}
-PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # the sound of cameras' videos
+PLAIN = tuple(f"pcm_{kind}" for kind in ("s16le", "s16be", "s24le", "s24be"))  # uncompressed samples, as in the videos of cameras
 CODECS = ("mp3float", "mp3", "flac", "vorbis", "libvorbis", "opus", "libopus", "aac", "alac", *PLAIN)
 PICTURES = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis")  # HEIC and AVIF begin like M4A
-ID3_BYTES = 10  # bytes of the head of a tag of ID3, and of its footer
+ID3_BYTES = 10  # bytes of the head of a tag of ID3, and as many of its footer
 ID3_FOOTER = 0x10  # flag of a tag that has a footer
 BLOCK_SAMPLES = 1 << 16  # least number of samples of a block
 
 
 def format_of(data: bytes) -> str | None:
-    """Return the compressed format of a file by its first bytes, or None. A tag of ID3 precedes many MP3 files, and some FLAC files."""
+    """Return which of FORMATS a file has, by its first bytes, or None if it has none of them. A tag of ID3 precedes many MP3 files, and
+    some FLAC files."""
     if data[:3] == b"ID3":
         return "FLAC" if data.startswith(b"fLaC", ID3_BYTES + _id3_size(data)) else "MP3"
     if data[:4] in (b"fLaC", b"OggS"):
@@ -45,7 +46,7 @@ def _id3_size(data: bytes) -> int:
 
 
 def load_library() -> None:
-    """Import FFmpeg's libraries, with all modules that a call could need, if the extra is installed."""
+    """Import FFmpeg's libraries, with all modules that a call could need. Do nothing if the extra is not installed."""
     try:
         package = import_module("av")
     except ImportError:
@@ -56,7 +57,8 @@ def load_library() -> None:
 
 
 def open_compressed(data: bytes, format: str) -> Sound:
-    """Open a file as a Sound, whose samples are decoded when they are read. Raise AudioError if the file cannot be read."""
+    """Open a file as a Sound, whose samples are decoded when they are read. `format` is one of FORMATS. Raise AudioError if the file cannot
+    be read or has no audio in one of CODECS, or if FFmpeg's libraries are not installed."""
     try:
         import av
         from av.error import FFmpegError
@@ -87,8 +89,8 @@ def open_compressed(data: bytes, format: str) -> Sound:
 
 
 def _blocks(container: Any, stream: Any, format: str, rate: int) -> Iterator[NDArray[np.float32]]:
-    """Yield the samples of the stream in blocks. A damaged packet is left out, as players do. Raise AudioError if nothing can be decoded,
-    or if the rate changes."""
+    """Yield the samples of the stream in blocks. Leave out damaged packets, as players do. If the file is damaged further on, stop with the
+    samples before that. Raise AudioError if nothing can be decoded, or if the rate changes."""
     from av.error import FFmpegError, InvalidDataError
 
     held, num_held, found = [], 0, False

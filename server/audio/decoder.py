@@ -10,7 +10,7 @@ from server.errors import AUDIO_NOT_DECODED, INVALID_AUDIO
 from server.isolated.files import FileCalls
 from server.isolated.held import HeldBytes
 
-PATIENCE_S = 120.0
+PATIENCE_S = 120.0  # seconds to wait for an answer of the process that decodes
 
 
 def held_audio(most_bytes: int) -> HeldBytes:
@@ -27,8 +27,8 @@ class AudioDecoder:
         self._calls = FileCalls(Decoding(most_s), Outcome, PATIENCE_S, invalid=INVALID_AUDIO, not_decoded=AUDIO_NOT_DECODED)
 
     async def decode(self, data: bytes, num_mels: int) -> Recording:
-        """Return the recording in a file, for a model that reads `num_mels` mel energies per hop. Raise ApiError if it cannot be
-        decoded."""
+        """Return the recording in a file, for a model that reads `num_mels` mel energies per hop, and count its samples. Raise ApiError if
+        the file cannot be decoded, or if requests hold too many samples."""
         self.held.require_room("file")
         outcome = await self._calls.decode(File(data, num_mels), "file")
         recording = Recording(np.frombuffer(outcome.samples, "<f4"), outcome.loudest)

@@ -26,19 +26,19 @@ MOST_CHANNELS, LEAST_RATE, MOST_RATE = 32, 1_000, 768_000
 class File(msgspec.Struct, frozen=True):
     """The work of a call."""
 
-    data: bytes = b""
-    num_mels: int = 0  # mel energies per hop that the model reads
-    text: str = ""  # the file in base64, unless there is `data`
+    data: bytes = b""  # the file; empty: it is in `text`
+    num_mels: int = 0  # mel energies per hop that the model reads; unused if there is `listening`
+    text: str = ""  # the file in base64
     listening: Listening | None = None  # how a model hears it in a conversation; None: the whole recording is transcribed
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of a call: a recording, in clips or whole, or why there is none."""
+    """The result of a call: a recording to transcribe in `samples`, or one of a conversation in `clips`, or why there is none."""
 
-    samples: memoryview = memoryview(b"")  # little-endian f32
-    loudest: float = 0.0
-    clips: tuple[Clip, ...] = ()  # clips of a recording in a conversation, which is not returned in `samples`
-    fault: str = ""
+    samples: memoryview = memoryview(b"")  # little-endian f32, with those before and after the recording
+    loudest: float = 0.0  # the largest energy of the recording in `samples`
+    clips: tuple[Clip, ...] = ()
+    fault: str = ""  # why the file cannot be decoded; empty: it was decoded
 
 
 class Decoding:

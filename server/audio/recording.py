@@ -38,7 +38,8 @@ class Recording:
         return self.num_samples / RATE
 
     def piece(self, begin: int, size: int) -> Audio:
-        """Return `size` hops from hop `begin`. A piece has at least one hop, which is silent if the recording is shorter."""
+        """Return `size` hops from hop `begin`, or fewer if the recording ends before. A piece has at least one hop, which is silent if the
+        recording has none."""
         samples = self.samples[begin * HOP : (begin + max(size, 1)) * HOP + AROUND]
         return Audio(samples.astype("<f4").tobytes(), self.loudest)
 

@@ -30,7 +30,7 @@ class TurnDetection:
 class Began:
     """Speech has begun."""
 
-    at_ms: int  # from the beginning of all audio
+    at_ms: int  # from the beginning of all audio to that of the speech, whose prefix (`prefix_ms`) is a part of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Ended:
 class VoiceDetector:
     """Follows one stream of 16-bit samples.
 
-    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as
-    happens within the first words. Then all of them are judged by the level of the quiet one.
+    A stream may begin inside speech, when the noise is unknown. So the first frames wait until one is much quieter than another, as happens
+    within the first words, or until there are MOST_EARLY_FRAMES. Then all of them are judged by the level of the quietest one.
     """
 
     def __init__(self, turns: TurnDetection, rate: int, noise_db: float | None = None) -> None:
@@ -62,17 +62,17 @@ class VoiceDetector:
 
     @property
     def noise_db(self) -> float | None:
-        """Return the level of the noise, or None while it is unknown."""
+        """The level of the noise; None while it is unknown."""
         return self._floor_db if self._early is None else None
 
     @property
     def kept_ms(self) -> int:
-        """Return how much of the audio so far may belong to speech that is found later."""
+        """How much of the last audio may belong to speech that is found later, in milliseconds."""
         num_frames = ONSET_OF + len(self._early or ()) + 1  # the last one is incomplete
         return self._turns.prefix_ms + num_frames * FRAME_MS
 
     def feed(self, data: bytes) -> Iterator[Began | Ended]:
-        """Yield where speech begins and ends in the next samples."""
+        """Yield where speech begins and ends in the next samples. Samples of an incomplete frame wait for the next call."""
         data = self._rest + data
         whole = len(data) // self._frame_bytes * self._frame_bytes
         self._rest = data[whole:]

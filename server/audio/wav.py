@@ -12,7 +12,7 @@ from server.audio.sound import AudioError, Sound, floats, mono
 
 PCM, FLOAT, A_LAW, MU_LAW, EXTENSIBLE = 1, 3, 6, 7, 0xFFFE
 UNSTATED = 0xFFFFFFFF  # stands for a length that the writer did not know, such as ffmpeg writing to a pipe, or that `ds64` states
-UNFILLED = 0  # stands in files of other writers, such as GStreamer, that did not know the length
+UNFILLED = 0  # stands for the length in files of other writers that did not know it, such as GStreamer
 MAGIC = (b"RIFF", b"RF64")
 BLOCK_FRAMES = 1 << 20  # frames decoded at a time
 
@@ -53,8 +53,8 @@ def open_wav(data: bytes) -> Sound:
 
 
 def _read(data: bytes) -> tuple[_Layout, memoryview]:
-    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no samples or no format
-    before them."""
+    """Return the layout and the bytes of all whole frames, without decoding them. Raise AudioError if the file has no samples, no format
+    before them, or a format that is damaged or unknown."""
     layout, at, long = None, 12, UNSTATED
     while at + 8 <= len(data):
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")

@@ -10,7 +10,7 @@ import msgspec
 from server.batches.records import Fault, new_id
 
 MAX_LINES = 50_000
-MAX_FAULTS = 20  # faults that a failed batch lists
+MAX_FAULTS = 20  # most faults that a failed batch lists
 MAX_ID_CHARS = 256
 
 
@@ -39,7 +39,7 @@ class Response(msgspec.Struct):
 
 
 class Written(msgspec.Struct):
-    """A line that a batch has written. Without a response, the request did not run to its end."""
+    """A line that a batch has written. If there is no response, the request did not run to its end."""
 
     custom_id: str
     response: Response | None = None
@@ -67,7 +67,7 @@ def check(lines: Iterable[bytes], endpoint: str, most: int) -> tuple[int, list[F
 
 
 def _fault_of(line: bytes, endpoint: str, most: int, seen: set[str]) -> Fault | None:
-    """Return what is wrong with a line, or None, and add its id to `seen`."""
+    """Return what is wrong with a line. If nothing is wrong, add the line's id to `seen`, and return None."""
     if len(line.rstrip(b"\r\n")) > most:
         return Fault("line_too_long", f"the line is longer than {most} bytes (max_body_bytes)")
     try:
@@ -95,7 +95,7 @@ def _fault_of(line: bytes, endpoint: str, most: int, seen: set[str]) -> Fault | 
 
 
 def read(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Yield the requests of a checked file."""
+    """Yield the requests of an input file in which `check` has found no fault."""
     for line in lines:
         yield msgspec.json.decode(line, type=Line)
 

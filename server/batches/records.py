@@ -36,8 +36,8 @@ class FileRecord(msgspec.Struct):
     filename: str
     purpose: str
     num_bytes: int
-    created_at: int
-    expires_at: int | None = None
+    created_at: int  # seconds since 1970
+    expires_at: int | None = None  # None: never
 
     @property
     def has_expired(self) -> bool:
@@ -49,8 +49,8 @@ class Fault(msgspec.Struct):
 
     code: str
     message: str
-    line: int | None = None
-    param: str | None = None
+    line: int | None = None  # number of the line, from 1; None: the file as a whole is at fault
+    param: str | None = None  # the field that is at fault, if one is
 
 
 class BatchRecord(msgspec.Struct):
@@ -66,14 +66,14 @@ class BatchRecord(msgspec.Struct):
     created_at: int
     expires_at: int
     models: tuple[str, ...] = ()  # patterns of the model names that the key may use; they apply even if the key is gone
-    window: str = "24h"
-    metadata: dict[str, str] | None = None
+    window: str = "24h"  # the completion window that clients see
+    metadata: dict[str, str] | None = None  # the client's own notes
     status: Status = Status.VALIDATING
     total: int = 0  # lines of the input file
     completed: int = 0  # lines that were answered with status 200
     failed: int = 0  # lines that were answered with an error
     unanswered: int = 0  # lines that were not answered before the batch ended
-    faults: list[Fault] = msgspec.field(default_factory=list[Fault])
+    faults: list[Fault] = msgspec.field(default_factory=list[Fault])  # errors in the input file; with any, the batch fails
     times: dict[Status, int] = msgspec.field(default_factory=dict[Status, int])
 
     @property

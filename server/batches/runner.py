@@ -44,7 +44,8 @@ class Run:
     """A batch while it runs."""
 
     record: BatchRecord
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # once set, no line begins, and running lines are aborted
+    # set when the batch is cancelled or expires: from then on no line begins, and running lines are aborted
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Runner:
@@ -64,14 +65,15 @@ class Runner:
         self._is_closing = False
 
     def start(self, record: BatchRecord) -> None:
-        """Begin or continue a batch."""
+        """Begin or continue a batch. A batch that is being cancelled begins no further lines."""
         run = self._runs[record.id] = Run(record)
         if record.status is Status.CANCELLING:
             run.stopped.set()
         self._tasks[record.id] = asyncio.create_task(self._guarded(run), name=record.id)
 
     def cancel(self, record: BatchRecord) -> None:
-        """Stop a batch. Lines that run are aborted, also if the disk refuses the record: a later cancellation would do nothing."""
+        """Stop a batch that runs, and abort its running lines. Raise OSError if the disk refuses the record. The lines are aborted all the
+        same, because a later cancellation would do nothing."""
         record.reach(Status.CANCELLING)
         self._runs[record.id].stopped.set()
         self._store.save(record)
@@ -86,7 +88,8 @@ class Runner:
     # --- one batch -------------------------------------------------------------------------------------------------------
 
     async def _guarded(self, run: Run) -> None:
-        """Run a batch to its end. After an error, go on in AGAIN_S seconds, or as soon as the batch is to stop."""
+        """Run a batch to its end. After an error, go on in AGAIN_S seconds, or as soon as the batch is to stop. If the server stops, return
+        instead."""
         while True:
             was_stopped = run.stopped.is_set()
             try:
@@ -141,7 +144,8 @@ class Runner:
         return self._store.lines(file_id, self._max_line_bytes)
 
     def _recovered(self, record: BatchRecord) -> set[str]:
-        """Return the ids of the requests that have a line in the output or the error file, and count these lines in the record."""
+        """Return the ids of the requests that have a line in the output or the error file, and count these lines in the record. Remove an
+        incomplete last line from these files first."""
         done: set[str] = set()
         record.completed = record.failed = record.unanswered = 0
         for file_id in (record.output_file_id, record.error_file_id):
@@ -179,7 +183,8 @@ class Runner:
     # --- one line --------------------------------------------------------------------------------------------------------
 
     async def _answer(self, run: Run, asked: Line, slots: asyncio.Semaphore) -> None:
-        """Answer a line, and write the answer into an output file. Then give the line's slot back."""
+        """Answer a line, and give its slot back. Then write the answer into the output file, or into the error file if the status is not
+        200. Write nothing if the batch was stopped before there was an answer."""
         try:
             answer = await self._call(run, asked)
         finally:
@@ -194,7 +199,8 @@ class Runner:
         record.completed += not is_error
 
     async def _call(self, run: Run, line: Line) -> inward.Answer | None:
-        """Return the answer to a line, or None if the batch was stopped before. Raise CancelledError if the server stops."""
+        """Return the answer to a line. While the server cannot take the line, try again, with growing pauses. Return None if the batch was
+        stopped before there was an answer. Raise CancelledError if the server stops."""
         record, wait_s = run.record, 1.0
         passed = Passed(Access.KEY, record.key_digest, record.owner, limits=KeyLimits(record.models))
         while not run.stopped.is_set():
@@ -214,7 +220,7 @@ class Runner:
     # --- the end ---------------------------------------------------------------------------------------------------------
 
     def _finish(self, record: BatchRecord) -> None:
-        """Write lines for the requests that have no answer, and make the output files readable."""
+        """Write lines for the requests that have no answer, make the output files readable, and end the batch."""
         is_cancelled = record.status is Status.CANCELLING
         if record.num_done < record.total:
             code, why = ("batch_cancelled", "the batch was cancelled") if is_cancelled else ("batch_expired", "the batch expired")
@@ -232,7 +238,8 @@ class Runner:
         log.info("batch %s %s: %d answers, %d errors", record.id, record.status, record.completed, record.failed)
 
     def _publish(self, record: BatchRecord, file_id: str, kind: str) -> None:
-        """Make a file that the batch has written readable. `kind` is a part of its name."""
+        """Let clients read a file that the batch has written, unless they can already or the batch has written no such file. `kind` is a
+        part of the name that clients see."""
         path = self._store.data(file_id)
         if path.exists() and file_id not in self._store.files:
             name = f"{record.id}_{kind}.jsonl"
@@ -241,7 +248,7 @@ class Runner:
 
 
 async def _is_first(work: Coroutine[None, None, object], other: Coroutine[None, None, object]) -> bool:
-    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has ended."""
+    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has ended; both may have."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -28,7 +28,7 @@ OF_OPENAI, OF_ANTHROPIC = "batch_", "msgbatch_"  # how ids of batches begin
 
 
 class Batches:
-    """The store and the runner of a server. If the server has no store, each use of `store` raises BATCHES_OFF."""
+    """The store and the runner of a server. If the server has no store, each use of `store` raises ApiError with BATCHES_OFF."""
 
     def __init__(self, settings: ServerSettings, registry: Registry) -> None:
         self._settings = settings
@@ -39,7 +39,8 @@ class Batches:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def open(self, app: ASGIApp) -> None:
-        """Open the folder, and continue the batches that have not ended."""
+        """Open the folder, and continue the batches that have not ended. If no folder is set or the folder cannot be used, files and
+        batches stay off, and `store` says why."""
         folder = self._settings.batch_dir
         if folder is None or not self._settings.batch_store_bytes:
             return
@@ -67,7 +68,7 @@ class Batches:
             self._lock.close()
 
     async def _sweep(self, store: Store) -> None:
-        """Remove what has expired, every SWEEP_S seconds."""
+        """Remove what has expired, every SWEEP_S seconds. If the disk refuses that, try again the next time."""
         while True:
             try:
                 await asyncio.to_thread(store.sweep, int(self._settings.batch_store_s))
@@ -77,7 +78,7 @@ class Batches:
 
     @property
     def store(self) -> Store:
-        """The store. Raise BATCHES_OFF if there is none."""
+        """The store. Raise ApiError with BATCHES_OFF if there is none."""
         if self._opened is None:
             raise ApiError(BATCHES_OFF, f"files and batches are off: {self._why_off}")
         return self._opened[0]
@@ -85,13 +86,13 @@ class Batches:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     def files_of(self, owner: str) -> list[FileRecord]:
-        """Return the files of a tenant, the newest first."""
+        """Return the files of a tenant that have not expired, the newest first. The requests of Anthropic batches are not among them."""
         return _newest_first(
             file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired
         )
 
     def delete_file(self, file: FileRecord) -> None:
-        """Delete a file. Raise CONFLICTING_BATCH if a batch that has not ended uses it."""
+        """Delete a file. Raise ApiError if a batch that has not ended uses it."""
         for batch in self.store.all_batches():
             if not batch.has_ended and file.id in batch.file_ids:
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
@@ -140,14 +141,14 @@ class Batches:
         return _newest_first(batch for batch in self.store.all_batches() if batch.owner == owner and batch.id.startswith(prefix))
 
     def batch(self, batch_id: str, owner: str, prefix: str = OF_OPENAI) -> BatchRecord:
-        """Return a batch of a tenant, made by one API. Raise BATCH_NOT_FOUND if there is none."""
+        """Return a batch of a tenant, made by one API. Raise ApiError if there is none."""
         record = self.store.batches.get(batch_id)
         if record is None or record.owner != owner or not record.id.startswith(prefix):
             raise ApiError(BATCH_NOT_FOUND, f"no batch of yours has the id {batch_id!r:.80}", param="batch_id")
         return record
 
     def cancel(self, record: BatchRecord) -> None:
-        """Stop a batch. Raise CONFLICTING_BATCH if it has ended."""
+        """Begin to cancel a batch, unless that has begun already. Raise ApiError if the batch has ended."""
         if record.has_ended:
             raise ApiError(
                 CONFLICTING_BATCH, f"batch {record.id} is {record.status} already, so nothing is left to cancel", param="batch_id"
@@ -171,7 +172,8 @@ def _newest_first(records: Iterable[R]) -> list[R]:
 
 
 def _own(folder: Path) -> IO[bytes]:
-    """Lock the folder for this server. The kernel frees the lock however the server ends. Raise StoreError if another server holds it."""
+    """Make the folder if it does not exist, and lock it for this server. The kernel frees the lock however the server ends. Raise
+    StoreError if another server holds the lock."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = (folder / "lock").open("ab", buffering=0)
     try:

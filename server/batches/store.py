@@ -37,7 +37,8 @@ class Store:
     """The files and batches in a folder."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """`max_bytes` limits the data of all files. Raise StoreError if the folder has a record that cannot be read."""
+        """`max_bytes` limits the data of all files. Remove what a killed server has left unfinished. Raise StoreError if the folder has a
+        record that cannot be read."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards `num_bytes`; never held while the disk works, because the event loop takes it
@@ -57,11 +58,11 @@ class Store:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     async def on_disk(self, work: Callable[[], T]) -> T:
-        """Run on a thread what writes an uploaded file, so that no other request waits for the disk."""
+        """Run `work`, which writes an uploaded file, on a thread, so that no other request waits for the disk. Return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._writers, work)
 
     def file(self, file_id: str, owner: str) -> FileRecord:
-        """Return a file of this owner that has not expired, or raise FILE_NOT_FOUND."""
+        """Return the record of a file of this owner that has not expired. Raise ApiError if there is none."""
         record = self.files.get(file_id)
         if record is None or record.owner != owner or record.has_expired:
             raise ApiError(FILE_NOT_FOUND, f"no file of yours has the id {file_id!r:.80}", param="file_id")
@@ -81,7 +82,7 @@ class Store:
         return self._folder / "files" / f"{file_id}.data"
 
     def new_upload(self) -> Upload:
-        """Return a new file to write. Raise STORE_FULL if there are too many files."""
+        """Create a file to write, and return it. Raise ApiError if there are too many files."""
         if len(self.files) >= MAX_FILES:
             raise ApiError(
                 STORE_FULL, f"{len(self.files)} files are stored; expected fewer than {MAX_FILES}; delete some (DELETE /v1/files)"
@@ -104,7 +105,7 @@ class Store:
         self._count(-(size if num_reserved is None else num_reserved))
 
     def reserve(self, num_bytes: int) -> None:
-        """Count bytes that are about to be written. Raise STORE_FULL if there is no room for them."""
+        """Count bytes that are about to be written. Raise ApiError if there is no room for them."""
         with self._lock:
             if self.num_bytes + num_bytes > self._max_bytes:
                 text = f"files take {self.num_bytes} bytes of {self._max_bytes} (batch_store_bytes); delete some (DELETE /v1/files/ID)"
@@ -134,7 +135,7 @@ class Store:
                     yield line
 
     def recover(self, file_id: str) -> None:
-        """Remove an incomplete last line, which a killed server has left."""
+        """Remove an incomplete last line, which a killed server has left. Do nothing if the file does not exist."""
         path = self.data(file_id)
         if not path.exists():
             return
@@ -233,7 +234,7 @@ class Upload:
         self._file = store.data(file_id).open("xb")
 
     def add(self, data: bytes) -> None:
-        """Add bytes, to be written. Raise STORE_FULL if there is no room for them."""
+        """Add bytes, which `write` or `finish` writes. Raise ApiError if there is no room for them."""
         self.store.reserve(len(data))
         self.num_bytes += len(data)
         self._unwritten.append(data)
@@ -244,7 +245,8 @@ class Upload:
             self._flush()
 
     def finish(self, describe: Callable[[str, int], FileRecord]) -> FileRecord:
-        """Keep the file. `describe` makes its record from the id and the number of bytes. Raise ValueError if the file was abandoned."""
+        """Write the rest of the file, and keep the file. `describe` makes its record from the id and the number of bytes. Return the
+        record. Raise ValueError if the file was abandoned."""
         with self._writing:  # `abandon` waits, and then removes what is kept here
             if self._is_abandoned:
                 raise ValueError(f"upload {self.id} was abandoned")
@@ -255,7 +257,7 @@ class Upload:
         return record
 
     def abandon(self) -> None:
-        """Remove the file."""
+        """Remove the file, even if it was finished."""
         with self._writing:
             self._is_abandoned = True
             with suppress(OSError):  # a full disk refuses what is left to write

@@ -7,6 +7,7 @@ import {inline} from "./text/render.js";
 
 const followed = (schema, all) => schema?.$ref ? all[schema.$ref.split("/").pop()] : schema;
 
+/* Return the type of a schema in words. `all`: the schemas to which references lead, by name. */
 function kind(schema, all) {
   schema = followed(schema, all) ?? {};
   if (schema.anyOf) return [...new Set(schema.anyOf.map(one => kind(one, all)).filter(one => one !== "null"))].join(" or ");
@@ -19,6 +20,7 @@ function kind(schema, all) {
   return (schema.type ?? "any") + range;
 }
 
+/* Return the name and the type of each property of a schema, and whether it is required. Of several schemas, the first one counts. */
 function properties(schema, all) {
   schema = followed(schema, all);
   if (schema?.anyOf) schema = followed(schema.anyOf[0], all);
@@ -35,12 +37,13 @@ function table(rows) {
   return table;
 }
 
+/* Return the table of an endpoint's parameters and of the fields of its body. */
 function asked(operation, all) {
   const rows = (operation.parameters ?? []).map(p => [p.name, kind(p.schema, all), p.required]);
   return [table([...rows, ...properties(operation.requestBody?.content?.["application/json"]?.schema, all)])];
 }
 
-// Return every value of an answer with its path, such as `choices[].message.content`.
+/* Return the path of every value of an answer, such as `choices[].message.content`, with its type. */
 function values(schema, all, path = "") {
   schema = followed(schema, all) ?? {};
   const some = (schema.anyOf ?? []).filter(one => one.type !== "null");
@@ -50,6 +53,7 @@ function values(schema, all, path = "") {
   return inner.length > 1 ? inner : [[path, kind(schema, all)]];
 }
 
+/* Return a title and a table for each kind of answer of an endpoint, or only a title with the type if the answer is a single value. */
 function answered(operation, all) {
   const ways = Object.values(operation.responses?.["200"]?.content ?? {}).flatMap(({schema, itemSchema}) =>
     itemSchema ? [["Each event of a stream", itemSchema.properties.data.anyOf[0].contentSchema]] : (schema?.anyOf ?? [schema]).map(one => ["Answer", one]));

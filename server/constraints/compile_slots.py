@@ -9,7 +9,7 @@ NUM_EXTRA = 1  # further slots, for keys that compile nothing yet
 
 
 class CompileSlots:
-    """The slots of one model: `num_at_once`, and NUM_EXTRA more for keys that have none."""
+    """The slots of one model: `num_at_once`, and NUM_EXTRA more for keys that have no slot."""
 
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
@@ -21,7 +21,9 @@ class CompileSlots:
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:
-        """Take a slot for a grammar of a key, unless all are taken or it is another key's turn. Ask again until a slot is given."""
+        """Return whether the grammar `who` of a key has a slot now. Take one for it, unless all are taken or it is another key's turn: it
+        then waits in the queue, and the caller asks again. If nobody takes a slot before `who` asks again, the grammars of the key whose
+        turn it is leave the queue, and `who` gets the slot."""
         if who in self._taken:
             return True
         self._waiting[who] = key

@@ -22,9 +22,9 @@ from server.messages import Constraint
 class ConstraintLimits:
     """The limits on the grammars of one model."""
 
-    source_bytes: int = 256 << 10
-    compile_s: float = 3.0  # CPU time, including the first mask; a schema of 1,000 fields takes 0.1 s
-    grammar_size: int = 200_000
+    source_bytes: int = 256 << 10  # bytes of a constraint's text, with its head
+    compile_s: float = 3.0  # CPU time of compiling, with the first mask; a schema of 1,000 fields takes 0.1 s
+    grammar_size: int = 200_000  # symbols in the productions of a grammar
     # limit on the number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
     # limit on the work of one mask: about 20 ms. Grammars in GBNF, whose terminals are single characters, need most.
@@ -60,7 +60,8 @@ class ConstraintCompiler:
         )
         self._zygote = Zygote(self._settings, read_tokenizer)
         self._slots = CompileSlots(self.limits.num_compiling)
-        # all grammars in use, by salt and source: how fast a constraint is ready tells nothing about those of other tenants
+        # All grammars in use. They are found by salt and source, so that the time of compiling tells a tenant nothing about the constraints
+        # of other tenants.
         self._grammars: weakref.WeakValueDictionary[tuple[str, Source], Grammar] = weakref.WeakValueDictionary()
         self._cached: OrderedDict[tuple[str, Source], Grammar] = OrderedDict()  # least recently used first; keeps its grammars alive
 
@@ -70,8 +71,9 @@ class ConstraintCompiler:
             self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:
-        """Return a matcher for a sequence that has the tokens `token_ids` already. If the constraint is faulty, the matcher's `poll` raises
-        the error. Only requests with the same salt share a compiled grammar; API keys take turns at compiling."""
+        """Return a matcher for a sequence that has the tokens `token_ids` already. If a constraint without a trigger is faulty, the
+        matcher's `poll` raises the error; a faulty one with a trigger leaves the text unconstrained. Only requests with the same salt share
+        a compiled grammar. `key` identifies the API key; keys take turns at compiling."""
         if constraint.trigger is None:
             return IsolatedMatcher(self._grammar(constraint, constraint.source, salt, key), token_ids)
         marked, plain = (
@@ -85,8 +87,9 @@ class ConstraintCompiler:
         self._zygote.close()
 
     def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
-        """Return the grammar for a text of a constraint, which may be in use or cached. A text that is too long gets a grammar whose `poll`
-        raises the error. If the constraint has a trigger, which no client demands, schemas that cannot be compiled are left out."""
+        """Return the grammar for a text of a constraint: one that is in use or cached, or else a new one. A text that is too long gets a
+        grammar whose `poll` raises the error. No client demands a constraint with a trigger, so a schema in it that cannot be compiled is
+        weakened instead."""
         source = Source(constraint.kind, text, constraint.head, constraint.trigger is not None)
         grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:
@@ -100,8 +103,9 @@ class ConstraintCompiler:
         return grammar
 
     def _keep(self, grammar: Grammar) -> None:
-        """Cache a compiled grammar, and drop the least recently used ones of the API key that has most in the cache. So no key evicts the
-        grammars of keys that have fewer. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
+        """Cache a compiled grammar as the most recently used one. While the cache has too many grammars or bytes, drop the least recently
+        used grammar of the API key that has most of them. So no key evicts the grammars of keys that have fewer. A grammar that is not
+        compiled yet is kept alive only by the requests that wait for it."""
         self._cached[grammar.salt, grammar.source] = grammar
         self._cached.move_to_end((grammar.salt, grammar.source))
         while len(self._cached) > self.limits.num_cached:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 class Grammar:
     """A grammar and its process. The process starts with the first `poll` that gets a slot, and ends with the last reference to the
-    grammar."""
+    grammar, or if the grammar cannot be compiled."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class Grammar:
         salt: str = "",
         key: str = "",
     ) -> None:
-        """`on_compiled` is called once the grammar is compiled. `salt`: only requests with this salt use the grammar. `key` identifies the
-        API key whose request was the first with this grammar."""
+        """`on_compiled` is called each time the grammar has been compiled. `salt`: only requests with this salt use the grammar. `key`
+        identifies the API key whose request was the first with this grammar."""
         self.source = source
         self.salt = salt
         self.key = key
         self.settings = settings
         self.memory_bytes = 0  # memory that the compiled grammar takes
-        self.error: ConstraintError | None = None
+        self.error: ConstraintError | None = None  # why the grammar cannot be compiled; `poll` raises it
         self._zygote = zygote
         self._slots = slots
         self._on_compiled = on_compiled
@@ -48,7 +48,8 @@ class Grammar:
         self._retries = Retries()
 
     def poll(self) -> bool:
-        """Return whether the grammar is compiled. Raise ConstraintError if it cannot be compiled."""
+        """Do the next steps of compiling that need not wait. Return whether the grammar is compiled. Raise ConstraintError if it cannot be
+        compiled, or if its process was lost too often; each later call then raises the same error."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         try:
@@ -62,8 +63,9 @@ class Grammar:
         return self.is_compiled
 
     def open_child(self) -> ProcessSocket | None:
-        """Return the socket to a new process for a sequence, or None while the grammar is being compiled. Raise ConstraintError if it
-        cannot be compiled, or OSError if this process has no free descriptors now."""
+        """Return the socket to a new process for a sequence, or None while the grammar is being compiled. If the grammar's own process has
+        ended, compile the grammar again. Raise ConstraintError if it cannot be compiled, or OSError if this process has no free descriptors
+        now."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
@@ -74,7 +76,8 @@ class Grammar:
         self.is_compiled = False
 
     def _proceed(self) -> bool:
-        """Do the next step of compiling. Return False if the next step has to wait."""
+        """Do the next step of compiling: start the process, or take its answer. Return False if that has to wait. Raise ConstraintError if
+        the grammar cannot be compiled."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self, self.key):
@@ -95,7 +98,8 @@ class Grammar:
         return False
 
     def _hear(self, socket: ProcessSocket) -> None:
-        """Take the answer of the process. Raise ConstraintError if the grammar cannot be compiled."""
+        """Take the answer of the process. If the process has ended, give it up, to try again later. Raise ConstraintError if the grammar
+        cannot be compiled, or if too many processes were lost."""
         if socket.answer is Answer.COMPILED:
             self.memory_bytes = socket.number << 10
             if faults := socket.text:

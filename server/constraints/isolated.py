@@ -17,8 +17,8 @@ PATIENCE_S = 0.02  # longest wait for an answer
 
 
 class IsolatedMatcher(Matcher):
-    """Follows a grammar in a process of its own. The process starts with the first question and ends with the matcher. If the process is
-    lost, a new process gets all tokens again, since only the tokens decide what may come next."""
+    """Follows a grammar in a process that serves only this sequence. The process starts with the first question and ends with the matcher.
+    If the process is lost, a new process gets all tokens again, since only the tokens decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
         self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused
@@ -29,12 +29,12 @@ class IsolatedMatcher(Matcher):
         self._num_sent = 0  # number of tokens sent to the current process
         self._asked: Question | None = None  # the question that is not answered yet
         self._is_put = False  # the question was sent to the current process
-        self._give_way_s = 0.0
+        self._give_way_s = 0.0  # monotonic time until which the present step waits for the answer
         self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
         self._comes_mask = False  # the process will send a mask without being asked
-        self._forced: list[int] | None = None  # None: unknown
-        self._prefetched: list[int] = []
-        self._has_mask = False
+        self._forced: list[int] | None = None  # tokens that must come next; None: unknown
+        self._prefetched: list[int] = []  # the token that `prefetch` has added and `advance` has not
+        self._has_mask = False  # the socket has the mask for the present tokens
         self._is_complete = False
         if token_ids:
             self._ask(Question.STATE)
@@ -57,6 +57,8 @@ class IsolatedMatcher(Matcher):
         return self._has_mask
 
     def poll(self) -> bool:
+        """Take the answer to the open question, and return whether it has come. If no question is open, return whether the grammar is
+        compiled, or the process has started already."""
         if self._asked is None:
             return self._socket is not None or self._grammar.poll()
         self._wait(0.0)
@@ -71,11 +73,13 @@ class IsolatedMatcher(Matcher):
         self._prefetched = [token_id]
 
     def mask(self) -> Mask | Literal[Late.LATE]:
+        """Return the mask of the next token. Wait for it as long as a step can afford, and then return LATE."""
         self.prefetch_mask()
         self._wait()
         return self._socket.mask if self._has_mask and self._socket is not None else LATE
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens, unless `prefetch` has added them already. Wait for the state after them as long as a step can afford."""
         if self._prefetched == list(token_ids):
             self._prefetched = []
         else:
@@ -83,6 +87,7 @@ class IsolatedMatcher(Matcher):
         self._wait()
 
     def forced(self) -> list[int]:
+        """Return the tokens that must come next, or none if that is not known within the time that a step can afford."""
         if self._forced is None and self._asked is None:
             self._ask(Question.STATE)
             self._wait()
@@ -114,7 +119,9 @@ class IsolatedMatcher(Matcher):
             self._put()
 
     def _put(self) -> None:
-        """Send the open question to the process. Start a new process if there is none. Raise ConstraintError if none can be started."""
+        """Send the open question to the process, unless it was sent already. If there is no process, start one; do nothing while the
+        grammar is being compiled, or while it is too early to replace a lost process. Raise ConstraintError if the grammar cannot be
+        compiled, or if too many processes were lost."""
         if self._socket is None:
             if not self._retries.is_due:
                 return
@@ -154,7 +161,8 @@ class IsolatedMatcher(Matcher):
                 self._hear(socket)
 
     def _hear(self, socket: ProcessSocket) -> None:
-        """Take an answer. Raise ConstraintError if the grammar refuses a token or exceeds a limit."""
+        """Take an answer, which may be the mask that the process sends unasked. Raise ConstraintError if the grammar refuses a token, fails
+        or exceeds a limit."""
         if (error := socket.error(self._grammar.settings)) is not None:
             raise error
         is_slow = socket.took_s > self._grammar.settings.slow_s

@@ -27,7 +27,7 @@ class FirstGrammar:
         self._is_compiled = False
 
     def poll(self) -> bool:
-        """Return True once a grammar is compiled, or none is left that could be."""
+        """Return True once a grammar is compiled, or none is left that could be. Drop the grammars that cannot be compiled."""
         while self._grammars and not self._is_compiled:
             try:
                 if not self._grammars[0].poll():
@@ -39,7 +39,7 @@ class FirstGrammar:
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar, or None if none can be compiled."""
+        """The first grammar that can be compiled, or None if none can be. Valid once `poll` has returned True."""
         return self._grammars[0] if self._grammars else None
 
 
@@ -51,22 +51,22 @@ class LazyMatcher(Matcher):
     def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._marked = marked
         self._plain = plain
-        self._is_compiled = False
+        self._is_compiled = False  # for both, a grammar is compiled or none can be
         self._trigger = trigger
         self._vocab_size = vocab_size
-        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
+        self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)  # the model cannot draw the others
         self._beginnings: dict[int, list[tuple[int, ...]]] = {}  # token sequences that begin a call in plain JSON, by their last token
         for beginning in trigger.plain:
             self._beginnings.setdefault(beginning[-1], []).append(beginning)
         self._tail: deque[int] = deque(maxlen=max(map(len, trigger.plain), default=0))  # the last unconstrained tokens
-        self._thinks = trigger.is_open
-        self._at_start = True
+        self._thinks = trigger.is_open  # the tokens read so far end inside a think block
+        self._at_start = True  # no token was read
         # tokens that were not read yet: the grammars are not compiled, or the current grammar is late
         self._unread = deque(token_ids)
-        self._selection: ToolSelection | None = None
+        self._selection: ToolSelection | None = None  # the selection of an offer that is not made yet; None: there is none
         # matcher of the grammar that applies now, or None; dropped when the grammar is complete, cannot be followed, or is let go
         self._begun: IsolatedMatcher | None = None
-        self._num_begun = 0  # number of tokens that were drawn before this grammar applied
+        self._num_begun = 0  # number of tokens with which this grammar began: the selected offer, or the beginning of the plain call
 
     @property
     def is_late(self) -> bool:
@@ -77,6 +77,8 @@ class LazyMatcher(Matcher):
         return self._begun is not None and self._begun.has_mask
 
     def poll(self) -> bool:
+        """Compile the grammars, take what the current grammar has answered, and read the tokens that waited. Return whether the matcher is
+        compiled and not late."""
         if not self._is_compiled:
             self._is_compiled = all([self._marked.poll(), self._plain.poll()])
             if not self._is_compiled:
@@ -95,6 +97,8 @@ class LazyMatcher(Matcher):
             self._begun.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
+        """Return the mask of the grammar that applies, or of the only token that continues all offers, or None if the text is
+        unconstrained. Let go of a grammar that cannot be followed."""
         if self._selection is not None and (forced := self._selection.forced()):
             return only(forced[0], num_mask_words(self._vocab_size))
         if self._begun is None:
@@ -106,6 +110,7 @@ class LazyMatcher(Matcher):
             return None
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Give tokens to the grammar that applies, or keep them until they can be read. Read them now if the grammars are compiled."""
         if (begun := self._begun) is not None:
             self._follow(lambda: begun.advance(token_ids))
         else:
@@ -114,6 +119,8 @@ class LazyMatcher(Matcher):
             self._read()
 
     def forced(self) -> list[int]:
+        """Return the tokens that all offers, or the grammar that applies, have next; none if the text is unconstrained. Let go of a grammar
+        that cannot be followed."""
         if self._selection is not None:
             return self._selection.forced()
         if self._begun is None:
@@ -193,7 +200,7 @@ class LazyMatcher(Matcher):
             self._begin(self._plain, beginning)
 
     def _begin(self, first: FirstGrammar, token_ids: Sequence[int]) -> None:
-        """Begin a grammar with tokens that are drawn already."""
+        """Begin a grammar with tokens that are drawn already. If none of `first` can be compiled, the text stays unconstrained."""
         self._tail.clear()
         if first.grammar is None:
             return
@@ -210,8 +217,8 @@ class LazyMatcher(Matcher):
             self._begin(self._marked, selection.draft)
 
     def _follow(self, step: Callable[[], object]) -> None:
-        """Advance the grammar by `step`. Later text is unconstrained once the grammar is complete, or if it does not allow a token. An
-        earlier worker may have sampled such a token without the grammar."""
+        """Advance the grammar by `step`. Let go of the grammar once it is complete, or if it cannot be followed. For example, it may not
+        allow a token that an earlier worker has sampled without the grammar."""
         begun = self._begun
         assert begun is not None
         try:

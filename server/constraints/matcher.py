@@ -65,7 +65,7 @@ class Matcher(ABC):
 
     # --- a matcher may restrict the next token by the model's logits --------------------------------------------------------
 
-    reads_logits: bool = False
+    reads_logits: bool = False  # whether `restrict` must be called with each mask
 
     def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
         """Return `mask`, the result of the method `mask`, or a mask with fewer tokens, chosen by the raw logits of the next token."""
@@ -84,7 +84,7 @@ class Matcher(ABC):
         return False
 
     def poll(self) -> bool:
-        """Return whether the matcher is compiled and not late."""
+        """Take what other processes have answered meanwhile. Return whether the matcher is compiled and not late."""
         return True
 
     def prefetch_mask(self) -> None:  # noqa: B027 - most matchers have nothing to begin

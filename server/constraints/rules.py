@@ -27,15 +27,16 @@ class Bans:
         allowed, banned = params.allowed_token_ids, params.banned_token_ids
         self.params = params
         self.num_words = num_mask_words(vocab_size)
-        self.mask: Mask | None = None
+        self.mask: Mask | None = None  # the mask of allowed and banned tokens; None: there are neither
         if allowed or banned:
             self.mask = np.full(self.num_words, 0 if allowed else ALL, np.int32)
             _set(self.mask, allowed)
             _clear(self.mask, banned)
         self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
         self.endings = _Endings(params.banned_sequences)
+        # whether any restriction is about which tokens may come, not only about where the text may end
         self.restrict_text = self.mask is not None or bool(params.banned_sequences) or params.thinking is not None
-        self.exist = self.restrict_text or bool(self.ender_ids)
+        self.exist = self.restrict_text or bool(self.ender_ids)  # whether there is any restriction
 
 
 class _Endings:
@@ -79,6 +80,8 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
+        """Return the mask of the next token, or None if every token may come: without the banned tokens, those that would complete a banned
+        sequence or open another think block, and those that may not end the text yet; or only the token that closes a think block."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids
@@ -91,6 +94,7 @@ class Rules(Matcher):
         return mask
 
     def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow further tokens, and count those in think blocks if their length is limited."""
         thinking = self._bans.params.thinking
         for token_id in token_ids:
             self._token_ids.append(token_id)
@@ -116,13 +120,14 @@ class Rules(Matcher):
         self._num_thought = 0  # tokens in think blocks
 
     def _closing(self) -> int | None:
-        """Return the token that must come now, because the thoughts have spent their budget."""
+        """Return the token that closes the think block, if it must come now because the thoughts have spent their budget; otherwise
+        None."""
         thinking = self._bans.params.thinking
         return thinking.close_id if thinking is not None and self._thinks and self._num_thought >= thinking.budget else None
 
     def _reopening(self) -> list[int]:
-        """Return the token that would open another think block after the budget is spent. Of several tokens that open a block, it is the
-        second, since a call or the content may begin like the first."""
+        """Return the token to ban now so that no other think block opens after the budget is spent, in a list, which may be empty. If
+        several tokens open a block, ban the second one after the first, since a call or the content may also begin with the first."""
         thinking = self._bans.params.thinking
         if thinking is None or self._thinks or self._num_thought < thinking.budget:
             return []
@@ -156,7 +161,7 @@ class RuledMatcher(Matcher):
         return self._grammar.has_mask
 
     def poll(self) -> bool:
-        return self._grammar.poll()
+        return self._grammar.poll()  # rules are never late
 
     def prefetch_mask(self) -> None:
         self._grammar.prefetch_mask()
@@ -165,6 +170,7 @@ class RuledMatcher(Matcher):
         self._grammar.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
+        """Return the mask of the tokens that both allow, LATE if that of the grammar is late, or None if every token may come."""
         mask = self._grammar.mask()
         if mask is LATE:
             return LATE
@@ -193,6 +199,7 @@ class RuledMatcher(Matcher):
         return self._grammar.refuses(token_id)
 
     def take_back(self) -> int:
+        """Drop the tokens that the grammar has drafted, also from the rules. Return their number."""
         num_tokens = self._grammar.take_back()
         self._rules.drop(num_tokens)
         return num_tokens

@@ -28,6 +28,7 @@ class StampMatcher(Matcher):
         self.advance(token_ids)
 
     def mask(self) -> Mask:
+        """Return the mask of the next token by the rules that need no logits."""
         allowed = self._allowed()
         bits = np.zeros(self._num_words * 32, np.bool_)
         bits[: len(allowed)] = allowed

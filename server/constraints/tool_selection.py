@@ -21,7 +21,7 @@ class ToolSelection:
         self._offers = offers
         self._draft: Offer = ()
         self._common: Offer = shared(*offers)
-        self._scores = dict.fromkeys(offers, 0.0)
+        self._scores = dict.fromkeys(offers, 0.0)  # by offer: the sum of the log-probabilities that were weighed
 
     @property
     def draft(self) -> Offer:
@@ -34,7 +34,7 @@ class ToolSelection:
         return self._draft in self._scores
 
     def forced(self) -> list[int]:
-        """Return the next tokens that all offers have in common."""
+        """Return the tokens after the draft that all offers have in common."""
         return list(self._common[len(self._draft) :])
 
     def candidates(self) -> list[int]:

@@ -53,7 +53,7 @@ class Plan:
 
 def crops_of(image: Image, plan: Plan) -> tuple[Shape, list[Crop]]:
     """Return the shape of the grid of an image in RGB, and its crops: those of the grid, row by row, and last that of the whole image, if
-    the model sees it."""
+    the model sees it. Raise CuttingFault if one edge is too long for the model, compared to the other."""
     edge, size = plan.crop_size, image.size
     match plan.fit:
         case Centre():
@@ -142,8 +142,9 @@ def _squares(image: Image, shape: Shape, edge: int, plan: Plan) -> list[Crop]:
 
 
 def middle_of(image: Image, edge: int, filter: int) -> Image:
-    """Return the middle of an image after its shorter edge has become `edge`. Of a very long image, only the middle is scaled, which gives
-    nearly the same bytes, because the whole could take too much memory."""
+    """Return the square in the middle of an image, scaled so that its edges are `edge`. Usually the whole image is scaled first, and then
+    the square is cut out. Of a very long image, only the square is scaled, because the whole could take too much memory; this gives nearly
+    the same bytes."""
     shorter = min(image.size)
     if max(image.size) > MOST_CENTRE_RATIO * shorter:
         starts = [(length - shorter) / 2 for length in image.size]

@@ -49,18 +49,18 @@ class ImageFault(ValueError):
 class File(msgspec.Struct, frozen=True):
     """The work of a call."""
 
-    text: str  # the file in base64, unless there is `data`
+    text: str  # the file in base64
     plan: Plan
-    data: bytes = b""
+    data: bytes = b""  # the file; empty: it is in `text`
 
 
 class Outcome(msgspec.Struct, frozen=True):
     """The result of a call: an image in crops, or why there is none."""
 
-    rows: int = 0
+    rows: int = 0  # rows and columns of the grid of crops; 0: there is no grid
     columns: int = 0
     crops: tuple[Crop, ...] = ()
-    fault: str = ""
+    fault: str = ""  # why the image cannot be decoded; empty: it was decoded
 
 
 class Decoding:
@@ -97,8 +97,8 @@ class Decoding:
 
 
 def _opened(data: bytes, most_pixels: int) -> Image:
-    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if it cannot be decoded, or is too
-    large."""
+    """Return the first frame of an image in RGB, upright. Transparent places are white. Raise ImageFault if it cannot be decoded or is too
+    large, or if Pillow is not installed."""
     if not begins_image(data):
         raise ImageFault(f"it begins with {data[:4]!r}; expected a file of {', '.join(FORMATS)}")
     try:
@@ -122,7 +122,7 @@ def _opened(data: bytes, most_pixels: int) -> Image:
 
 
 def _upright(image: Image) -> Image:
-    """Turn an image as its metadata say. Ignore metadata that are damaged, as browsers do."""
+    """Return an image turned as its metadata say, or as it is if they say nothing or are damaged, as in browsers."""
     from PIL import Image as images
 
     try:

@@ -28,8 +28,8 @@ class Shape:
 
 
 def scaled_size(size: Size, longest_edge: int) -> Size:
-    """Return the size of an image whose longer edge is `longest_edge`. The shorter edge is rounded down, then up to an even number. If the
-    longer edge exceeds MOST_EDGE, the size is reduced in proportion."""
+    """Return the size of an image whose longer edge is scaled to `longest_edge`. The shorter edge is rounded down, then up to an even
+    number. If the longer edge then exceeds MOST_EDGE, the size is reduced in proportion. No edge becomes less than 1."""
     width, height = size
     ratio = width / height
     if width >= height:
@@ -59,8 +59,8 @@ def divisible_size(size: Size, crop_size: int) -> Size:
 
 
 def best_grid(size: Size, edge: int, most_crops: int, least_crops: int = 1) -> Shape:
-    """Return the grid of `least_crops` to `most_crops` crops whose proportions are nearest to those of the image. Of two equally near ones,
-    return the larger one if the image has more than half as many pixels as it."""
+    """Return the grid of `least_crops` to `most_crops` crops whose proportions are nearest to those of the image, or 1 x 1 if there is no
+    such grid. Of two equally near ones, return the larger one if the image has more than half as many pixels as that one."""
     width, height = size
     shapes = ((columns, rows) for columns in range(1, most_crops + 1) for rows in range(1, most_crops // columns + 1))
     best, nearest = Shape(1, 1), float("inf")
@@ -121,6 +121,7 @@ def naflex_size(size: Size, edge: int, most_squares: int) -> Size:
     to multiples of `edge`. The scale is found in as many steps as transformers takes."""
 
     def scaled(scale: float) -> Size:
+        """Return the size times `scale`, with both edges rounded up to multiples of `edge`."""
         width, height = (max(edge, ceil(length * scale / edge) * edge) for length in size)
         return width, height
 

@@ -26,11 +26,12 @@ CODES = {name: code for code, name in PAIR.findall(f"{TABLE} {OTHER_NAMES}")}
 
 
 def code_of(language: str) -> str:
-    """Return the code of a language that is given by its code or by its English name. Any other text is returned in lower case."""
+    """Return the code of a language that is given by its code or by its English name, in any case. Any other text is returned in lower
+    case, trimmed, and with hyphens for spaces."""
     asked = language.strip().lower().replace(" ", "-")
     return CODES.get(asked, asked)
 
 
 def name_of(code: str) -> str:
-    """Return the English name of a language, or the code itself if it is unknown."""
+    """Return the English name of a language, or the code itself if it is unknown. Hyphens become spaces."""
     return NAMES.get(code, code).replace("-", " ")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from server.speech.words import MOST_WORDS, TimedWords, Word
 
-BEYOND_S = 0.5  # a first or last word that reaches further beyond its segment ends at the segment's bound
+BEYOND_S = 0.5  # a first or last word that reaches further beyond its segment is cut off at the segment's bound
 PAUSE_WORDS = 4  # a pause lasts longer than this many typical words
 
 
@@ -39,7 +39,7 @@ def placed(parts: Sequence[Part], timed: TimedWords, offset_s: float, spoken_s: 
 
 
 def end_of_speech(parts: Sequence[Part]) -> float:
-    """Return when the last word ends, or else the last part."""
+    """Return when the last word ends, or when the last part ends if no part has words. There is at least one part."""
     return next((part.words[-1].end_s for part in reversed(parts) if part.words), parts[-1].end_s)
 
 
@@ -58,7 +58,8 @@ def _moved(word: Word, offset_s: float) -> Word:
 
 
 def _shorten_after_pause(words: list[Word], typical_s: float, spoken_s: float) -> None:
-    """Leave a pause out of the first and second word after it."""
+    """If there is a pause before `words`, and the first or the first two are so long that they include it, shorten them in the list.
+    `spoken_s` is when the earlier speech has ended."""
     most_s = MOST_WORDS * typical_s
     first, second = words[0], words[1] if len(words) > 1 else None
     is_long = first.duration_s > most_s or (second is not None and second.end_s - first.start_s > 2 * most_s)
@@ -71,8 +72,8 @@ def _shorten_after_pause(words: list[Word], typical_s: float, spoken_s: float) -
 
 
 def _bounded(part: Part, words: list[Word], typical_s: float) -> Part:
-    """Return the part with the bounds of its words. If the first or last word reaches far beyond the part, that word is shortened
-    instead."""
+    """Return the part with `words`, and with the bounds of these. If the first or last word reaches far beyond the part, the part keeps
+    that bound, and the word is shortened, also in the list."""
     start_s, end_s, first = part.start_s, part.end_s, words[0]
     if first.start_s + BEYOND_S < start_s < first.end_s:
         words[0] = replace(first, start_s=max(0.0, min(first.end_s - typical_s, start_s)))

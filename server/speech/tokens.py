@@ -44,7 +44,7 @@ class SpeechTokens:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> SpeechTokens | None:
-        """Return the tokens, or None if the vocabulary lacks some."""
+        """Return the tokens, or None if the vocabulary lacks one that every such model has."""
         ids = {text.decode(errors="replace"): token_id for token_id, text in tokenizer.special_texts.items()}
         silence = next((ids[name] for name in SILENCE if name in ids), None)
         if silence is None or not ids.keys() >= {END, START, BEFORE, NO_STAMPS, TRANSCRIBE, TRANSLATE}:
@@ -68,7 +68,8 @@ class SpeechTokens:
         )
 
     def prompt(self, language: str | None, task: str, earlier: list[int]) -> list[int]:
-        """Return the prompt of a window with time stamps. `earlier` are the tokens of the text before it."""
+        """Return the prompt of a window with time stamps. `earlier` are the tokens of the text before it. `language` is a code of
+        `languages`; it may be None, and `task` is ignored, if the model only knows English."""
         before = [self.before, *earlier] if earlier else []
         if not self.languages:
             return [*before, self.start]

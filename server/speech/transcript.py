@@ -33,7 +33,7 @@ def compression_of(text: str) -> float:
 
 
 def text_of(segments: Sequence[Segment]) -> str:
-    """Return the text of segments."""
+    """Return the text of segments, without white space around it."""
     return "".join(segment.text for segment in segments).strip()
 
 
@@ -53,7 +53,7 @@ def vtt(segments: Sequence[Segment]) -> str:
 
 
 def _line(segment: Segment) -> str:
-    """Return the text, without the arrow that ends the times of a subtitle."""
+    """Return the text of a segment on lines of a subtitle, with `->` for `-->`, which may stand only between the times of a subtitle."""
     return segment.text.strip().replace("-->", "->")
 
 

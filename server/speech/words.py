@@ -95,7 +95,8 @@ def _warped(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple[str, int]]:
-    """Divide the text of the tokens into words. Return each word with its number of tokens."""
+    """Divide the text of the tokens into words. Return each word with its number of tokens. A token that is only a punctuation mark is a
+    word, too. In languages without spaces, so is each token, or several tokens that only together have whole characters."""
     found: list[tuple[str, int]] = []
     held: list[int] = []
     for place, token_id in enumerate(token_ids):
@@ -114,7 +115,7 @@ def split(token_ids: Sequence[int], decode: Decode, language: str) -> list[tuple
 
 
 def _is_mark(text: str) -> bool:
-    """Return whether a text is a punctuation mark."""
+    """Return whether a text is one punctuation mark of ASCII, with or without white space around it."""
     return text.strip() in set(string.punctuation)
 
 

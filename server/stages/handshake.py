@@ -23,7 +23,7 @@ REMEDY = "give both the same secret file, and load the model again if its secret
 
 
 class HandshakeFailed(Exception):
-    """The other end is no stage or worker of this version, or has another secret."""
+    """The other end is no stage or worker of this version, has another secret, or does not answer in time."""
 
 
 class Ended(HandshakeFailed):
@@ -31,12 +31,12 @@ class Ended(HandshakeFailed):
 
 
 class TurnedAway(HandshakeFailed):
-    """The host has ended the connection before it said anything."""
+    """The host has ended the connection before it sent its random bytes."""
 
 
 def introduce(connection: socket.socket, secret: str) -> None:
-    """Introduce this worker to a host. Raise HandshakeFailed if the host does not know the secret, or TurnedAway if it ends the connection
-    at once."""
+    """Introduce this worker to a host. A timeout stays set on the connection. Raise TurnedAway if the host ends the connection at once,
+    HandshakeFailed if it does not know the secret or does not answer in time, or OSError if the connection fails later."""
     end_s = time.monotonic() + HANDSHAKE_S
     ours = secrets.token_bytes(NONCE_BYTES)
     try:
@@ -55,7 +55,8 @@ def introduce(connection: socket.socket, secret: str) -> None:
 
 
 def welcome(connection: socket.socket, secret: str) -> None:
-    """Let a worker introduce itself to this host. Raise HandshakeFailed if the worker does not know the secret."""
+    """Let a worker introduce itself to this host. A timeout stays set on the connection. Raise HandshakeFailed if the worker is of another
+    version, does not know the secret, or does not answer in time, or OSError if the connection fails."""
     end_s = time.monotonic() + HANDSHAKE_S
     if _read(connection, len(MAGIC), end_s) != MAGIC:
         raise HandshakeFailed("it is no worker of this version of relaxserve")
@@ -72,7 +73,7 @@ def _proof(secret: str, role: bytes, worker: bytes, host: bytes) -> bytes:
 
 
 def _read(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
-    """Read `num_bytes`. Raise HandshakeFailed if they have not come at `end_s`, or Ended if the connection ends."""
+    """Read `num_bytes`. Raise HandshakeFailed if they have not come at the monotonic time `end_s`, or Ended if the connection ends."""
     data = b""
     while len(data) < num_bytes:
         connection.settimeout(max(end_s - time.monotonic(), 0.001))

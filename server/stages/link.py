@@ -24,7 +24,7 @@ from server.stages.messages import Ended, StageMessage
 HEADER = struct.Struct("<II")  # number of bytes of the message, and of the arrays
 MOST_MESSAGE_BYTES = 1 << 20
 MOST_ARRAY_BYTES = 1 << 31
-End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause
+End = Callable[[], tuple[str, bool] | None]  # returns how a process ended, and whether no request can be the cause; None: it is not known
 LOST_S = 10.0  # seconds of silence after which a machine counts as lost; the front waits longer before it takes the worker for stalled
 DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4")}
 
@@ -62,7 +62,7 @@ class Link:
             notice_loss(connection, LOST_S)
 
     def send(self, message: StageMessage, arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Send a message. Raise StageLost if the connection has ended."""
+        """Send a message, with arrays of the types in DTYPES. Raise StageLost if the connection has ended."""
         held = [np.ascontiguousarray(array) for array in arrays]
         body = _encode(_Frame(message, tuple((array.dtype.kind, array.shape) for array in held)))
         parts = [HEADER.pack(len(body), sum(array.nbytes for array in held)) + body]
@@ -74,7 +74,8 @@ class Link:
             raise self._lost(f"has failed: {error.strerror or error}") from error
 
     def receive(self) -> tuple[StageMessage, list[NDArray[Any]]]:
-        """Return the next message and its arrays. Raise StageLost if the connection has ended, or brings something else."""
+        """Return the next message and its arrays. Raise StageLost if the connection has ended, if it brings something else, or if the
+        message says that the stage's process has ended."""
         try:
             body_bytes, array_bytes = HEADER.unpack(self._read(HEADER.size))
             if body_bytes > MOST_MESSAGE_BYTES or array_bytes > MOST_ARRAY_BYTES:
@@ -92,11 +93,12 @@ class Link:
         return frame.message, found
 
     def limit_silence(self, silence_s: float | None) -> None:
-        """Take the connection for lost if nothing arrives for this many seconds; None: never."""
+        """From now on, let `receive` raise StageLost if nothing arrives for this many seconds, and `send` if it can send nothing for so
+        long; None: wait without a limit."""
         self._socket.settimeout(silence_s)
 
     def wait_for_end(self) -> None:
-        """Return once the other end has ended the connection. Another thread may receive meanwhile."""
+        """Return once one of the ends has ended the connection. Another thread may receive meanwhile."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         poll.poll()
@@ -111,7 +113,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, and wait for the process at the other end if this one has started it."""
+        """Close the connection, and wait a while for the end of the process at the other end, if this one has started it."""
         self._socket.close()
         self._end()
 
@@ -135,7 +137,7 @@ class Link:
 
 
 def _send_all(connection: socket.socket, parts: list[Any]) -> None:
-    """Send all parts, without copying them."""
+    """Send all parts, without copying them. `parts` is empty afterwards."""
     while parts:
         sent = connection.sendmsg(parts)
         while parts and sent >= len(parts[0]):

@@ -57,14 +57,14 @@ class CopyPage(Message, frozen=True, tag=True):
     """Copy a page in all layers of a cache group."""
 
     group: int
-    source: int
-    target: int
+    source: int  # number of the page that is copied
+    target: int  # number of the page that becomes its copy
 
 
 class Ended(Message, frozen=True, tag=True):
     """The process of the stage has ended. The host sends this in its place."""
 
-    how: str
+    how: str  # how it has ended, in words
     from_outside: bool  # no request can be the cause
 
 

@@ -10,16 +10,16 @@ DEFAULT_PORT = 7070
 
 
 class PlaceError(ValueError):
-    """A place of a stage that cannot be read."""
+    """Raised for a place that cannot be read, or for a list of places at which the stages of a model cannot run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stage runs: `host` is None for a process of this machine."""
+    """Where a stage runs."""
 
-    name: str
-    host: str | None = None
-    port: int = DEFAULT_PORT
+    name: str  # the place as it was written
+    host: str | None = None  # None: a process of this machine
+    port: int = DEFAULT_PORT  # without a meaning if `host` is None
 
 
 def parse_place(text: str) -> Place:
@@ -38,8 +38,9 @@ def parse_place(text: str) -> Place:
 
 
 def parse_places(text: str) -> tuple[str, ...]:
-    """Parse a number of processes of this machine, or places separated by commas. If the last one is another machine, this one computes no
-    layers. Raise PlaceError for any other text."""
+    """Parse a number of processes of this machine, or places separated by commas, and return all places. If the last one is another
+    machine, HEAD is added: this server's worker then computes no layers. Raise PlaceError for any other text, and for fewer than two
+    stages."""
     if text.isdecimal():
         places = (LOCAL,) * min(int(text), 1 << 10)
     else:

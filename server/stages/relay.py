@@ -34,7 +34,7 @@ def whole(num_tokens: int) -> int:
 
 def fastest(cost_s: Callable[[int], float], num_stages: int) -> Callable[[int], int]:
     """Return a function that says into how many parts to cut a step so that it ends soonest, for stages with cores of their own. `cost_s`
-    returns the seconds that a step of so many tokens takes in all stages together, of which each takes about the same part."""
+    returns the seconds that a step of so many tokens takes in all stages together; each stage takes about an equal part of that."""
 
     def num_parts(num_tokens: int) -> int:
         """Return into how many parts to cut a step of this many tokens."""
@@ -45,13 +45,14 @@ def fastest(cost_s: Callable[[int], float], num_stages: int) -> Callable[[int], 
 
 
 class Relay:
-    """The stages before the last one, in order. `num_parts` returns into how many parts to cut a step of so many tokens."""
+    """The stages before the last one, in order, and the threads that pass their residual streams on. `num_parts` returns into how many
+    parts to cut a step of so many tokens."""
 
     def __init__(self, links: Sequence[Link], num_parts: Callable[[int], int] = whole, *, shares_cores: bool = True) -> None:
         self.num_parts = num_parts
         self.shares_cores = shares_cores  # all stages run on the same machine
         self.waited_s = 0.0  # time spent in `receive`
-        self.on_working: WorkingFn = lambda _cpu_s: None
+        self.on_working: WorkingFn = lambda _cpu_s: None  # called on a thread of a stage, for each Working of that stage
         self._links = list(links)
         self._cpu_s = [0.0] * len(links)
         self._fault: StageLost | None = None
@@ -68,7 +69,8 @@ class Relay:
         return len(self._links) + 1
 
     def begin(self, batch: StepBatch) -> list[StepBatch]:
-        """Begin a step. Return its parts, each of which needs a `receive`."""
+        """Begin a step: cut it into parts, and send these to all stages. Return the parts, each of which needs a `receive`. Raise StageLost
+        if a stage is lost."""
         parts = parts_of(batch, self.num_parts(len(batch.tokens)))
         self._num_awaited = len(parts)
         for part in parts:
@@ -79,7 +81,7 @@ class Relay:
         return parts
 
     def receive(self) -> NDArray[np.float32]:
-        """Return the residual stream [tokens, size] of the next part. Raise StageLost if it will not arrive."""
+        """Wait for the residual stream [tokens, size] of the next part, and return it. Raise StageLost if it will not arrive."""
         began_s = time.perf_counter()
         if (stream := self._arrived.get()) is None:
             self._arrived.put(None)
@@ -90,13 +92,13 @@ class Relay:
         return stream
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page in all stages."""
+        """Copy a page of a cache group in all these stages. Raise StageLost if one is lost."""
         for link in self._links:
             link.send(CopyPage(group, source, target))
 
     def watch(self, on_lost: Callable[[StageLost], None]) -> None:
-        """Call `on_lost` when a stage is lost between two steps. A step that runs raises StageLost itself, with the reason that the host of
-        the stage gives."""
+        """From now on, call `on_lost` on another thread when a stage is lost between two steps. A step that runs raises StageLost itself,
+        with the reason that the host of the stage gives."""
 
         def wait(link: Link) -> None:
             """Wait until the connection to a stage ends, and tell `on_lost` unless a step does so."""
@@ -121,7 +123,8 @@ class Relay:
             link.close()
 
     def _stream(self, number: int) -> NDArray[np.float32]:
-        """Return the next residual stream of a stage. Raise StageLost if the stage ends, or sends something else."""
+        """Return the next residual stream of a stage, and pass on what it says of its CPU time. Raise StageLost if the stage ends, or sends
+        something else."""
         while True:
             message, arrays = self._links[number].receive()
             match message:
@@ -134,7 +137,8 @@ class Relay:
                     raise StageLost(f"{self._links[number].place} sent {type(message).__name__} in the middle of a step")
 
     def _pass_on(self, number: int) -> None:
-        """Pass the residual streams of a stage on. If a stage is lost, end the last connection, whose thread wakes the worker."""
+        """Pass the residual streams of a stage on until a stage is lost: to the next stage, or from the last one of these stages to
+        `receive`. Then let `receive` raise StageLost. The thread of an earlier stage does so by ending the last stage's connection."""
         is_last = number == len(self._links) - 1
         try:
             while True:
@@ -152,7 +156,7 @@ class Relay:
 
 
 def parts_of(batch: StepBatch, num_parts: int) -> list[StepBatch]:
-    """Cut a step into parts with about the same number of tokens."""
+    """Cut a step into `num_parts` parts with about the same number of tokens, or into fewer if there are fewer tokens."""
     num_tokens = len(batch.tokens)
     ends = [num_tokens * i // num_parts for i in range(num_parts + 1)]
     return [_cut(batch, *ends[i : i + 2]) for i in range(num_parts) if ends[i] < ends[i + 1]] if num_parts > 1 else [batch]

@@ -22,9 +22,9 @@ class StopRules:
 
     strings: tuple[str, ...] = ()
     include: bool = False  # the match itself belongs to the text
-    min_tokens: int = 0  # no stop string matches before this many tokens
-    prefixes: frozenset[str] = field(init=False, repr=False)
-    max_prefix: int = field(init=False, repr=False)
+    min_tokens: int = 0  # stop strings are searched only in the text from the token with this number on
+    prefixes: frozenset[str] = field(init=False, repr=False)  # all beginnings of `strings`, without the whole strings
+    max_prefix: int = field(init=False, repr=False)  # length of the longest of `prefixes`
 
     def __post_init__(self) -> None:
         prefixes = frozenset(stop[:length] for stop in self.strings for length in range(1, len(stop)))
@@ -33,7 +33,8 @@ class StopRules:
 
 
 class Detokenizer:
-    """`push` returns the text that is certain. `finish` returns text that was held back only because it might have begun a stop string.
+    """Turns the tokens of one choice into text. `push` returns the text that is certain. `finish` returns the text that was held back only
+    because it might have begun a stop string.
 
     Half a character at the end of the tokens is dropped: the model was cut off and did not write an invalid byte. `token_starts` gives the
     position of each token's text, in characters from the beginning of the answer.
@@ -60,11 +61,12 @@ class Detokenizer:
         self._held = ""
         self.num_tokens = 0
         self.length = 0  # characters returned so far
-        self.stopped_by: str | None = None  # the stop string that has ended the text
+        self.stopped_by: str | None = None  # the stop string that has ended the text; None: none has
         self.token_starts: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Add tokens. Return the text that is certain now. Tokens after a stop string are ignored."""
+        """Add tokens. Return the text that is certain now. The tokens after the one that completes a stop string are ignored; the caller
+        then pushes no more."""
         text = ""
         for token_id in token_ids:
             self.num_tokens += 1
@@ -88,7 +90,8 @@ class Detokenizer:
         return text
 
     def _settle(self, pending: str) -> str:
-        """Return the part of `pending` that is certain, and keep the rest in `_held`."""
+        """Return the part of `pending` that is certain, and keep the rest in `_held`. If there is a stop string, note it in `stopped_by`,
+        and drop the text after it."""
         stops = self._stops
         matches = [(at + len(stop), at, stop) for stop in stops.strings if (at := pending.find(stop)) >= 0]
         if matches:

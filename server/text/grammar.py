@@ -16,8 +16,8 @@ Specials = Mapping[str, int]  # ids of markers that are single tokens, by the ma
 WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # white space allowed between the tokens of JSON
 KNOWN_FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"}
-)  # those that are enforced
-# words of a schema whose values are schemas: by name, or one or a list of them
+)  # the formats of strings that llguidance enforces
+# Words of a schema whose values are schemas: MAPS have schemas by name, PARTS have one schema or a list of them.
 MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 PARTS = frozenset({"items", "prefixItems", "additionalItems", "additionalProperties", "anyOf", "oneOf", "allOf"})
 # by word: values with which it restricts nothing
@@ -35,8 +35,8 @@ class GrammarTooLarge(Exception):
 
 
 def json_text(schema: Mapping[str, object]) -> str:
-    """Return a schema that allows less white space than JSON does: one space, or a line end and its indentation. Small models tend to write
-    endless line ends once they are forced to write JSON."""
+    """Return the text of a schema, without the words that restrict nothing. The JSON that matches it may have less white space than usual:
+    one space, or a line end and its indentation. Small models tend to write endless line ends once they are forced to write JSON."""
     return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **cast("dict[str, object]", _restricting(schema))})
 
 

@@ -13,7 +13,7 @@ MARKERS = (  # markers before the prefix, before the suffix, and before the text
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-FILES = ("<|file_sep|>", "<file_sep>")
+FILES = ("<|file_sep|>", "<file_sep>")  # markers before the name of another file
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Infill:
     before: int  # token before the text that precedes the gap
     suffix: int  # token before the text that follows the gap
     middle: int  # token after which the model fills the gap
-    file: int | None = None  # token before the name of another file; other files precede the text
+    file: int | None = None  # token before the name of another file, which precedes the text; None: there is no such token
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
-        """Return the marker tokens of a vocabulary, or None if it has none."""
+        """Return the marker tokens of a vocabulary, or None if it lacks one of the three."""
         for markers in MARKERS:
             ids = [tokenizer.encode(marker, False) for marker in markers]
             if all(len(one) == 1 for one in ids):

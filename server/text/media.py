@@ -45,8 +45,8 @@ class Senses:
 
     def filled(self, prompt: str, found: Sequence[Any]) -> tuple[str, list[Any]]:
         """Return a prompt with the tokens of images and recordings in place of their markers, and the images and recordings in the order of
-        the prompt. If the template does not write the token that the tokenizer puts before texts, add it: LLaVA's template leaves this to
-        transformers' processor."""
+        the prompt. `found` has those of the messages. If the template does not write the token that the tokenizer puts before texts, add
+        it: LLaVA's template leaves this to transformers' processor. Raise ApiError if the prompt has another number of markers."""
         pieces = self._pieces(prompt)
         marks = pieces[1::2]
         for sense in self.senses:

@@ -32,9 +32,9 @@ class TextTemplate:
 class PairTemplate:
     """The special tokens around two texts."""
 
-    before: tuple[int, ...] = ()
-    between: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()  # tokens before the first text
+    between: tuple[int, ...] = ()  # tokens between the two texts
+    after: tuple[int, ...] = ()  # tokens after the second text
     num_first: int | None = None  # tokens of `between` that belong to the first text; None: the texts are not distinguished
 
     @property

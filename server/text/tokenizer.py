@@ -43,32 +43,35 @@ class Tokenizer:
     """One model's tokenizer, chat template and declared defaults. Immutable, safe to share between threads."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`). Raise ModelFilesError if one of
-        them is missing, damaged or not understood."""
+        """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`). Raise ModelFilesError if
+        tokenizer.json is missing, if a file is damaged or not understood, or if the chat template is broken."""
         found = TokenizerFiles(files)
         self._special_tokens = found.special_tokens()
-        self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)  # is compiled while the vocabulary is read
+        # None: the model has no chat template. It is compiled while the vocabulary is read.
+        self.chat_template: OutsideTemplate | None = _chat_template(found, self._special_tokens)
         read = _load_tokenizer(found)
+        # vocab_size: the largest id plus 1; max_token_chars: length of the longest token
         self._tokenizer, self.vocab_size, self.max_token_chars = read.tokenizer, read.num_ids, read.max_chars
         # The file may have truncation and padding of the training run. A server neither truncates nor pads a prompt unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
         special = (self._tokenizer.token_to_id(text) for text in self._special_tokens.values())
-        padding = self._special_tokens.get("pad_token")
+        padding = self._special_tokens.get("pad_token")  # without one, `pad_id` is None
         self.pad_id: int | None = None if padding is None else self._tokenizer.token_to_id(padding)
         added = self._tokenizer.get_added_tokens_decoder()
+        # the added tokens that are declared special, and those that have a role such as eos_token
         self.special_ids: frozenset[int] = frozenset(
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
         )
-        self.eos_ids: tuple[int, ...] = found.eos_ids(self._tokenizer.token_to_id)
-        self.max_context: int | None = _max_context(found)
+        self.eos_ids: tuple[int, ...] = found.eos_ids(self._tokenizer.token_to_id)  # tokens that end an answer
+        self.max_context: int | None = _max_context(found)  # None: the files declare none
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
         self.defaults: Defaults = found.defaults()
         self.text_template: TextTemplate = self._text_template()
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
-        self.special_texts: Mapping[int, bytes] = {
+        self.special_texts: Mapping[int, bytes] = {  # the texts of `special_ids`
             id: self._tokenizer.decode([id], skip_special_tokens=False).encode() for id in self.special_ids
         }
         decoder = self._tokenizer.decoder
@@ -80,14 +83,15 @@ class Tokenizer:
                 self.chat_template.check()
 
     def with_template(self, source: str) -> Self:
-        """Return this tokenizer with another chat template. Raise TemplateError if the template is broken."""
+        """Return a copy of this tokenizer with another chat template. This waits until the template is compiled. Raise TemplateError if it
+        is broken."""
         other = copy.copy(self)
         other.chat_template = OutsideTemplate(source, self._special_tokens)
         other.chat_template.check()
         return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the tokens of a text."""
+        """Return the tokens of a text. `add_special_tokens`: with the special tokens of `text_template` around it."""
         return self.encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
@@ -95,7 +99,7 @@ class Tokenizer:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def count(self, text: str) -> int:
-        """Return the number of tokens, without special tokens around the text."""
+        """Return the number of tokens of a text, without special tokens around it."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _text_template(self) -> TextTemplate:
@@ -158,7 +162,8 @@ def _load_tokenizer(files: TokenizerFiles) -> Read:
 
 
 def _max_context(files: TokenizerFiles) -> int | None:
-    """Return the declared context in tokens, before any scaling of positions, or None. The loaded model may use another context."""
+    """Return the declared context in tokens, before any scaling of positions, or None if none is declared or it stands for no limit. The
+    loaded model may use another context."""
     declared = [
         files.object("sentence_bert_config.json").get("max_seq_length"),
         files.model_config().get("max_position_embeddings"),
@@ -215,7 +220,7 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
 
 @contextmanager
 def _broken_template() -> Generator[None]:
-    """Turn a TemplateError into a ModelFilesError."""
+    """Turn a TemplateError that is raised within the block into a ModelFilesError."""
     try:
         yield
     except TemplateError as error:
@@ -260,12 +265,12 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 def _byte_level(piece: str) -> bytes:
-    """Return the bytes of a piece of byte-level BPE."""
+    """Return the bytes of a piece of byte-level BPE. A character that stands for no byte is written as itself."""
     return b"".join(bytes([byte]) if (byte := BYTE_ALPHABET.get(char)) is not None else char.encode() for char in piece)
 
 
 def _sentencepiece(piece: str) -> bytes:
-    """Return the bytes of a piece of SentencePiece. A piece such as `<0x0A>` is one byte."""
+    """Return the bytes of a piece of SentencePiece. A piece such as `<0x0A>` is one byte; the character ▁ stands for a space."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         try:
             return bytes([int(piece[3:5], 16)])

@@ -43,7 +43,7 @@ class ModelFilesError(ValueError):
 
 
 def missing(why: str = "") -> ModelFilesError:
-    """Return the error of a folder without tokenizer.json. `why`: why the files that are there cannot replace it."""
+    """Return the error of a folder without tokenizer.json. `why`: why the files that are there cannot replace it; empty: there are none."""
     beside = f", and {why}" if why else ""
     return ModelFilesError(
         f"tokenizer.json is missing{beside}. Download it, or let transformers write it once: "
@@ -110,7 +110,8 @@ class TokenizerFiles:
         return value
 
     def model_config(self) -> dict[str, Any]:
-        """Return the part of config.json that describes the language model."""
+        """Return the part of config.json that describes the language model: `text_config`, or else the whole. It is empty if there is no
+        such file."""
         config = self.object("config.json")
         text_config = config.get("text_config")
         return text_config if isinstance(text_config, dict) else config
@@ -131,7 +132,8 @@ class TokenizerFiles:
         return found
 
     def defaults(self) -> BesideModel:
-        """Return the defaults for requests that the file beside the model sets. Raise ModelFilesError if the file is damaged."""
+        """Return the defaults for requests that the file beside the model sets, or empty ones if there is no such file. Raise
+        ModelFilesError if the file is damaged."""
         try:
             return BesideModel.read(self.contents.get(DEFAULTS, b""), DEFAULTS)
         except DefaultsError as error:
@@ -139,7 +141,8 @@ class TokenizerFiles:
 
     def eos_ids(self, id_of: Callable[[str], int | None] | None = None) -> tuple[int, ...]:
         """Return the ids of the tokens that end an answer. `id_of` gives the id of a token; a caller that has built the tokenizer passes
-        it. Raise ModelFilesError if a file is damaged."""
+        it. Otherwise the vocabulary in tokenizer.json is read. Raise ModelFilesError if a file is damaged, or if tokenizer.json is needed
+        and missing."""
         text = self.special_tokens().get("eos_token")
         if text is None:
             found = list[int]()
@@ -161,7 +164,7 @@ class TokenizerFiles:
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those of the named files that are in a folder, by name."""
+    """Return the contents of those of the named files that are in a folder, by name. Raise ModelFilesError if one cannot be read."""
     return {name: read_file(file) for name in names if lexists(file := folder / name)}
 
 

@@ -53,6 +53,7 @@ async function readAudio(file) {
   return {name: file.name, audio: await asDataUrl(found.wav)};
 }
 
+/* Throw an Error if a recording is too long. A length that is not known passes. */
 function requireShort(file, seconds) {
   if (Number.isFinite(seconds) && seconds > MOST_S + LATE_S) throw new Error(`${file.name} lasts ${Math.ceil(seconds)} s; expected at most ${MOST_S} s`);
 }
@@ -87,6 +88,7 @@ export const isAudio = value => typeof value === "string" && AUDIO_URL.test(valu
 /* Return the images and the recordings among attached files. */
 export const mediaOf = (files = []) => files.filter(file => file.image || file.audio);
 
+/* Return about how many bytes the images and the recordings among files have: base64 has four characters for three bytes. */
 const bytesOf = files => mediaOf(files).reduce((sum, {image, audio}) => sum + (image ?? audio).length * 3 / 4, 0);
 
 /* Return the content of a message as the API takes it: a text, or parts if there are images or recordings. `part` makes a part of an image or a
@@ -106,6 +108,7 @@ export function withFiles(content, files = []) {
   }), content].filter(Boolean).join("\n\n");
 }
 
+/* Return the list of attached files. If `drop` is given, each file has a button that calls it with the file. */
 export function fileList(files, drop = null) {
   return h("ul", {class: "files"}, files.map(file => h("li", {class: [file.image ? "picture" : "pill", drop && "with-button"].filter(Boolean).join(" ")}, shown(file),
     drop && iconButton("close", `Remove ${file.name}`, () => drop(file), {class: "icon-button small"}))));
@@ -175,7 +178,8 @@ export class Attachments {
     return files;
   }
 
-  /* Read files, and attach them. `model` is the model for which they were chosen or recorded: another may be chosen before they are read. */
+  /* Read files, and attach them. Tell the user why a file cannot be attached. While something is recorded, attach nothing. `model` is the model
+     for which they were chosen or recorded: another may be chosen before they are read. */
   async take(chosen, model = this.model()) {
     if (this.isRecording()) return toast("The recording takes the room that is left in the message: end it, then attach files.");
     for (const file of [...chosen]) {

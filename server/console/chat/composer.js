@@ -86,7 +86,7 @@ export class Composer {
     this.enable();
   }
 
-  /* Say whether the message can be sent. */
+  /* Enable the button if the message can be sent, or if an answer can be stopped. */
   enable() {
     this.button.disabled = !this.#isRunning && !(this.#isReady && !this.isReading() && (this.field.value.trim() || !this.isEmpty()));
   }

@@ -43,7 +43,7 @@ export function choose(conversation, id) {
   conversation.leaf = id;
 }
 
-/* Mark answers as interrupted that were unfinished when an earlier page was closed. */
+/* Mark answers as interrupted that were unfinished when an earlier page was closed. Return the conversation. */
 export function markInterrupted(conversation) {
   for (const node of Object.values(conversation.nodes)) if (node.finish === null && !node.error) node.finish = "interrupted";
   return conversation;
@@ -57,6 +57,7 @@ export function openCalls(conversation) {
   return asked.calls.filter(call => !answered.has(call.id) && (call.waits || !call.server));
 }
 
+/* Return whether a title, a message or the name of a file contains the query, in any case. An empty query matches every conversation. */
 export function matches(conversation, query) {
   const wanted = query.trim().toLowerCase();
   return !wanted || conversation.title.toLowerCase().includes(wanted)

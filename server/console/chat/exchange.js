@@ -40,7 +40,8 @@ export async function fromLink(data) {
   }
 }
 
-/* Return a new conversation with the contents of a file. The text is foreign, so every field is checked, and nodes get new ids. */
+/* Return a new conversation with the contents of a file. The text is foreign, so every field is checked, and nodes get new ids. Throw an Error
+   if the text holds no whole conversation. */
 export function parseConversation(text) {
   const {title, options, leaf, nodes, created} = Object(JSON.parse(text));
   if (typeof nodes !== "object" || nodes === null) throw new Error("it has no messages");

@@ -9,7 +9,7 @@ const PARTS = {image: url => ({type: "input_image", image_url: url}), text: text
 /* Return the names of the MCP servers of the options. */
 export const serversOf = options => (options.mcp ?? "").split(",").map(name => name.trim()).filter(Boolean);
 
-/* Request an answer to `nodes`, and write it into `node`. Yield after each change. */
+/* Request an answer to `nodes`, and write it into `node`. Yield after each change. Throw an Error if the request or the stream fails. */
 export async function* answerWithTools(node, nodes, model, options, signal) {
   const byId = new Map();  // calls by the id of their item
   for await (const event of stream("/v1/responses", {method: "POST", body: bodyOf(nodes, model, options), signal})) {
@@ -49,6 +49,7 @@ function itemsOf(node, asked) {
   ];
 }
 
+/* Write what an event of the stream says into the node. `byId`: the calls that have begun, by the id of their item. */
 function take(node, event, byId) {
   const {item} = event;
   switch (event.type) {
@@ -76,6 +77,7 @@ function take(node, event, byId) {
   }
 }
 
+/* Add the call of an item to the node, and return the call. */
 function open(node, item) {
   const call = {id: item.call_id ?? item.id, name: item.name, arguments: item.arguments};
   if (item.server_label) call.server = item.server_label;

@@ -19,7 +19,8 @@ export const PRESETS = {
   Creative: {temperature: 1, top_p: 0.95},
 };
 
-/* Return the request's fields for the options. Throw an OptionFault that names the field if one is invalid. */
+/* Return the request's fields for the numbers, the schema and the tools of the options. Throw an OptionFault that names the field if one is
+   invalid. */
 export function asFields(options) {
   const fields = {};
   for (const {name} of NUMBERS) if (options[name] !== undefined) fields[name] = options[name];

@@ -26,7 +26,7 @@ export function parsePrompts(text) {
   });
 }
 
-/* Return the prompts in which those of `added` replace others of the same name. */
+/* Return the prompts, sorted by name, in which those of `added` replace others of the same name. Those beyond MOST are left out. */
 export function merged(known, added) {
   const names = new Set(added.map(({name}) => name));
   return [...known.filter(({name}) => !names.has(name)), ...added].sort((a, b) => a.name.localeCompare(b.name)).slice(0, MOST);

@@ -40,7 +40,8 @@ export async function countTokens(model, nodes, options, signal) {
   return (await ask("/tokenize", {method: "POST", body, signal})).count;
 }
 
-/* Return the newest nodes, as many as fit into the context. Whole exchanges are left out, so that the first remaining node is a question. */
+/* Return the newest nodes, as many as fit into the context. Whole exchanges are left out, so that the first remaining node is a question. The
+   last exchange stays even if it does not fit. */
 export async function fitted(nodes, model, options, signal) {
   const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
   const count = async kept => {
@@ -79,7 +80,7 @@ export function textOf(nodes) {
   return nodes.map(({role, content, files}, at) => role === "user" && at > 0 ? `\n${withFiles(content, files)}` : withFiles(content, files)).join("");
 }
 
-/* Request an answer and write it into `node` while it streams. Call `changed` after each change. */
+/* Request an answer and write it into `node` while it streams. Call `changed` after each change. An error is written into the node, too. */
 export async function answer(conversation, node, model, {signal, changed}) {
   const {options} = conversation;
   const before = path(conversation, node.parent);
@@ -116,6 +117,7 @@ export async function answer(conversation, node, model, {signal, changed}) {
   }
 }
 
+/* Write what a choice of an event says into the node. */
 function take(node, {delta = {}, text, finish_reason: finish}) {
   node.content += delta.content ?? text ?? "";
   node.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";

@@ -66,7 +66,7 @@ export async function askText(path, options) {
   return (await respond(path, options)).text();
 }
 
-/* Yield the events of a stream as values. Throw an ApiFault at an error event, or if the connection is lost. */
+/* Yield the events of a stream as values, up to [DONE]. Throw an ApiFault at an error event, or if the stream ends before [DONE]. */
 export async function* stream(path, options) {
   const {body} = await respond(path, options);
   try {

@@ -2,6 +2,7 @@
 
 import {h, icon, iconButton, toast} from "./dom.js";
 
+/* Return the button. `text` returns the text to copy. */
 export function copyButton(label, text, attributes = {}) {
   const button = iconButton("copy", label, async () => {
     if (!await copy(text())) return toast("The browser does not allow copying.");
@@ -11,6 +12,7 @@ export function copyButton(label, text, attributes = {}) {
   return button;
 }
 
+/* Copy a text. Return whether the browser has allowed it. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);

@@ -33,7 +33,8 @@ const ICONS = {
   stop: "M5.5 5.5h9v9h-9z",
 };
 
-/* `h("button", {class: "plain", onclick: stop}, icon("stop"), "Stop")` */
+/* Return a new element with attributes and children: `h("button", {class: "plain", onclick: stop}, icon("stop"), "Stop")`. An attribute that
+   begins with `on` is a listener. Attributes and children that are null, undefined or false are left out. */
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -78,7 +79,7 @@ export function announce(text) {
   announcing = setTimeout(() => { find("#announcer").textContent = ""; }, 5000);
 }
 
-/* Show a short message at the lower edge, optionally with a button for one action. */
+/* Show a short message at the lower edge for some seconds, optionally with a button for one action: {label, run}. */
 export function toast(text, action = null) {
   const box = h("div", {class: "toast"}, h("span", {}, text));
   const close = () => box.remove();
@@ -88,6 +89,7 @@ export function toast(text, action = null) {
   setTimeout(close, action ? 10000 : 6000);
 }
 
+/* Let the browser save a text as a file. */
 export function save(name, text, type) {
   const address = URL.createObjectURL(new Blob([text], {type}));
   h("a", {href: address, download: name}).click();
@@ -104,7 +106,7 @@ export function chooseFile(accept) {
   });
 }
 
-/* Ask before an action that cannot be undone, or that somebody else has prepared. */
+/* Ask before an action that cannot be undone, or that somebody else has prepared. Return whether the user agrees. */
 export function confirmed(question, verb, look = "danger") {
   return new Promise(resolve => {
     const dialog = h("dialog", {class: "confirm", "aria-label": question, onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); }},

@@ -1,7 +1,7 @@
 /* Format numbers for people. */
 
 const UNITS = [["TiB", 2 ** 40, 2], ["GiB", 2 ** 30, 2], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1]];
-const LEAST = 0.99995;
+const LEAST = 0.99995;  // share of a unit from which on a number is shown in it, because it would be rounded to a whole one
 
 /* Format a number of bytes as the log and the commands do (runtime/units.py). */
 export function bytes(count) {

@@ -48,7 +48,7 @@ export class Samples {
     });
   }
 
-  /* Begin with older samples. */
+  /* Put those of `samples` that are older than all present ones before them. */
   adopt(samples) {
     const first = this.#samples[0]?.time ?? Infinity;
     this.#samples = [...samples.filter(sample => sample.time < first).map(sample => ({...sample, known: new Map()})), ...this.#samples];
@@ -67,6 +67,7 @@ export class Samples {
     return this.#each("gauge", name, labels, ({series}) => total(series, name, labels));
   }
 
+  /* For each sample, return the mean of a gauge over the series with these labels, or null where there is no such series. */
   mean(name, labels) {
     return this.#each("mean", name, labels, ({series}) => {
       const values = chosen(series, name, labels);
@@ -74,7 +75,8 @@ export class Samples {
     });
   }
 
-  /* For each sample, return by how much a counter grows per second. A counter that shrank has been reset. */
+  /* For each sample, return by how much a counter grows per second, or null where there is no such series or no earlier sample. A counter that
+     shrank has been reset. */
   rate(name, labels) {
     return this.#each("rate", name, labels, (sample, before) => {
       const [now, then] = [total(sample.series, name, labels), total(before.series, name, labels)];
@@ -104,6 +106,8 @@ export class Samples {
   }
 }
 
+/* Return the quantile of a histogram whose buckets are [upper bound, cumulative count], sorted by bound; null if it is empty. In the last bucket,
+   which has no bound, return the bound of the one before. */
 export function quantileOf(cumulative, share) {
   const all = cumulative.at(-1)?.[1] ?? 0;
   if (all <= 0) return null;

@@ -23,7 +23,7 @@ export class Planner {
     this.#offer([]);
   }
 
-  /* Plan a load soon. Without a body show nothing. */
+  /* Stop the running plan, and plan a load soon. If `body` is null, show nothing instead. */
   later(body) {
     this.stop();
     if (!body) this.show();
@@ -61,7 +61,8 @@ export class Planner {
     }
   }
 
-  /* Label the formats with the bytes and the quality that they have for this source. */
+  /* Label the formats with the bytes and the quality that they have for this source. If the server cannot tell them, let the plan be made, so that
+     it says what is wrong. */
   async #compare(source, signal) {
     this.#compared = "";
     this.#isCached = false;
@@ -72,7 +73,7 @@ export class Planner {
       this.#isCached = cached;
       this.#offer(data);
     } catch (error) {
-      if (error.name === "AbortError") throw error;  // otherwise the plan says what is wrong
+      if (error.name === "AbortError") throw error;
       this.#isCached = true;
     }
   }

@@ -177,6 +177,8 @@ function pair(runs) {
   }
 }
 
+/* Return the values of the tokens: paired runs and ends of links become values with children, and all other marks text. Values that are nested
+   deeper than DEEPEST stand beside one another. */
 function build(tokens) {
   const root = [], stack = [root];
   const begin = value => {
@@ -206,6 +208,7 @@ function build(tokens) {
 
 const isMark = char => PUNCTUATION.test(char) || /\p{P}/u.test(char);
 
+/* Return what a sticky pattern matches at this position, or an empty text. */
 function match(pattern, text, at) {
   pattern.lastIndex = at;
   return pattern.exec(text)?.[0] ?? "";

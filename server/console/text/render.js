@@ -5,6 +5,7 @@ import {h} from "../core/dom.js";
 import {highlight} from "./highlight.js";
 import {parse} from "./markdown.js";
 
+/* Shows a Markdown text in the element `into`. */
 export class Rendered {
   #sources = [];
 

@@ -22,7 +22,8 @@ Serve = Callable[[socket.socket], None]
 
 
 def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, even if this process is stopped or busy."""
+    """Have the kernel kill this process when its parent ends, even if this process is stopped or busy. If the parent has ended already, end
+    this process now."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)  # the parent has ended already
@@ -59,7 +60,8 @@ class ForkServer:
                 self._reap()
 
     def _receive(self) -> bool:
-        """Fork a child for the next socket. Return False if no more sockets will come."""
+        """Fork a child for the next socket. If no child can be forked, close the socket, which tells the other end. Return False if no more
+        sockets will come."""
         try:
             message, fds, _, _ = socket.recv_fds(self._control, 1, 1)
         except OSError:
@@ -105,7 +107,8 @@ class ForkServer:
 
 
 def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
-    """Close all sockets of the parent, and run the child until it ends."""
+    """In a new child: close all descriptors of the parent, tell the worker the child's pid, and serve. Then end the child, with status 0 if
+    it has served to the end or answered TOO_LARGE, and otherwise with 1."""
     status = 1
     try:
         die_with(parent_pid)

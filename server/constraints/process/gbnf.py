@@ -4,9 +4,9 @@ llguidance has a translation of its own, of which only the parser is used. It ma
 takes as many characters as it can. Then `name "x"` matches nothing, because the name takes the x. Here each terminal is one character, so
 that every way to divide a text is tried, as llama.cpp does.
 
-Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, whose
-number grows with the text. So does the number of rules that end together where a rule ends with itself: `x ::= "a" x | "b"` becomes
-`"a"* "b"`.
+Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, and the
+number of these ways grows with the text. A rule that ends with itself becomes a repetition: `x ::= "a" x | "b"` becomes `"a"* "b"`.
+Otherwise a rule would end for each "a", all at the same place.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ LARK = re.compile(r"(?m)^\s*(%llguidance\b|\??start\s*(\[[^\]\n]*\]\s*)?:(?!:=))
 
 
 def is_lark(grammar: str) -> bool:
-    """Return whether a grammar is written in Lark, not in GBNF."""
+    """Return whether a grammar is written in Lark, not in GBNF: whether it has a rule called start, or a line that begins with
+    `%llguidance`."""
     return LARK.search(grammar) is not None
 
 
 def lark_of_gbnf(grammar: str) -> str:
-    """Return a GBNF grammar as Lark. Raise an exception if it is not valid."""
+    """Return a GBNF grammar as Lark. Raise an exception of any class if it is not valid."""
     rules = _Parser().parse(grammar)
     if "root" not in rules:
         raise ValueError("no rule is called root")
@@ -91,7 +92,7 @@ class _Flattener:
         pending = list(rules)
         while pending:
             name = pending.pop()
-            if name not in self._may_be_empty and self._matches_nothing(rules[name].alternatives):
+            if name not in self._may_be_empty and self._matches_empty(rules[name].alternatives):
                 self._may_be_empty.add(name)
                 pending += users.get(name, ())
 
@@ -123,7 +124,7 @@ class _Flattener:
             parts = list({str(part): part for part in self._parts(node, set())}.values())
             if not parts:
                 return SequenceNode([])
-            return _Repetition(self._one_of(parts), 0 if self._matches_nothing(node) else least, None)
+            return _Repetition(self._one_of(parts), 0 if self._matches_empty(node) else least, None)
         if least == most == 1:
             return node
         if isinstance(node, RepetitionNode) and _has_no_gaps(node, least, most):
@@ -148,11 +149,11 @@ class _Flattener:
         match node:
             case AlternativeNode(nodes):
                 return [part for one in nodes for part in self._parts(one, seen)]
-            case SequenceNode(nodes) if all(map(self._matches_nothing, nodes)):
+            case SequenceNode(nodes) if all(map(self._matches_empty, nodes)):
                 return [part for one in nodes for part in self._parts(one, seen)]
             case RepetitionNode(_, _, 0):
                 return []
-            case RepetitionNode(inner, least, _) if least <= 1 or self._matches_nothing(inner):
+            case RepetitionNode(inner, least, _) if least <= 1 or self._matches_empty(inner):
                 return self._parts(inner, seen)
             case RuleRefNode(name) if name in self._rules:
                 if name in seen:
@@ -166,15 +167,15 @@ class _Flattener:
             case _:
                 return [node]
 
-    def _matches_nothing(self, node: ASTNode) -> bool:
+    def _matches_empty(self, node: ASTNode) -> bool:
         """Return whether a node matches the empty text."""
         match node:
             case SequenceNode(nodes):
-                return all(map(self._matches_nothing, nodes))
+                return all(map(self._matches_empty, nodes))
             case AlternativeNode(nodes):
-                return any(map(self._matches_nothing, nodes))
+                return any(map(self._matches_empty, nodes))
             case RepetitionNode(inner, least, _):
-                return not least or self._matches_nothing(inner)
+                return not least or self._matches_empty(inner)
             case RuleRefNode(name):
                 return name in self._may_be_empty
             case _:
@@ -182,7 +183,8 @@ class _Flattener:
 
 
 def _without_end(name: str, body: ASTNode) -> ASTNode:
-    """Return the body of a rule that does not end with the rule itself: A | B R, the body of a rule R, becomes B* A."""
+    """Return the body of a rule that does not end with the rule itself: A | B R, the body of a rule R, becomes B* A. A body of another form
+    is returned as it is."""
     if isinstance(body, RepetitionNode) and (body.min_times, body.max_times) == (0, 1):
         given = [*(body.node.alternatives if isinstance(body.node, AlternativeNode) else [body.node]), SequenceNode([])]
     else:
@@ -200,8 +202,8 @@ def _without_end(name: str, body: ASTNode) -> ASTNode:
 
 
 def _has_no_gaps(inner: RepetitionNode, least: int, most: int | None) -> bool:
-    """Return whether a repetition of a repetition is a repetition: whether each number between the smallest and the largest is possible. It
-    is not in `(a{2})*`."""
+    """Return whether the repetition of `inner`, `least` to `most` times, is one repetition of what `inner` repeats: whether each number
+    between the smallest and the largest is possible. In `(a{2})*`, odd numbers are not."""
     if inner.max_times is None:
         return least > 0 or inner.min_times <= 1
     # between n and n + 1 times, nothing is left out; what holds for the smallest n holds for larger ones
@@ -212,6 +214,8 @@ class _Parser(GrammarParser):
     """Reads all escapes of GBNF, and writes characters as Lark reads them."""
 
     def _parse_repetition(self, pos: Position, nodes: list[ASTNode]) -> Position:
+        """Read the repetition of the last node, if there is one, and replace the node. Raise GbnfToLarkError if its larger number comes
+        first."""
         pos = super()._parse_repetition(pos, nodes)
         if nodes and isinstance(found := nodes[-1], RepetitionNode):
             if found.max_times is not None and found.max_times < found.min_times:
@@ -220,6 +224,7 @@ class _Parser(GrammarParser):
         return pos
 
     def _parse_literal(self, pos: Position) -> tuple[ASTNode, Position]:
+        """Read a literal. Return a sequence with a node for each character, and the position after it."""
         chars, pos = list[ASTNode](), pos.advance()
         while pos.current() != '"':
             char, pos = _character(pos)
@@ -227,6 +232,8 @@ class _Parser(GrammarParser):
         return SequenceNode(chars), pos.advance()
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
+        """Read a class such as `[^a-z]`. Return it as a regular expression of ranges, and the position after it. Raise GbnfToLarkError if
+        it is empty."""
         is_inverted = pos.peek(2) == "[^"
         ranges, pos = "", pos.advance(2 if is_inverted else 1)
         while pos.current() != "]":
@@ -241,7 +248,8 @@ class _Parser(GrammarParser):
 
 
 def _character(pos: Position) -> tuple[str, Position]:
-    """Return the next character of a literal or of a class, and the position after it. Raise an exception if there is none."""
+    """Return the next character of a literal or of a class, and the position after it. Raise GbnfToLarkError if the text ends here, or has
+    an unknown escape."""
     char = pos.current()
     if not char:
         raise GbnfToLarkError(pos, "Unexpected end of input")

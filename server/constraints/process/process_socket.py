@@ -34,7 +34,7 @@ def no_socket(error: OSError) -> ConstraintLost:
 
 
 class ProcessSocket:
-    """A socket to a process. The last reference closes it, which ends the process."""
+    """A socket to a process. When the last reference to this object is gone, the socket is closed, which ends the process."""
 
     def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
         """`parent` is the socket to the process that forks this one. `vocab_size` decides the size of masks."""
@@ -54,7 +54,7 @@ class ProcessSocket:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._num_read = self._num_payload = 0
-        self.mask: Mask = np.frombuffer(self._buffer, np.int32, num_words, ANSWER.size)
+        self.mask: Mask = np.frombuffer(self._buffer, np.int32, num_words, ANSWER.size)  # the payload of the last answer, if it is a mask
 
     @property
     def text(self) -> str:
@@ -73,8 +73,8 @@ class ProcessSocket:
 
     @property
     def is_stalled(self) -> bool:
-        """True if the process that owes an answer is stopped or stuck. Before the process has started, its parent is checked instead.
-        Checks every LOOK_S."""
+        """True if the process that owes an answer is stopped, stuck or gone. Before the process has started, its parent is checked instead.
+        Reading this property checks the process, at most every LOOK_S."""
         return self._stall.look(self.pid or (self._parent.pid if self._parent is not None else None))
 
     def send(self, data: bytes) -> None:
@@ -92,7 +92,8 @@ class ProcessSocket:
         return type(self)(near, self, vocab_size)
 
     def receive(self, patience_s: float) -> bool:
-        """Receive the next answer. Return False if none comes within `patience_s`. `ENDED` is the last answer."""
+        """Receive the next answer into `answer`, `number` and the payload. Return False if none comes within `patience_s`. `ENDED`, which
+        also stands for a lost connection, is the last answer."""
         end_s = time.monotonic() + patience_s
         while True:
             self._flush()
@@ -144,7 +145,8 @@ class ProcessSocket:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
     def _read(self) -> None:
-        """Read an answer. Raise BlockingIOError if it has not arrived whole, or another OSError if the process is gone."""
+        """Read an answer. If a signal for an exceeded limit has ended the process, the answer names that limit. Raise BlockingIOError if
+        the answer has not arrived whole, or another OSError if the process is gone."""
         self._fill(ANSWER.size)
         answer, self.number, self.took_s, self._num_payload = ANSWER.unpack_from(self._buffer)
         self._fill(ANSWER.size + self._num_payload)

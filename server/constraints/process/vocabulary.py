@@ -9,8 +9,8 @@ from server.constraints.process.wire import GrammarSettings
 
 
 def tokenizer_of(tokenizer_json: bytes, settings: GrammarSettings) -> LLTokenizer | str:
-    """Return the tokenizer, or an error message if it cannot be used. Its own size is used if it has more tokens than the model: vision
-    models have tokens for images, for which some decoders have no embedding."""
+    """Return the tokenizer, or an error message if it cannot be used. The tokenizer gets the model's number of tokens. If that is refused,
+    it keeps its own number: vision models have tokens for images, for which some decoders have no embedding."""
     fault = ""
     for n_vocab in (settings.vocab_size, None):
         try:

@@ -29,13 +29,13 @@ class Answer(IntEnum):
     """The kinds of answers, and what their number and payload mean."""
 
     BORN = 1  # number: pid of the process
-    COMPILED = 2  # number: KiB of memory that the process does not share; payload: why schemas of a lenient source were left out
+    COMPILED = 2  # number: KiB of memory that the process does not share; payload: why schemas of a lenient source were weakened
     COMPLETE = 3  # no token may follow; number: how many of the last tokens the grammar refuses
     GOES_ON = 4  # a token may follow; number: as for COMPLETE; payload: the forced tokens
-    MASK = 5
+    MASK = 5  # payload: the mask
     ERROR = 6  # the client's fault; payload: the message
-    TOO_SLOW = 7
-    TOO_LARGE = 8
+    TOO_SLOW = 7  # the limit on CPU time is exceeded
+    TOO_LARGE = 8  # the limit on memory is exceeded
     ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended the process, or 0
 
 
@@ -60,7 +60,7 @@ class Source(msgspec.Struct, frozen=True):
     kind: str
     source: str
     head: str
-    is_lenient: bool = False  # a schema in the source that cannot be compiled allows more, instead of refusing the whole source
+    is_lenient: bool = False  # a schema in the source that cannot be compiled is weakened; otherwise the whole source is refused
 
 
 def num_mask_words(vocab_size: int) -> int:
@@ -74,7 +74,8 @@ def question(kind: Question, token_ids: list[int]) -> bytes:
 
 
 def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
-    """Return the next question, or None if the other end was closed."""
+    """Return the kind and the token ids of the next question, or None if the other end was closed. Raise ConnectionError if it was closed
+    within a question."""
     found = sock.recv(4096)  # usually the whole question
     if not found:
         return None
@@ -85,7 +86,7 @@ def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
 
 
 def write_answer(sock: socket.socket, answer: Answer, payload: bytes = b"", *, number: int = 0, took_s: float = 0.0) -> None:
-    """Send an answer. Raise ConnectionError if the other end was closed."""
+    """Send an answer. A payload that is no mask is cut off after MAX_TEXT_BYTES. Raise ConnectionError if the other end was closed."""
     if answer is not Answer.MASK:
         payload = payload[:MAX_TEXT_BYTES]
     sock.sendall(ANSWER.pack(answer, number, took_s, len(payload)) + payload)

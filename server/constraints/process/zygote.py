@@ -41,7 +41,8 @@ class Zygote:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the zygote on a thread, unless it runs. Raise OSError if this process has no free descriptors now."""
+        """Start the zygote on a thread, unless it runs or was closed for good. Raise OSError if this process has no free descriptors
+        now."""
         if self._socket is not None and self._socket.has_ended:
             self.kill()
         if self._socket is None and not self._is_closed:
@@ -65,7 +66,7 @@ class Zygote:
             process.wait()
 
     def close(self) -> None:
-        """End the zygote for good."""
+        """End the zygote for good. This waits for a start that is in progress."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -74,7 +75,8 @@ class Zygote:
         os.close(self._settings_fd)
 
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
-        """Start the process, with `far` as its standard input. This runs on a thread of its own."""
+        """Start the process, with `far` as its standard input, and note its pid in `own`. If that fails, `own` receives `ENDED`, because
+        `far` is closed. This runs on a thread of its own."""
         arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
             try:

@@ -1,2 +1,2 @@
-"""Read and constrain answers as models write them: thoughts, tool calls and text. `formats/table.py` has a line for each written
-format, and `formats/harmony.py` the one that is no such line; see `format.py` first."""
+"""Read and constrain answers as models write them: thoughts, tool calls and text. `formats/harmony.py` has the format of gpt-oss, and
+`formats/table.py` has an entry for each other format; see `format.py` first."""

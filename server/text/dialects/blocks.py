@@ -45,6 +45,7 @@ class BlockFormat(Format):
         is_call: bool,
         calls: Constraint | None = None,
     ) -> Constraint:
+        """Return the constraint for `thoughts`, if there are any, and then `constraint` or `calls`. `is_call` makes no difference here."""
         framed = constraint if thoughts is None else thoughts.before(constraint, specials, open_already=thinking)
         return framed if calls is None else or_calls(framed, calls)
 
@@ -76,6 +77,7 @@ class BlockParser:
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
     def push(self, text: str) -> list[Part]:
+        """Read more text: separate thoughts from content, and let each reader find calls in the content that the one before has left."""
         parts: list[Part] = [Content(text)] if self._splitter is None else self._splitter.push(text)
         for reader in self._readers:
             parts = _read_by(reader, parts)
@@ -88,8 +90,8 @@ class BlockParser:
         return self._numbered(parts)
 
     def _numbered(self, parts: list[Part]) -> list[Part]:
-        """Number calls in the order in which they begin, whichever reader found them. Drop the first call beyond `max_calls`, and all parts
-        after it, those of later steps included."""
+        """Return `parts` with the calls numbered in the order in which they begin, whichever reader found them. Drop the first call beyond
+        `max_calls` and everything after it, also in later calls of this method."""
         found: list[Part] = []
         for part in parts:
             self._is_over |= isinstance(part, CallStart) and self._num_started == self._max_calls

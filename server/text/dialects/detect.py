@@ -25,7 +25,7 @@ DEFAULT = "json"  # name of the format if no other is found
 
 def detected(tokenizer: Tokenizer) -> tuple[Format, bool]:
     """Return the format in which the model's chat template writes calls, and True. If it writes none that a format reads, return a format
-    whose markers are tokens of the model, or else the format DEFAULT, and False."""
+    whose markers are tokens of the model, or else the format DEFAULT, and False. Without a chat template, return DEFAULT and False."""
     written = None if tokenizer.chat_template is None else _written_by(tokenizer.chat_template)
     if written is not None:
         return written, True
@@ -34,14 +34,16 @@ def detected(tokenizer: Tokenizer) -> tuple[Format, bool]:
 
 
 def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
-    """Return a format whose calls stand between two tokens of the vocabulary. If several formats do, prefer one with calls in JSON."""
+    """Return a format whose calls stand between two tokens of the vocabulary, or None if there is none. Of several such formats, prefer one
+    with calls in JSON."""
     found = [form for form in WRITTEN if (calls := form.call_syntax) is not None and calls.opening and calls.closing]
     found = [form for form in found if all(len(tokenizer.encode(marker, False)) == 1 for marker in form.markers[:2])]
     return min(found, key=lambda form: not isinstance(form.call_syntax, JsonCalls), default=None)
 
 
 def shows_tools(template: ChatTemplate | None) -> bool:
-    """Return whether the template's prompt contains the tools of a request."""
+    """Return whether the template's prompt contains the tools of a request. It does not if there is no template, or if the template
+    fails."""
     name = TOOLS[0].name
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
     try:
@@ -51,7 +53,8 @@ def shows_tools(template: ChatTemplate | None) -> bool:
 
 
 def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
-    """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`."""
+    """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`. It does not
+    if there is no template, or if the template fails."""
     messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": user}]
     try:
         return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
@@ -60,7 +63,8 @@ def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
 
 
 def reads_effort(template: ChatTemplate | None) -> bool:
-    """Return whether the template's prompt depends on `reasoning_effort`. Such a model was trained to think as much as the prompt says."""
+    """Return whether the template's prompt depends on `reasoning_effort`: such a model was trained to think as much as the prompt says. It
+    does not if there is no template, or if the template fails."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
     try:
         found = {template and template.render(messages, variables={"reasoning_effort": each}, limits=PROBE) for each in ("low", "high")}
@@ -70,8 +74,9 @@ def reads_effort(template: ChatTemplate | None) -> bool:
 
 
 def _written_by(template: ChatTemplate) -> Format | None:
-    """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message, or ids of
-    another length than Mistral's, and some write the id and not the name."""
+    """Return the format that reads back the calls which the template writes, or None if no format does. Try one call as well as two, and
+    several forms of ids: some templates refuse several calls in one message, or ids of another length than Mistral's, and some write the id
+    and not the name."""
     for names, ids in product((list(PROBED), list(PROBED)[:1]), IDS):
         answers = _answers(template, names, ids)
         if readers := [form for form in WRITTEN if any(_reads(form, answer, names) for answer in answers)]:

@@ -32,8 +32,8 @@ class Dialect:
     reads_effort: bool = False  # the chat template tells the model the effort of a request
     reads_tools: bool = True  # the chat template shows the model the tools of a request
     writes_calls: bool = True  # the chat template writes the calls of earlier turns
-    has_system: bool = True  # the chat template writes a system message; not examined if it shows tools
-    has_system_with_audio: bool = True  # it writes one also in a conversation with audio
+    has_system: bool = True  # the chat template writes a system message; true without an examination if it shows tools
+    has_system_with_audio: bool = True  # the chat template writes a system message also in a conversation with audio
     history_fault: str = ""  # how the template's text of earlier calls differs from what the model wrote; "": it does not
 
     @property
@@ -72,8 +72,9 @@ class Dialect:
         thinking: bool = False,
         split_reasoning: bool = True,
     ) -> AnswerRules:
-        """Return how an answer is parsed. `demanded`: it must be calls. `thinking`: the prompt has opened a block of thoughts.
-        `split_reasoning`: thoughts become parts of their own, otherwise they are content."""
+        """Return how an answer is parsed. `tools`: those whose calls are parsed; empty: none are. `max_calls`: most calls; None: any
+        number. `demanded`: the answer must be calls. `thinking`: the prompt has opened a block of thoughts. `split_reasoning`: thoughts
+        become parts of their own, otherwise they are content."""
         splits = split_reasoning and (self.thinks or thinking)
         return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls, demanded)
 
@@ -83,8 +84,8 @@ class Dialect:
         return self.format.forced_calls(tools, self.specials, several=several)
 
     def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool, calls: Constraint | None = None) -> Constraint:
-        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `calls`: the
-        constraint on calls that the model may write instead."""
+        """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `is_call`: the answer
+        that `constraint` describes is calls. `calls`: the constraint on calls that the model may write instead; None: it may write none."""
         thoughts = self.thoughts if thinking or self.thinks else None
         return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call, calls=calls)
 

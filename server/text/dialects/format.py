@@ -32,7 +32,7 @@ class AnswerRules:
     inside: bool = False  # the prompt has opened a think block
     splits: bool = False  # thoughts are parts of their own, not content
     tools: Sequence[ToolSchema] = ()  # empty: no calls are parsed
-    max_calls: int | None = None
+    max_calls: int | None = None  # most calls that are parsed; None: any number
     demanded: bool = False  # the answer must be calls
 
     def parser(self) -> AnswerParser:
@@ -103,5 +103,6 @@ class Format(ABC):
         calls: Constraint | None = None,
     ) -> Constraint:
         """Return `constraint` preceded by the thoughts that the model may write, or is already writing (`thinking`). `thoughts` is None if
-        it writes none, or if the format has no block of thoughts. `calls`: the constraint on calls that the model may write instead."""
+        it writes none, or if the format has no block of thoughts. `is_call`: the answer that `constraint` describes is calls. `calls`: the
+        constraint on calls that the model may write instead; None: it may write none."""
         ...

@@ -23,8 +23,8 @@ def described(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, has_system: bool, writes_calls: bool
 ) -> list[Message]:
     """Return the conversation with `tools` described in its text. `has_system`: the template writes a system message, which gets the
-    description; otherwise the first message of the user does. `writes_calls`: the template writes calls and their results; otherwise they
-    become text."""
+    description; otherwise the first message of the user does. If there is no such message, one is put first. `writes_calls`: the template
+    writes calls and their results; otherwise they become text, even if there are no tools."""
     found = [dict(message) for message in messages] if writes_calls else _as_text(messages)
     if not tools:
         return found

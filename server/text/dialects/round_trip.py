@@ -15,7 +15,8 @@ RESULT = "probe result"
 
 
 def fault_of(tokenizer: Tokenizer) -> str:
-    """Return how the next turn's prompt differs from the earlier prompt followed by an answer with calls; "" if it repeats both."""
+    """Return how the next turn's prompt differs from the earlier prompt followed by an answer with calls. Return "" if it repeats both, if
+    there is no chat template, or if the template refuses such answers."""
     template = tokenizer.chat_template
     if template is None:
         return ""
@@ -57,8 +58,8 @@ def _turn(text: str, ids: str) -> tuple[Message, list[Message]]:
 
 
 def _end_of_calls(answer: str) -> int:
-    """Return the index after the value of the last argument. The answer is compared up to there, because what follows may belong to the end
-    of the turn."""
+    """Return the index after the value of the last argument, or the length of the answer if the value is not in it. The answer is compared
+    up to there, because what follows may belong to the end of the turn."""
     last = str(next(reversed(next(iter(PROBED.values())).values())))
     at = answer.rfind(last)
     return len(answer) if at < 0 else at + len(last)

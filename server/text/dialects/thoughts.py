@@ -66,7 +66,7 @@ class ThoughtSplitter:
     """
 
     def __init__(self, thoughts: Thoughts, *, inside: bool) -> None:
-        self.inside = inside
+        self.inside = inside  # the text so far ends inside the block
         self._thoughts = thoughts
         self._held = ""  # undecided text: it may be the beginning of a marker
         self._begun = inside  # True once it is known whether the answer begins with a block
@@ -104,7 +104,7 @@ class ThoughtSplitter:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the text that was held back."""
+        """Return the text that was held back, as a thought if it is inside the block, or else as content."""
         text, self._held = self._held, ""
         if not text:
             return []

@@ -29,7 +29,8 @@ class ToolSchema:
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
     """Return the schema of a call's arguments, changed to refuse properties that it does not name: `additionalProperties` becomes false
     where it is absent, also in objects that name properties within other objects and in lists. An object composed of several schemas is not
-    changed, because each schema would refuse the properties of the others."""
+    changed, because each schema would refuse the properties of the others. An object that requires a property without naming it is not
+    changed itself; only the objects within it are."""
     given, required = schema.get("properties", {}), schema.get("required", [])
     if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
         return {**schema}
@@ -41,7 +42,7 @@ def closed(schema: Mapping[str, object]) -> dict[str, object]:
 
 
 def _closed_within(schema: object) -> object:
-    """Return the schema of a property, in which objects that name properties are closed."""
+    """Return the schema of a property, in which objects that name properties are closed, also those in lists."""
     match schema:
         case {"properties": dict()}:
             return closed(cast("Mapping[str, object]", schema))

@@ -17,9 +17,9 @@ class TemplateError(ValueError):
         self.line = line
 
 
-class TemplateRejection(TemplateError):  # the template refused the messages
-    pass
+class TemplateRejection(TemplateError):
+    """The template refused the messages."""
 
 
-class TemplateLimitError(TemplateError):  # rendering exceeded its time or memory
-    pass
+class TemplateLimitError(TemplateError):
+    """Rendering exceeded its time or memory."""

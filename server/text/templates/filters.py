@@ -27,9 +27,9 @@ MAX_ATTRIBUTE_PARTS = 16  # dots and commas in an attribute such as "a.b.c", whi
 
 # fmt: off
 SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # examine a single value
-ITEM_FILTERS = ("first", "items", "last", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
-COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort")
-SHALLOW_TESTS = (
+ITEM_FILTERS = ("first", "items", "last", "map", "reject", "rejectattr", "reverse", "select", "selectattr")  # read each item
+COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort")  # read each item, and compare items
+SHALLOW_TESTS = (  # examine a single value, not those within it
     "boolean", "callable", "defined", "false", "float", "integer", "iterable",
     "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
 )
@@ -209,7 +209,7 @@ def _tojson(
 
 @pass_context
 def _attr(context: Context, value: Any, /, name: str) -> Any:
-    """The filter `attr`: return an attribute, if the environment allows it."""
+    """The filter `attr`: return an attribute, or an undefined value if the environment does not allow it."""
     return context.environment.attribute(value, name)  # type: ignore[attr-defined]  # defined by our environment
 
 
@@ -249,7 +249,7 @@ def _sum(context: Context, value: Any, /, attribute: str | int | None = None, st
 
 @pass_context
 def _round(context: Context, value: float, /, precision: int = 0, method: Any = "common") -> float:
-    """The filter `round`. Raise TemplateLimit for more than 100 digits."""
+    """The filter `round`. Raise TypeError if the value is no number, or TemplateLimit for more than 100 digits."""
     value = _number(value)
     if abs(precision) > 100:
         raise TemplateLimit(f"round() to {precision} digits; at most 100 are allowed")

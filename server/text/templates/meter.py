@@ -43,7 +43,8 @@ class Meter:
         self._left_bytes = limits.memory_bytes
 
     def step(self, num_chars: int = 0) -> None:
-        """Count an operation that scans `num_chars` characters."""
+        """Count an operation that scans `num_chars` characters. Raise TemplateLimit if the time is over; it is read only after several
+        steps."""
         _check_count(num_chars)
         self._steps += 1 + num_chars // CHARS_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
@@ -56,7 +57,7 @@ class Meter:
             raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
-        """Count memory that is about to be used. Raise TemplateLimit if that is too much."""
+        """Count memory that is about to be used, and a step that scans so many characters. Raise TemplateLimit if that is too much."""
         _check_count(num_bytes)
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:

@@ -99,7 +99,8 @@ _MOST_CHARS_OF_ONE = 10  # repr() writes one character as \U0001f600
 
 
 def format_percent(meter: Meter, text: str, args: Any) -> str:
-    """Return `text % args`. Each width and precision may be at most MAX_PADDING. Raise ValueError for a format that is not supported."""
+    """Return `text % args`, and charge for it. Raise TemplateLimit for a width or precision above MAX_PADDING, and ValueError for a format
+    that is not supported."""
     args_chars = 0 if isinstance(args, tuple) else _MOST_CHARS_OF_ONE * meter.measure(args)
     start = 0
     while (start := text.find("%", start)) >= 0:
@@ -115,8 +116,8 @@ def format_percent(meter: Meter, text: str, args: Any) -> str:
 
 
 def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """Return `text.format(*args, **kwargs)` for plain fields: `{}`, `{0}`, `{name}`, with a conversion and a format. Attributes, items and
-    nested fields are refused, because str.format would bypass the sandbox."""
+    """Return `text.format(*args, **kwargs)` for plain fields: `{}`, `{0}`, `{name}`, with a conversion and a format, and charge for it.
+    Raise ValueError for attributes, items and nested fields, because with them str.format would bypass the sandbox."""
     parts: list[str] = []
     num_automatic = 0
     meter.charge(len(text))
@@ -139,7 +140,7 @@ def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str
 
 
 def _formatted(meter: Meter, value: Any, spec: str, conversion: str | None) -> str:
-    """Return one field of `str.format`. Raise ValueError if its format is not supported."""
+    """Return one field of `str.format`. Raise ValueError if its format is not supported, or TemplateLimit if it pads too far."""
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise ValueError(f"str.format has the format {spec!r:.60}; expected a form such as :>8, :05d or :.2f")

@@ -46,7 +46,7 @@ class OutsideTemplate:
         self._renderer.start()
 
     def check(self) -> None:
-        """Raise TemplateError if the template is broken. This waits until the process has compiled it."""
+        """Wait until the process has compiled the template. Raise TemplateError if the template is broken or the process fails."""
         self._renderer.check()
 
     def renderer(self) -> Renderer:

@@ -51,7 +51,8 @@ class Renderer:
         self._calls.start()
 
     def check(self) -> None:
-        """Raise TemplateError if the template is broken. This blocks."""
+        """Wait until the process has compiled the template. Raise TemplateError if the template is broken or the process fails. This
+        blocks."""
         self._wait(CHECK)
 
     def _wait(self, work: bytes) -> str:
@@ -87,5 +88,5 @@ def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
 
 
 def _text(answer: bytearray) -> str:
-    """Return the text in an answer of the process, or raise the error in it."""
+    """Return the text in an answer of the process, or raise the TemplateError in it."""
     return msgspec.msgpack.decode(answer, type=Outcome).result()

@@ -33,10 +33,10 @@ CHECK = pickle.dumps(((), {}, 0.0))  # work without arguments asks only whether 
 class Outcome(msgspec.Struct, frozen=True):
     """The result of a rendering: the text, or the kind, message and line of an error."""
 
-    text: str | None = None
-    kind: str = TemplateError.__name__
+    text: str | None = None  # None: rendering failed, as the other fields say
+    kind: str = TemplateError.__name__  # a name in KINDS
     message: str = ""
-    line: int | None = None
+    line: int | None = None  # line of the template, if known
 
     def result(self) -> str:
         """Return the text, or raise the error."""
@@ -60,13 +60,14 @@ class Rendering:
         self._warming: ChatTemplate | None = None
 
     def prepare(self) -> None:
-        """Compile the template, and load what the first rendering would load."""
+        """Compile the template, and load what the first rendering would load. If the template is broken, let each call answer with the
+        error."""
         from server.text.templates.template import ChatTemplate  # only here: the process that makes this job does without Jinja
 
         self._warming = ChatTemplate(WARMING, {})
         try:
             self._render = pickle.loads(self._template).render
-        except TemplateError as error:  # the template is broken; each call answers with this error
+        except TemplateError as error:
             self._render = error
         datetime.now().strftime("%c")  # reads the file of the time zone
         import_module("jinja2.debug")  # jinja2 imports it at its first error
@@ -77,7 +78,7 @@ class Rendering:
         self._warming.render([{"role": "user", "content": "warm"}] * 2)
 
     def run(self, work: bytes) -> bytes:
-        """Render the template. Return the Outcome as MessagePack."""
+        """Render the template, or only find out whether it is broken if `work` is CHECK. Return the Outcome as MessagePack."""
         try:
             args, options, now_s = pickle.loads(work)
             OPEN.set(OpenValues(b"", now_s))

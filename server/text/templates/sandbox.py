@@ -284,6 +284,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012  # mutable in the base class, too
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the statements between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -321,7 +322,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         self.globals = dict(GLOBALS)
 
     def template(self, source: str) -> jinja2.Template:
-        """Compile a template. Raise TemplateLimit if it is too large, or TemplateSyntaxError if it has a statement that is not allowed."""
+        """Compile a template. Raise TemplateLimit if the template or an integer in it is too large, or TemplateSyntaxError if the template
+        is malformed or has a statement that is not allowed."""
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateLimit(f"the template has {len(source)} characters; at most {MAX_SOURCE_CHARS} are allowed")
         tree = self.parse(source)
@@ -356,7 +358,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.attribute(obj, attribute)
 
     def attribute(self, obj: Any, name: str) -> Any:
-        """Return a method or attribute that METHODS or ATTRIBUTES lists, otherwise an undefined value."""
+        """Return a method or attribute that METHODS or ATTRIBUTES lists, or an item of a namespace, otherwise an undefined value. Raise
+        UndefinedError if `obj` itself is undefined."""
         kind = type(obj)
         if name in METHODS.get(kind, ()):
             return Method(obj, name)
@@ -370,7 +373,8 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return `obj[argument]`. An item comes before a method of that name, as in Jinja."""
+        """Return `obj[argument]`, or an undefined value if there is no such item. An item comes before a method of that name, as in Jinja.
+        Raise TypeError if `argument` may not be a key."""
         kind = type(obj)
         check_key(argument)
         if kind is dict and argument in obj:

@@ -95,8 +95,9 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
-        """Render with the template for these tools, after changing the messages as it expects. `variables` have no reserved names. Raise
-        TemplateError if the template refuses the messages or fails."""
+        """Render with the template for these tools, after changing the messages as it expects. If that raises a TypeError, try again with
+        the arguments of calls as JSON text. `variables` have no reserved names. Raise TemplateError if the template refuses the messages or
+        fails."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
@@ -112,7 +113,8 @@ class ChatTemplate:
         try:
             text = compiled.environment.rendered(compiled.template, names, Meter(limits))
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
-            # This is not remembered: the failure may be due to these arguments, and a prompt must not depend on earlier requests.
+            # Later renderings do not begin with such a second try: these arguments may be the reason for the failure, and a prompt must not
+            # depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
                 raise _translate(error) from error
@@ -151,7 +153,8 @@ def _without_empty_content(message: Message) -> Message:
 
 
 def _in_parts(message: Message) -> Message:
-    """Return a message whose content is a list of parts."""
+    """Return a message with its text as a list of parts, which is empty for an empty text. If the content is no text, return the message
+    unchanged."""
     content = message.get("content")
     return {**message, "content": [{"type": "text", "text": content}] if content else []} if isinstance(content, str) else message
 
@@ -189,7 +192,7 @@ def rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | N
 
 
 def _marker_beside(values: object) -> str:
-    """Return a text that occurs nowhere in `values`, which clients control."""
+    """Return a text that occurs nowhere in `values`, which clients control. Raise RecursionError if they nest too deeply."""
     text = json.dumps(values, ensure_ascii=False)
     longest = max(map(len, re.findall(f"{MARKER}({FILLER}*)", text)), default=-1)
     return MARKER + FILLER * (longest + 1)
@@ -239,8 +242,8 @@ def _lone_surrogate(text: str) -> tuple[str, int] | None:
 
 
 def _line(error: Exception) -> int | None:
-    """Return the template's line that raised the error. Jinja gives frames of a template the template's own line numbers; the innermost
-    such frame counts."""
+    """Return the template's line that raised the error, or None if no line did. Jinja gives frames of a template the template's own line
+    numbers; the innermost such frame counts."""
     line = None
     frame = error.__traceback__
     while frame is not None:

@@ -1,5 +1,5 @@
 """Read JSON that a model has written, and write it again. Its escapes may stand for half of a surrogate pair, which no answer can carry,
-and its numbers may be none of JSON."""
+and its numbers may be infinite or NaN, which JSON does not have."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def whole_characters(text: str) -> str:
 
 
 class StringEscaper:
-    """Escapes control characters within the strings of a JSON object that arrives in pieces. Small models leave line ends there as they
-    are, and no client reads them. Text that is no object stays as it is."""
+    """Escapes control characters within the strings of a JSON object that arrives in pieces: small models write line ends there as they
+    are, and no client can read such JSON. Text that is no object stays as it is."""
 
     def __init__(self) -> None:
         self.inside = False  # the text so far ends inside a string
@@ -40,6 +40,7 @@ class StringEscaper:
 
 
 def as_json(value: object) -> str:
+    """Return a value as JSON, with a replacement character for each half of a character that stands alone."""
     return whole_characters(json.dumps(value, ensure_ascii=False))
 
 
@@ -49,8 +50,8 @@ def of_json(text: str) -> Any:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a text has as JSON, or None if it has none; {} for an empty text. Small models write half of a surrogate
-    pair."""
+    """Return the object that a text has as JSON, or None if the text is no JSON object; {} for an empty text. Small models write half of a
+    surrogate pair, which is replaced."""
     try:
         read: object = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, RecursionError):
@@ -62,10 +63,12 @@ def object_of(text: str) -> dict[str, Any] | None:
 
 
 def _finite(digits: str) -> float:
+    """Return the number that is written so. Raise ValueError if it is too large for a float."""
     if not isfinite(number := float(digits)):
         _refuse(digits)
     return number
 
 
 def _refuse(number: str) -> NoReturn:
+    """Raise ValueError for a number that JSON does not have."""
     raise ValueError(f"{number:.80} is no finite number")

@@ -1,5 +1,5 @@
-"""The parser of answers that must be calls (`tool_choice: required`). It ends the answer once the model goes on with anything but a new
-call, and it drops all text outside calls, such as the beginning of a call that `max_tokens` cut off."""
+"""The parser of answers that must be calls (`tool_choice: required`). After the first call, it ends the answer once the model writes text,
+or repeats an earlier call. It drops all text outside calls, such as the beginning of a call that `max_tokens` cut off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DemandedCallParser:
     def __init__(self, inner: AnswerParser) -> None:
         self.num_calls = 0
         self._inner = inner
-        self._ended = False
+        self._ended = False  # the model has written text after a call, or has repeated a call
         self._earlier: list[Call] = []  # complete calls
         self._call: Call | None = None  # the call that is being read
         self._held: list[Part] = []  # parts of `_call`, while an earlier call begins with the same text: models may repeat a call for ever

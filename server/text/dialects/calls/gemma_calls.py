@@ -62,6 +62,7 @@ class GemmaCallParser(MarkedCallParser):
         self._style = syntax.style
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it. Of a call that was cut off, report only the name. Return False if no call comes next."""
         if not (yield from self.stream.find(BEFORE_NAME)):
             return False
         name, found = yield from self.stream.up_to("{")

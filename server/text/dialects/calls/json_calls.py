@@ -35,6 +35,8 @@ class JsonCalls(CallSyntax):
         return JsonCallParser(self, frozenset(tool.name for tool in tools), max_calls)
 
     def beginnings(self, name: str) -> tuple[str, ...]:
+        """Return the beginnings of a JSON object and, in a list, those of a call with its name before a marker. There are none if the
+        call's number comes before the name."""
         if self.number_key:
             return ()
         head = f'{{"{self.name_key}": "{name}", "{self.arguments_key}":'
@@ -43,6 +45,7 @@ class JsonCalls(CallSyntax):
         return (f"\n{head}",)
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+        """Return the rules of calls as objects, `call`, and as a name before a marker, `short`, if the syntax has such a marker."""
         names = by_schema(tools)
         rules = [f"inside: {self._around_calls(specials, several=several)}", f"call: {alternatives('call', len(names))}"]
         if self.arguments_marker:

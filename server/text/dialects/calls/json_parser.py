@@ -194,7 +194,8 @@ class JsonCallParser:
         self._held = self._held[length:]
 
     def _give_back(self, parts: list[Part]) -> None:
-        """Turn the text read so far into content, because it is no call. After this, only a marker can begin a call."""
+        """Turn the text read so far into content, because it is no call. After a call, the separators at the text's beginning are dropped.
+        From now on, only a marker can begin a call."""
         text, self._raw = self._raw, ""
         self._state = _State.TEXT
         if text := text.lstrip(SEPARATORS) if self.num_calls else text:
@@ -206,20 +207,21 @@ class JsonCallScanner:
     is the arguments of a call with this name."""
 
     def __init__(self, name: str | None = None) -> None:
-        self.name = name
-        self.done = False
-        self.failed = False
-        self._bare_arguments = name is not None
-        self._depth = 0
+        self.name = name  # None: it was not read yet
+        self.done = False  # the object is complete
+        self.failed = False  # the text is no call
+        self._bare_arguments = name is not None  # the whole object is the arguments
+        self._depth = 0  # braces and brackets that are open
         self._strings = StringEscaper()
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
         self._key = ""
         self._span = ""  # the key or value being read
         self._arguments = ""  # text of the arguments that was read but not returned yet
-        self._any_arguments = False
+        self._any_arguments = False  # text of the arguments was returned
 
     def feed(self, text: str) -> int:
-        """Read characters of the object. Return how many belong to it."""
+        """Read characters of the object. Return how many were read: all, or those up to the one that completes the object or shows that it
+        is no call."""
         for position, char in enumerate(text):
             self._read(char)
             if self.done or self.failed:
@@ -227,8 +229,8 @@ class JsonCallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole. If they are
-        null or absent, the call has none."""
+        """Return the text of the arguments that was read and not returned yet. Arguments written as a JSON string are unpacked, so they are
+        returned as a whole. If they are null, or absent from a complete object, return `{}`."""
         if self._arguments.startswith('"') and not self._any_arguments:
             if self._strings.inside and self._key in ARGUMENT_KEYS and not self._at_key:
                 return ""  # the string is not complete

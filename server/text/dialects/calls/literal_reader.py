@@ -108,7 +108,7 @@ def _read_text(stream: Stream, quote: str) -> Steps[str]:
 
 
 def _read_escape(stream: Stream) -> Steps[str]:
-    """Read the characters after a backslash. Return the text for which they stand."""
+    """Read the characters after a backslash. Return the text for which they stand; that of an unknown escape is the escape itself."""
     char = stream.take(1)
     if char not in HEX_LENGTHS:
         return ESCAPES.get(char, char if char in "\\\"'/" else f"\\{char}")
@@ -123,7 +123,8 @@ def _read_escape(stream: Stream) -> Steps[str]:
 
 
 def _read_scalar(stream: Stream) -> Steps[object]:
-    """Read a number, true, false or null. Raise Malformed if something else comes next, or if the text ends."""
+    """Read a number, true, false or null, up to a comma or a closing bracket. Raise Malformed if something else comes next, or if the text
+    ends."""
     text = ""
     while (char := (yield from stream.peek())) and char not in ",]})" and len(text) < MAX_SCALAR:
         text += stream.take(1)

@@ -69,14 +69,16 @@ class LiteralRules:
 
     @property
     def rules(self) -> list[str]:
-        """The rules of all values for which `value` has returned a name, and of the values in these."""
+        """The rules of all values for which `value` has returned a name, and of the values in these. Read this last: it makes the rules
+        that are not made yet."""
         while self._unmade:  # not by recursion, because schemas may refer to one another in a long chain
             name, schema = self._unmade.popleft()
             self._rules.append(f"{name}: {self._expression(schema)}")
         return self._rules
 
     def value(self, schema: Schema) -> str:
-        """Return the name of the rule for values that match a schema. All references to one part of `root` have the rule of that part."""
+        """Return the name of the rule for values that match a schema, which `rules` then has. All references to one part of `root` have the
+        rule of that part."""
         found = resolved(schema, self._root)
         if id(found) not in self._by_id:
             text = json.dumps(found, sort_keys=True)
@@ -87,8 +89,8 @@ class LiteralRules:
         return self._by_id[id(found)]
 
     def fields(self, named: Mapping[str, Schema], required: Collection[str], before: Mapping[str, str]) -> str:
-        """Return the expression for named values in this order, separated by commas. Values that are not `required` may be absent. `before`
-        has the rule of the text before each value. The expression is empty if there are no values."""
+        """Return the expression for named values in this order, separated by commas, and add the rules that it needs. Values that are not
+        `required` may be absent. `before` has the rule of the text before each value. The expression is empty if there are no values."""
         comma, rest = literal(self._style.comma), ""
         found: list[str] = []
         self._num_lists += 1

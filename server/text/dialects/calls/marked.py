@@ -22,14 +22,14 @@ class MarkedCallParser(ABC):
 
     def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
         self.num_calls = 0
-        self.done = False
+        self.done = False  # the allowed number of calls was read
         self.stream = Stream()
         self.tools = {tool.name: tool for tool in tools}
         self._syntax = syntax
         self._max_calls = max_calls
         self._parts: list[Part] = []
-        self.is_marked = False  # the opening marker was read
-        self._is_in_line = False  # content was read, and no call since
+        self.is_marked = False  # an opening marker that only calls have was read before the present calls
+        self._is_in_line = False  # the content since the last call ends within a line
         self.ids: set[str] = set()  # ids of all calls
         self._steps: Iterator[None] = self._read()
 
@@ -48,7 +48,8 @@ class MarkedCallParser(ABC):
         ...
 
     def start(self, name: str, call_id: str = "") -> None:
-        """Report that a call begins: its tool, and the id that the model wrote for it, if any. An id of an earlier call is replaced."""
+        """Report that a call begins: its tool, and the id that the model wrote for it. If the id is empty or that of an earlier call, a new
+        one takes its place. The text read so far can no longer become content."""
         self._parts.append(CallStart(self.num_calls, own_id(call_id, self.ids, self._syntax.id_length), name))
         self.stream.forget()
 
@@ -117,7 +118,8 @@ class MarkedCallParser(ABC):
         return at
 
     def _read_calls(self) -> Steps[None]:
-        """Read calls up to the closing marker, or up to text that is no call, which becomes content."""
+        """Read calls up to the closing marker, up to the last allowed call, or up to text that is no call. Such text becomes content,
+        unless it may be the beginning of a call that was cut off."""
         stream, syntax = self.stream, self._syntax
         while not self.done:
             yield from stream.skip(self.separators)

@@ -27,11 +27,11 @@ class NamedCalls(CallSyntax):
     """The syntax of calls that are a name, a marker and JSON arguments."""
 
     call_opening: str  # marker before each call
-    before_name: str = ""
+    before_name: str = ""  # text between `call_opening` and the name
     numbered: bool = False  # `:0`, `:1`, ... follow the name; prefix, name and number are the call's id
     before_arguments: str  # text after the name
-    after_arguments: str = ""
-    call_closing: str
+    after_arguments: str = ""  # text between the arguments and `call_closing`
+    call_closing: str  # marker after each call
     gap: str = ""  # text between two calls
     between: str | None = None
 
@@ -68,6 +68,8 @@ class NamedCallParser(MarkedCallParser):
         self._form = syntax
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it while its arguments arrive. Return False if no call comes next, or if its arguments are no
+        object."""
         form, stream = self._form, self.stream
         if not (yield from stream.find(form.call_opening)):
             return False

@@ -94,7 +94,7 @@ class PlainCallParser:
             yield
 
     def _say(self, text: str, *, is_last: bool = False) -> None:
-        """Add content, but hold white space at its end back."""
+        """Add content, but hold white space at its end back, unless it `is_last`."""
         text = self._space + text
         kept = text if is_last else text.rstrip(SPACE)
         self._space = text[len(kept) :]

@@ -73,6 +73,7 @@ class PythonCallParser(MarkedCallParser):
         self._is_bare = syntax.bare
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it. Of a call that was cut off, report only the name. Return False if no call comes next."""
         name = yield from self._read_name()
         if not name or (self._is_bare and name not in self.tools):
             return False

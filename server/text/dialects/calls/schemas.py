@@ -25,7 +25,7 @@ KINDS: dict[type, str] = {
 
 
 def properties(schema: Schema) -> dict[str, Schema]:
-    """Return the schemas of the named properties of an object."""
+    """Return the schemas of the properties that an object's schema names; empty if it names none."""
     found = resolved(schema, schema).get("properties")
     return {str(name): as_schema(inner) for name, inner in found.items()} if isinstance(found, dict) else {}
 
@@ -42,7 +42,8 @@ def as_schema(value: object) -> Schema:
 
 
 def resolved(schema: Schema, root: Schema) -> Schema:
-    """Return the schema that is found by following references to parts of `root`, at most MAX_REFERENCES of them."""
+    """Return the schema that is found by following references to parts of `root`, at most MAX_REFERENCES of them. A reference to no part of
+    `root` leads to a schema that allows every value; one that does not begin with `#` is not followed."""
     for _ in range(MAX_REFERENCES):
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):

@@ -100,14 +100,14 @@ class CallSyntax(ABC):
 
 
 def own_id(written: str, used: set[str], length: int) -> str:
-    """Return the id of a call, and add it to those `used` in the answer: the id that the model wrote, or a new one if it wrote none or has
-    written it before."""
+    """Return the id of a call, and add it to `used`, the ids in the answer so far. It is the id that the model wrote, or a new one if the
+    model wrote none or has written it before."""
     call_id = new_call_id(length) if not written or written in used else written
     used.add(call_id)
     return call_id
 
 
 def new_call_id(length: int = 24) -> str:
-    """Return a random id for a call, with `length` letters and digits."""
+    """Return a new id for a call: `length` letters and digits, after `call_` unless they are as many as in Mistral's ids."""
     token = new_letters("call", length)
     return token if length == MISTRAL_ID_LENGTH else f"call_{token}"

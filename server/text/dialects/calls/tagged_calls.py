@@ -35,14 +35,14 @@ SPACE = " \t\r\n"
 class TaggedCalls(CallSyntax):
     """The syntax of calls whose parameters stand between tags."""
 
-    before_name: str = ""
-    after_name: str = ""
-    before_key: str
+    before_name: str = ""  # text before the tool's name
+    after_name: str = ""  # text after the tool's name; empty: the name ends with its line, or at the next tag
+    before_key: str  # text before a parameter's name
     # texts after a parameter's name: whether the value is text (True), JSON (False), or what the schema says (None)
     after_key: Mapping[str, bool | None]
     before_value: str = ""  # text between `after_key` and the value
-    after_value: str
-    after_call: str = ""
+    after_value: str  # text after a value
+    after_call: str = ""  # text after the last parameter of a call
     line: str = "\n"  # white space that the model writes between tags
     padding: str = ""  # white space around a value, which is no part of it
     tokens: tuple[str, ...] = ()  # single tokens within the tags
@@ -56,6 +56,7 @@ class TaggedCalls(CallSyntax):
 
     @property
     def signs(self) -> tuple[str, ...]:
+        """The markers, and texts that distinguish the syntax from others with the same markers, such as the line end before a value."""
         return (*self.markers, self.before_name, *(after + self.line + self.before_value for after in self.after_key if self.before_value))
 
     def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> TaggedCallParser:
@@ -78,6 +79,8 @@ class TaggedCallParser(MarkedCallParser):
         self.unmarked = syntax.before_name if syntax.may_lack_opening else ""
 
     def read_call(self) -> Steps[bool]:
+        """Read one call, and report it while its parameters arrive. Return False if no call comes next. If the opening marker was not read,
+        only a call of an offered tool is a call."""
         form, stream = self._form, self.stream
         if form.before_name and not (yield from stream.find(form.before_name)):
             return False
@@ -92,7 +95,7 @@ class TaggedCallParser(MarkedCallParser):
 
     def _read_parameters(self, name: str, mark: str) -> Steps[None]:
         """Read the parameters of a call of tool `name`, and report them as JSON. `mark` is the text that was read last: the parameters have
-        ended unless it opens one."""
+        ended if it is a text after them. If the answer ends first, the JSON stays incomplete."""
         form, stream = self._form, self.stream
         ends = tuple(filter(None, (form.after_call, form.closing)))
         root = self.tools[name].parameters or {} if name in self.tools else {}
@@ -114,7 +117,8 @@ class TaggedCallParser(MarkedCallParser):
         self.argue("}")
 
     def _read_value(self, schema: Schema, root: Schema, says_text: bool | None) -> Steps[None]:
-        """Read the value of a parameter, and report it as JSON. `says_text`: what the parameter's tag says about it, as in `after_key`."""
+        """Read the value of a parameter, and report it as JSON. `says_text`: what the parameter's tag says about it, as in `after_key`. If
+        the answer ends first, report a text as far as it goes, and nothing of any other value."""
         form, stream = self._form, self.stream
         ends = (form.padding + form.after_value, form.after_value)
         yield from stream.find(form.padding)

@@ -37,8 +37,8 @@ class _Parameters:
         """`most`: most characters of the rules."""
         self._form, self._specials, self._root = form, specials, root
         self.rules: list[str] = []
-        self.order: list[str] = []
-        self._room = most
+        self.order: list[str] = []  # the rule of each parameter, in order, with `?` or `*` if the parameter may be absent
+        self._room = most  # characters of rules that may still be added
         self._kinds_of: dict[int, frozenset[str]] = {}  # by the identity of the schema; `root` has all schemas, except empty ones
         whole = resolved(root, root)
         required = required_of(whole)

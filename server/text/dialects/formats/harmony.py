@@ -55,6 +55,8 @@ class Harmony(Format):
         return MARKERS
 
     def thought_bounds(self, thoughts: Thoughts | None, ids_of: Callable[[str], list[int]]) -> Bounds | None:
+        """Return the tokens of the header of a thought, and the token that ends a thought, or None if one of these texts is not a single
+        token. `thoughts` is not used: the format has none."""
         found = [ids_of(text) for text in (CHANNEL, ANALYSIS, MESSAGE, END)]
         if any(len(ids) != 1 for ids in found):
             return None
@@ -108,7 +110,8 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back. Drop a cut-off header if it begins with a marker; otherwise it is content."""
+        """Return the parts that were held back. A call that was cut off ends here. Drop a cut-off header if it begins with a marker;
+        otherwise it is content."""
         held, self._held = ("" if self.done else self._held), ""
         parts: list[Part] = []
         if self._kind is not None:
@@ -138,7 +141,7 @@ class ChannelParser:
         return True
 
     def _read_header(self, header: str, parts: list[Part]) -> None:
-        """Begin the body after a header, and pass on the name of a call."""
+        """Begin the body after a header. Pass on the beginning of a call, or the header itself if thoughts are passed on as content."""
         channel, recipient = re.search(rf"{re.escape(CHANNEL)}\s*(\w+)", header), re.search(r"\bto=([^\s<]+)", header)
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
