@@ -126,8 +126,8 @@ class Kept:
         self._cards = folder / "cards"
 
     def require_private(self) -> None:
-        """Raise UnsafeCache if another user can write to the cache folder, or to a folder within it whose files this class names. Folders
-        that do not exist yet are not checked."""
+        """Raise UnsafeCache if another user owns the cache folder, or a folder within it whose files this class names, or can write to it
+        (runtime/sealed.py). Folders that do not exist yet are not checked."""
         within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers, self._cards
         for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)

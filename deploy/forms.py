@@ -93,8 +93,8 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
 
 
 def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
-    """Return what serving the inspected model in a format would take. `found` is the inspection of the model in one format; the memory
-    besides the weights is the same in all formats."""
+    """Return what serving the inspected model in a format would take. `found` is the inspection of the model in one format. The memory
+    besides the weights is taken to be the same in all formats."""
     plan = found.plan
     # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
@@ -173,8 +173,8 @@ def _head_bits() -> float:
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
-    """Return the bytes in memory of a matrix in a format of 8 or 4 bits, scales included, with the scales that the products of this machine
-    read."""
+    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: those of its numbers, and of the scales that the products of this
+    machine read."""
     *rows, length = info.shape
     groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
     scales = groups * (2 if format.bits == 4 else 4)

@@ -59,7 +59,7 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
-    """Return a supervisor for the worker of a model, which is not started yet. What the settings say about workers becomes part of the
+    """Return a supervisor for the worker of a model. The worker is not started yet. What the settings say about workers becomes part of the
     load. `events`: publishes the changes of the worker's prefix cache; None: they are not reported. Raise SettingsError if a file with a
     secret cannot be used."""
     file = settings.stage_secret_file if spec.stages else None

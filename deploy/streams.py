@@ -31,7 +31,7 @@ class Stream:
     """The tokens that one client received. Over HTTP, a token has no arrival time if it completes no character, unless it is the last, and
     tokens that arrive in one event have one time together."""
 
-    began_s: float  # when the request was sent; all times are of time.perf_counter
+    began_s: float  # when the request is sent, by the same clock as `times_s`
     num_tokens: int = 0  # tokens of the answer so far, as the server counts them
     times_s: list[float] = field(default_factory=list[float])  # arrival times of tokens; over HTTP of events with text or the end
     num_at_first: int = 1  # tokens that the client had at the first time of `times_s`: more than one if the first ones have no text

@@ -105,7 +105,7 @@ def begin_use(
     process was killed while it used the file. Remove it if it is damaged; return None if it cannot be removed. So there may be no file at
     the path that is returned, and the caller then writes it. After a `restart` by the server, a killed process is no reason to wait for
     verification: the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction
-    that is verified. If no marker can be written, the file is used without one."""
+    that is verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
         why = "it was damaged before" if verify else "the last process that used it was killed"
@@ -121,7 +121,7 @@ def begin_use(
 
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
     """Verify a file, and remove it if it is damaged. Return True if it is undamaged, missing or removed now, and False if it is damaged and
-    cannot be removed."""
+    cannot be removed. Raise OSError if it cannot be read."""
     try:
         SectionFile(path, key_of(path.parent)).verify(progress)
     except FileNotFoundError:

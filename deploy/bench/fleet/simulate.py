@@ -120,6 +120,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     transfers = {} if network is None else {cell.name: Transfers(cell, network, plan.costs, timeline.at, again) for cell in cells}
 
     def fail(failure: Failure, now_s: float) -> None:
+        """Let the replicas of a failure go down, and send the requests that they lose again."""
         cell = cells[failure.cell]
         cell.advance(now_s)
         gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
