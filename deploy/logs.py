@@ -40,6 +40,7 @@ def level_number(level: str) -> int:
 
 class TextLines(logging.Formatter):
     """Write a record as a line of text, followed by the traceback of its exception if it has one."""
+
     def format(self, record: logging.LogRecord) -> str:
         request_id = REQUEST_ID.get()
         line = f"{_time(record)} {record.levelname.lower():7} {f'{request_id} ' if request_id else ''}{record.getMessage()}"

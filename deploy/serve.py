@@ -294,8 +294,8 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
 
 @contextmanager
 def cache_events(settings: ServerSettings, listener: socket.socket) -> Generator[CacheEvents | None]:
-    """Yield the publisher of the events of prefix caches, or None if the settings name no address for them. Only with an address ZMQ is
-    imported. Close the sockets at the end. Raise SettingsError if the address cannot be used, if ZMQ is not installed, or if only
+    """Yield the publisher of the events of prefix caches, or None if the settings name no address for them. ZMQ is imported only if there
+    is an address. Close the sockets at the end. Raise SettingsError if the address cannot be used, if ZMQ is not installed, or if only
     `kv_events_replay` is set."""
     if settings.kv_events is None:
         if settings.kv_events_replay is not None:

@@ -24,6 +24,7 @@ def whole(text: str) -> int:
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return a function that parses a whole number of at least `least`."""
+
     def parsed(text: str) -> int:
         with suppress(ValueError):
             if (found := int(text)) >= least:

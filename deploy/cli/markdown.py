@@ -45,7 +45,8 @@ class MarkdownWriter:
         self._print(self._rest)
 
     def write(self, piece: str) -> None:
-        """Add a piece of the answer. Print blocks that it completes, and draw the last block, but not more often than BETWEEN_DRAWS_S."""
+        """Add a piece of the answer. Print the blocks that are complete, and draw the last block, unless the piece ends no line and the
+        last drawing was less than BETWEEN_DRAWS_S ago: then only store the piece."""
         self._rest += piece
         now_s = time.monotonic()
         if "\n" not in piece and now_s - self._drawn_s < BETWEEN_DRAWS_S:

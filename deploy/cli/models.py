@@ -63,7 +63,8 @@ def pull(
 
 
 def _label(source: str, place: str) -> None:
-    """Measure the quality label of a downloaded model and print it, or print why there is none."""
+    """Measure the quality label of a downloaded model and print it, or print why it has none. Print nothing for a model that generates no
+    text."""
     from deploy.quality.measure import label_of
     from server.models.quality import in_words
 

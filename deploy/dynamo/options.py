@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _require_address(url: str) -> None:
-    """Raise SettingsError unless a URL has the form http://HOST:PORT, with https or a path if need be."""
+    """Raise SettingsError unless a URL is one of HTTP or HTTPS with a host, without a user, a query or a fragment."""
     with suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)
         is_plain = url.isascii() and url.isprintable() and " " not in url and not (parts.query or parts.fragment or parts.username)

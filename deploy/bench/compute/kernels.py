@@ -63,8 +63,8 @@ class Row:
     kernel: str  # name of the kernel
     launches: int  # how often the step launches it
     seconds: float  # time of all these launches
-    num_bytes: float  # of all these launches, as the operations
-    operations: float
+    num_bytes: float  # bytes of all these launches
+    operations: float  # operations of all these launches
     share: float  # limit time divided by measured time
 
     @property

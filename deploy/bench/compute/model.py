@@ -68,8 +68,8 @@ class Row:
 
     name: str  # such as "prefill 512" or "decode 4 x 128"
     tokens_per_s: float  # new tokens of the step over its shortest time
-    num_bytes: float  # the least work of the step, as the operations
-    operations: float
+    num_bytes: float  # least bytes that the step reads
+    operations: float  # least operations that it computes
     share: float  # limit time divided by measured time
 
 
@@ -305,7 +305,8 @@ def growth(model: Model) -> list[Growth]:
 
 
 def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Return a parser of the options that describe a model and how it runs. `main` of other benchmarks may add options."""
+    """Return a parser of the options that describe a model and how it runs. `prog` and `description` are what the help shows of the
+    program."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="size of a head; by default the shape's")
@@ -322,6 +323,7 @@ def model_options(prog: str, description: str | None) -> argparse.ArgumentParser
 def config_of(options: argparse.Namespace) -> ModelConfig:
     """Return the configuration that the options describe. A mixture has as many layers as this machine's memory holds, unless an option
     gives their number. Raise SettingsError if the options do not fit the shape."""
+
     def shape(layers: int | None) -> ModelConfig:
         return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads, layers=layers)
 

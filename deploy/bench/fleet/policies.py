@@ -24,7 +24,8 @@ def _of_session(arrival: Arrival) -> Wish:
     return Wish(extended((_session(arrival),), "any", arrival.num_prompt))
 
 
-# For each policy that uses the ranking: what the router knows. "load": nothing; "sessions": the session; "prefix": the prompt, too.
+# For each policy that uses the ranking: what the router knows about a request. "load": nothing; "sessions": its session and the length of
+# its prompt; "prefix": its session and the beginnings of its prompt.
 WISHES: Mapping[str, WishOf] = {
     "load": lambda _: Wish(),
     "sessions": _of_session,
@@ -37,7 +38,8 @@ class Cell:
     """Replicas behind one router. A request enters one cell and stays there, so that a router needs to know only its own replicas."""
 
     def __init__(self, name: str, replicas: Sequence[Replica], policy: str, prefill: Sequence[Replica] = ()) -> None:
-        """`policy`: one of POLICIES. `prefill`: replicas that compute long prompts for the others; requests are never sent to these."""
+        """`policy`: one of POLICIES. `prefill`: replicas that compute long prompts for the others; `choose` never returns one of
+        these."""
         self.name = name
         self.replicas = replicas
         self.prefill = prefill

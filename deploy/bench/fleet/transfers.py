@@ -92,8 +92,8 @@ class Transfers:
     def _asked(
         self, job: Job, taker: Replica, giver: Replica, num_here: int, num_there: int, now_s: float, *, computes: bool = False
     ) -> Delivery | None:
-        """Return a delivery and count it, or None if computing the tokens takes no longer than fetching their pages, or if the taker or the
-        giver has too many transfers. `computes`: the giver computes the pages first, for which the taker also waits."""
+        """Return a delivery and count it, or None if computing the tokens is faster than fetching their pages, or if the taker or the giver
+        has too many transfers. `computes`: the giver computes the pages first, for which the taker also waits."""
         num_tokens = (num_there - num_here) * BLOCK_TOKENS
         computing_s = self._costs.prompt_s(num_tokens)
         is_slow = num_tokens * self._costs.token_bytes > computing_s * self._network.rate_bytes

@@ -141,8 +141,8 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
 
 
 def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
-    """Compare a run with the ideal `least`, in which the model runs all prompts first and then all streams together. Only if the run
-    `is_judged`, the figures have goals."""
+    """Compare a run with the ideal `least`, in which the model runs all prompts first and then all streams together. The figures have goals
+    only if `is_judged` is set."""
     share, median, worst = (0.95, 0.55, 1.15) if is_judged else (None, None, None)
     name, note = run.name, f"all prompts without the engine: {least.prompts_s:.2f} s"
     by_clock = f"{run.wall_s:.2f} s; ideal {least.wall_s:.2f} s"
