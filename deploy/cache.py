@@ -14,7 +14,8 @@
                                         which weights matter (deploy/quantizing/kept.py)
 
     labels/KEY.label                    quality label of a form (deploy/quality/label.py)
-    labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
+    labels/KEY.exact                    predictions of a model's exact weights, with which those of its forms are compared
+                                        (deploy/quality/measure.py)
 
     tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/made_tokenizer.py)
 

@@ -3,9 +3,10 @@ step are sorted by the difference of these times, the largest first.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
 all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
-from memory counts at most as many bytes as the largest other operand. Only a share of the weights of experts counts: the share that a step
-reads on average if tokens choose experts independently. Attention reads the keys and values of each sequence once per step, and multiplies
-with the keys and values to which a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
+from memory counts at most as many bytes as the largest other operand. So do all buffers together that a kernel changes in place. Only a
+share of the weights of experts counts: the share that a step reads on average if tokens choose experts independently. Attention reads the
+keys and values of each sequence once per step, and multiplies with the keys and values to which a token attends. Operands in a cache are
+read faster than the limit, so a share may exceed one.
 """
 
 from __future__ import annotations
