@@ -102,8 +102,8 @@ class WebVision(msgspec.Struct, frozen=True):
     crop_size: int  # pixels of an edge of a crop
     num_places: int  # vectors of a crop in the encoder
     num_tokens: int  # image tokens of a crop
-    image_token: int
-    fit: Tiles
+    image_token: int  # id of the token that stands for a part of an image
+    fit: Tiles  # how an image is resized and cut into tiles
     marker: str  # text that the chat template writes for an image
     begin: str  # text of the token that the tokenizer puts before every text; empty: there is none
     image_text: str  # text of the image token
