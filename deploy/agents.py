@@ -1,7 +1,8 @@
 """Coding agents, and the settings with which each of them uses a model of a running server.
 
-An agent reads its settings from its arguments, from environment variables, or from a file that an argument names. So nothing of the user's
-own settings changes. The API key never stands in arguments, which other users of the machine can see.
+An agent reads its settings from its arguments, from environment variables, or from a file that an argument names by its path or by a
+folder above it. So nothing of the user's own settings changes. The API key never stands in arguments, which other users of the machine can
+see.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from deploy.settings import KEY_VARIABLE
 
 NAME = "relaxserve"  # name of the provider, for agents that give each provider a name
-NO_KEY = "unused"  # agents demand a key, and a server without keys accepts any
+NO_KEY = "unused"  # most agents demand a key, and a server without keys accepts any
 ANSWER = 8192  # most tokens of an answer, for agents whose settings have such a limit; a quarter of the context if that is less
 
 
@@ -24,10 +25,11 @@ class Served:
     url: str
     model: str
     context: int  # number of tokens of the longest sequence
-    key: str | None = None
+    key: str | None = None  # API key for the server; None: the agent gets NO_KEY, or no key if it demands none
 
     @property
     def answer(self) -> int:
+        """The maximum number of tokens of an answer."""
         return min(ANSWER, self.context // 4)
 
 
@@ -47,7 +49,7 @@ class Agent:
     """A coding agent, and the function that returns its settings for a served model."""
 
     name: str
-    program: str
+    program: str  # name of the executable, looked up in PATH
     package: str  # the command that installs the agent
     first_tokens: int  # tokens of the agent's instructions and tools, with which each conversation begins
     settings: Callable[[Served], Settings]

@@ -22,13 +22,17 @@ from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
 from server.settings import SettingsError
 
-KEYS = ("mcpServers", "servers")  # keys of the servers in files of Claude Desktop and most others, and of VS Code
-VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")
-INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")
+# The key under which a file lists its servers: the first one in files of Claude Desktop and most other programs, the second one in files of
+# VS Code.
+KEYS = ("mcpServers", "servers")
+VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")  # stands for a variable of the environment
+INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stands for a value that only an editor knows
 
 
 def sessions(texts: Sequence[str]) -> list[Session]:
-    """Return a session per server. A text is an address, a JSON file with servers, or a command. Raise SettingsError if one is wrong."""
+    """Return a session per server, none of which is connected yet. A text that begins with http:// or https:// is an address, the path of
+    an existing file that ends in `.json` names a file of servers, and any other text is a command. A server gets a number behind its name
+    if an earlier text has a server of this name. Raise SettingsError if a text or a file is wrong."""
     found: list[Session] = []
     for text in texts:
         if re.match(r"https?://", text):
@@ -42,11 +46,13 @@ def sessions(texts: Sequence[str]) -> list[Session]:
 
 
 def _free(name: str, found: Sequence[Session]) -> str:
+    """Return the name, or the name with the first number from 2 on that makes it differ from the names of all sessions found."""
     taken = {session.name for session in found}
     return next(one for number in range(1, len(found) + 2) if (one := name if number == 1 else f"{name}{number}") not in taken)
 
 
 def _words(text: str) -> list[str]:
+    """Split a command into words as a shell does. Raise SettingsError if a quote is not closed, or if there is no word."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -67,6 +73,7 @@ def _remote(name: str, url: str, headers: Mapping[str, str]) -> Session:
 
 
 def _entries(path: Path) -> Mapping[str, Any]:
+    """Return the servers of a file by their names. Raise SettingsError if the file cannot be read or has no object of servers."""
     try:
         document: object = json.loads(regular(path).read_text())
     except OSError as error:
@@ -81,7 +88,8 @@ def _entries(path: Path) -> Mapping[str, Any]:
 
 
 def _described(name: str, entry: object, path: str) -> Session:
-    """Return the session of an entry of a file."""
+    """Return the session of a server that a file describes by a `url` or a `command`. Raise SettingsError if it has neither, or if a part
+    of the entry has the wrong type. `path` is the file's name in error messages."""
     where = f"{name} in {path}"
     match entry:
         case {"url": str(url)}:
@@ -97,6 +105,8 @@ def _described(name: str, entry: object, path: str) -> Session:
 
 
 def _texts(entry: object, key: str, where: str) -> dict[str, str]:
+    """Return the object that an entry has under `key`, such as its headers, with variables replaced; {} if the entry has none. Raise
+    SettingsError if a value of the object is not a text."""
     given = cast("Mapping[str, object]", entry).get(key) or {}
     values = cast("Mapping[str, object]", given).values() if isinstance(given, dict) else [None]
     if not all(isinstance(value, str) for value in values):
@@ -105,7 +115,8 @@ def _texts(entry: object, key: str, where: str) -> dict[str, str]:
 
 
 def _expanded(text: str, where: str) -> str:
-    """Replace ${NAME} and ${env:NAME} by variables of the environment."""
+    """Replace ${NAME} and ${env:NAME} by variables of the environment. Raise SettingsError if a variable is missing, or for the
+    placeholders of INPUT. Any other text stays as it is."""
     if asked := INPUT.search(text):
         raise SettingsError(f"{where} has {asked[0]}, which only an editor can replace; use ${{NAME}} of the environment")
 

@@ -1,7 +1,7 @@
-"""Run a command that the kernel kills when the process that started it ends: `python bound.py PARENT COMMAND ARGUMENTS`.
+"""Run a command that the kernel kills when the process PARENT, which started it, ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
-So the server of a fleet's replica ends when the replica is killed, the other stages of a model end with the model's worker, and the server
-of `relaxserve run` ends with the conversation.
+So the server of a fleet's replica ends when the replica is killed, the stages that a model's worker or a fleet starts end with the process
+that started them, and the server of `relaxserve run` ends with the conversation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def bound(command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that runs `command`, and that the kernel kills when this process ends. The kernel also kills it when the thread that
-    started it ends, so start it on a thread that lives long enough."""
+    """Return a command that runs `command`, and that the kernel kills when this process ends. `command` begins with the path of a program.
+    The kernel also kills it when the thread that started it ends, so start it on a thread that lives long enough."""
     return (sys.executable, __file__, str(os.getpid()), *command)
 
 
@@ -28,7 +28,8 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process, and a command that replaces it, when the process that started it ends."""
+    """Let the kernel kill this process, and a command that replaces it, when its parent process ends, or the thread of the parent that
+    started it. `parent` is the id of the parent process. If the parent has ended already, exit."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")

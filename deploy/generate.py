@@ -35,9 +35,9 @@ class Answer:
     num_prompt: int  # tokens of the prompt
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
-    finish_reason: str = ""
+    finish_reason: str = ""  # why the answer ended, such as "stop" or "length"; "" while the model generates
     prefill_s: float = 0.0  # seconds from the start to the first token
-    decode_s: float = 0.0  # seconds from the first token to the last
+    decode_s: float = 0.0  # seconds from the first token until the engine is closed after the last one
 
 
 def require_generator(load: Load, progress: Progress) -> Servable:
@@ -51,7 +51,8 @@ def require_generator(load: Load, progress: Progress) -> Servable:
 
 
 def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
-    """Generate an answer and pass its pieces of text to `write` as they arrive."""
+    """Generate an answer and pass its pieces of text to `write` as they arrive. A piece may be empty. Raise RequestError if the engine
+    refuses the prompt or fails."""
     assert model.step_model is not None and model.ready.generates, "require_generator refuses other models"
     ids = encode(tokenizer, prompt)
     answer = Answer(len(ids))
@@ -81,8 +82,8 @@ def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, writ
 
 
 def encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Tokenize the prompt. If the model has a chat template, the prompt becomes a user's message; the template itself writes special
-    tokens."""
+    """Tokenize the prompt. If the model has a chat template and the prompt is not `raw`, the prompt becomes a user's message in it, and the
+    template itself writes special tokens."""
     if prompt.raw or tokenizer.chat_template is None:
         return tokenizer.encode(prompt.text, add_special_tokens=True)
     text = tokenizer.chat_template.render([{"role": "user", "content": prompt.text}])

@@ -39,15 +39,15 @@ class Inspection:
     """The facts about a model that `relaxserve inspect` shows."""
 
     source: str
-    family: str
+    family: str  # models with the same layers, fields of the configuration and names of weights
     defaults: str  # values for fields that requests leave out, from the file beside the model, in words
     serves: tuple[str, ...]  # what the server answers with this model, in words
-    embedding_note: str
+    embedding_note: str  # how embeddings and scores are computed, in words; "" if the server gives none with this model
     num_parameters: int
     file_bytes: int
     bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
     dtypes: dict[str, int]  # number of parameters by the type in which the files store them
-    quantize: str
+    quantize: str  # the load's setting
     format: str  # the format of weights that `quantize` stands for
     max_context: int
     least_context: int  # tokens of a sequence for which there must be memory
@@ -55,16 +55,17 @@ class Inspection:
     max_batch: int
     devices: tuple[str, ...]  # the devices that compute the model; if there are several, the plan is that of each
     plan: Plan
-    signature: str
+    signature: str  # the types of the parameters of the program's entry point, with symbolic dimensions and their ranges
     key: str  # key of the compiled program in the cache
-    cache_hit: bool
-    compile_s: float
-    available_bytes: int
-    numeric_class: str
+    cache_hit: bool  # whether the program was found in the cache, so that nothing was compiled
+    compile_s: float  # seconds that the compilation took; 0 after a cache hit
+    available_bytes: int  # memory of the device that is free now
+    numeric_class: str  # programs with the same numeric class compute the same bits
     schemes: dict[str, int]  # number of matrix products, by a text that describes the numbers that they multiply
 
     @property
     def required_bytes(self) -> int:
+        """The bytes of the plan and of the worker process itself."""
         return self.plan.total_bytes + WORKER_BYTES
 
     @property
@@ -79,7 +80,7 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
 
 def compiled(begun: Asked) -> Compiled:
     """Run the stages of a load up to the compiled program, without loading weights. The server builds the tokenizer in another process, so
-    refuse a model here whose tokenizer is missing or damaged."""
+    also build it here: raise LoadError if it is missing or damaged, or if a stage refuses the load."""
     model = advance(begun, Servable)
     model.tokenizer_source.build()
     return advance(model, Compiled)
@@ -126,6 +127,7 @@ def plan_load(load: Load) -> Plan:
 
 
 def _limits_of(known: Compiled) -> Limits:
+    """Open the device of a compiled model for a moment, and return its limits, such as its free memory."""
     meta, num_ranks = known.program.executable.meta, known.load.tensor_parallel
     with closing(open_device(meta, num_threads=1, number=known.number, num_ranks=num_ranks)) as device:
         return device.limits
@@ -135,8 +137,9 @@ def _limits_of(known: Compiled) -> Limits:
 
 
 def remedies(known: Opened, found: Inspection) -> Iterator[str]:
-    """Yield settings with which the model would fit into this machine's memory, the smallest change first. Yield nothing if there are
-    none."""
+    """Yield in words the setting with which the model, which does not fit, would fit into this machine's memory: a smaller KV cache if that
+    is enough, else the first of int8 and 4bit that is. Yield nothing if neither is. Weights in another format have another plan, so
+    their program is compiled."""
     room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
     least = -(-found.least_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:
@@ -165,6 +168,7 @@ _PARTS = (
 
 
 def part_of(name: str) -> str:
+    """Return the part of a model to which the tensor of this name belongs: the first of _PARTS with a word in the name, or "other"."""
     return next((part for part, words in _PARTS if any(word in name.lower() for word in words)), "other")
 
 

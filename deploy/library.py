@@ -27,31 +27,33 @@ encode = msgspec.json.encode
 
 
 class Order(msgspec.Struct):
-    """A command for the process."""
+    """What the process shall do: download (`pull`) or remove the model `source`, or list the downloaded models."""
 
     what: Literal["pull", "remove", "list"]
     source: str = ""
-    token: str | None = None
+    token: str | None = None  # token for the hub, for a download
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """A message from the process: progress of a download, bytes that a removal freed, a stored model, or an error."""
+    """A message from the process: progress of a download (`total`, `completed`), bytes that a removal freed, a stored model, or an error
+    (`fault`, `code`)."""
 
-    total: int = 0
-    completed: int = 0
+    total: int = 0  # bytes that were missing when the download began; 0 if that is not known
+    completed: int = 0  # bytes of these that have arrived
     freed: int = 0
     stored: Stored | None = None
-    fault: str = ""
-    code: ErrorCode = ErrorCode.FETCH_FAILED
+    fault: str = ""  # why the order failed, in words; "": it has not failed
+    code: ErrorCode = ErrorCode.FETCH_FAILED  # of the fault, if there is one
 
 
 class Downloads:
-    """The server's library of models (`server.models.library.Library`)."""
+    """The server's library of models (`server.models.library.Library`). Each of its methods starts a process."""
 
     names = frozenset(entry.name for entry in ENTRIES)
     catalogue = tuple(Listed(entry.name, entry.about, entry.licence) for entry in ENTRIES)
 
     def __init__(self, token: str | None = None) -> None:
+        """`token`: token for downloads from the hub."""
         self._token = token
 
     async def stored(self) -> list[Stored]:
@@ -100,6 +102,7 @@ def main() -> None:
 
 
 def _carry_out(order: Order) -> None:
+    """Carry out an order and write a line for each of its reports. Raise LoadError if it fails."""
     from deploy.model_loading import origins
 
     generated_code.keep()

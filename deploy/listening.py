@@ -13,7 +13,8 @@ LISTENING = "0A"  # the state of a socket in /proc/net/tcp
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the listening socket. This happens before models load, so that a taken port is reported at once."""
+    """Open the listening socket, on any free port if `port` is 0. Raise SettingsError if that fails. The server does this before models
+    load, so that a taken port is reported at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
@@ -27,7 +28,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def holder_of(port: int) -> str:
-    """Return in words which process listens on a port, or "" if that cannot be seen: it may belong to another user."""
+    """Return " by process ..." with the process that listens on a port. Return "" if no such process can be seen, because none listens or
+    it belongs to another user."""
     wanted = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(Path("/proc/net", table), port)}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -40,6 +42,7 @@ def holder_of(port: int) -> str:
 
 
 def _target(file: Path) -> str:
+    """Return what a link of /proc points to, or "" if the link is gone."""
     try:
         return os.readlink(file)
     except OSError:  # another thread of that process has closed the file since it was listed
@@ -47,6 +50,7 @@ def _target(file: Path) -> str:
 
 
 def _inodes(table: Path, port: int) -> list[str]:
+    """Return the inodes of the sockets in a table of the kernel that listen on a port."""
     try:
         rows = [line.split() for line in table.read_text().splitlines()[1:]]
     except OSError:  # there is no such table, for example without IPv6

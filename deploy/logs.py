@@ -22,7 +22,8 @@ FLUSH_S = 1.0  # seconds to wait for the writer when the process ends
 
 
 def configure(level: str, form: str) -> None:
-    """Set up the log of this process. Libraries log warnings and errors only, whatever the level."""
+    """Set up the log of this process, in place of the handlers that it has. `form` is json or text. Lines of our own modules below `level`
+    are dropped, and lines of libraries below both `level` and warning. Python's warnings go to the log, too."""
     writer = Writer()
     writer.setFormatter(JsonLines() if form == "json" else TextLines())
     root = logging.getLogger()
@@ -38,6 +39,8 @@ def level_number(level: str) -> int:
 
 
 class TextLines(logging.Formatter):
+    """Write a record as a line of text, followed by the traceback of its exception if it has one."""
+
     def format(self, record: logging.LogRecord) -> str:
         request_id = REQUEST_ID.get()
         line = f"{_time(record)} {record.levelname.lower():7} {f'{request_id} ' if request_id else ''}{record.getMessage()}"
@@ -45,6 +48,8 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
+    """Write a record as one JSON object. The attribute `fields` of a record holds further fields, such as those of the access log."""
+
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
         if request_id := REQUEST_ID.get():
@@ -57,10 +62,11 @@ class JsonLines(logging.Formatter):
 
 
 class Writer(logging.Handler):
-    """Write the log on a separate thread, so that a slow or absent reader of the log delays no request. Lines beyond MOST_LINES are dropped
-    and counted."""
+    """Write the log on a separate thread, so that a slow or absent reader of the log delays no request. A line that comes while MOST_LINES
+    wait is dropped and counted. Later, a line in the log states how many were dropped."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
+        """Start the thread. It writes to `stream`, or to standard error if that is None."""
         super().__init__()
         self._stream = stream
         self._lines: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
@@ -101,7 +107,7 @@ class Writer(logging.Handler):
             stream.write(f"{line}\n")
             stream.flush()
         except (OSError, ValueError):
-            pass  # the log itself is closed, so the error cannot be logged
+            pass  # the log itself cannot be written, so the error cannot be logged
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -17,7 +17,7 @@ from runtime.device.cpu.system_memory import SystemMemory, system_memory
 from runtime.device.cuda.card import Found, found_cards
 from runtime.errors import NoDevice
 
-# CPU features that kernels use, the fastest first. The first of them that a machine has determines its speed.
+# CPU features that kernels use, in the order in which `relaxserve doctor` shows them: those that multiply fastest come first.
 NOTABLE = {
     "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
@@ -30,10 +30,12 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class CacheFolder:
+    """The cache folder, and the disk that it is on, or would be on if it does not exist yet."""
+
     path: Path
-    writable: bool
-    used_bytes: int
-    free_bytes: int
+    writable: bool  # whether this user can write to the folder, or to the nearest folder above it that exists
+    used_bytes: int  # bytes of all files in the folder
+    free_bytes: int  # free bytes of the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +45,17 @@ class Machine:
     processor: str
     target: Target
     num_cores: int  # number of cores that this process may use
-    num_cores_present: int
+    num_cores_present: int  # number of all cores of the machine
     memory: SystemMemory
     huge_pages: str  # transparent huge pages: always, madvise, never, or unknown
     cache: CacheFolder
-    gpus: tuple[str, ...]
-    gpu_problem: str  # why models cannot run on the GPUs, or "" if they can
-    missing_extras: tuple[str, ...]
+    gpus: tuple[str, ...]  # each GPU in words
+    gpu_problem: str  # why models cannot run on any GPU; "" if they can run on one, or if the driver finds none
+    missing_extras: tuple[str, ...]  # names of the extras of the package that are not installed
 
     @property
     def features(self) -> tuple[str, ...]:
+        """The notable features that the processor has."""
         return tuple(f for f in NOTABLE.get(self.target.arch, ()) if f in self.target.features)
 
 
@@ -67,6 +70,7 @@ def free_memory() -> int:
 
 
 def survey() -> Machine:
+    """Look at this machine now."""
     gpus, gpu_problem = _gpus()
     return Machine(
         processor=_processor(),
@@ -93,13 +97,14 @@ def _huge_pages() -> str:
 
 
 def _cache_folder(path: Path) -> CacheFolder:
+    """Describe the cache folder. This reads the size of every file in it."""
     there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # false where this user may not look
     used = sum(map(_num_bytes, path.rglob("*"))) if there == path else 0
     return CacheFolder(path, there.is_dir() and os.access(there, os.W_OK | os.X_OK), used, shutil.disk_usage(there).free)
 
 
 def _num_bytes(file: Path) -> int:
-    """Return the size of a regular file, or 0 if another process has removed it."""
+    """Return the size of a regular file. Return 0 for anything else, and if another process has removed the file."""
     try:
         status = file.stat()
     except OSError:
@@ -108,7 +113,8 @@ def _num_bytes(file: Path) -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """Describe each GPU. Also return why models cannot use any of them, or "" if at least one is usable."""
+    """Describe each GPU. Also return why models cannot use any of them, or "" if at least one is usable or the driver finds none. Without a
+    usable driver or the extra `cuda`, list the GPUs that the kernel knows."""
     try:
         cards = found_cards()
     except NoDevice as error:

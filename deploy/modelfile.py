@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-UNSUPPORTED = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")
-KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")
-QUOTED = '"""'
+UNSUPPORTED = ("ADAPTER", "LICENSE", "MESSAGE", "REQUIRES")  # instructions of Ollama that are refused
+KNOWN = ("FROM", "SYSTEM", "TEMPLATE", "PARAMETER")  # instructions that are read
+QUOTED = '"""'  # begins and ends a text of several lines
 
 
 class ModelfileError(Exception):
@@ -26,11 +26,12 @@ class Modelfile:
 
     source: str = ""  # name of the model that FROM names
     fields: dict[str, str] = field(default_factory=dict[str, str])  # system and template, if the file has them
-    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])  # values by name; `stop` has a list of texts
 
 
 def read(text: str, name: str) -> Modelfile:
-    """Read the text of a Modelfile. `name` is the file's name in error messages."""
+    """Read the text of a Modelfile. `name` is the file's name in error messages. If an instruction or a parameter other than `stop` occurs
+    twice, the last one applies. Raise ModelfileError if the text is wrong."""
     found = Modelfile()
     for number, instruction, value in _instructions(text, name):
         where = f"{name}, line {number}"
@@ -52,8 +53,9 @@ def read(text: str, name: str) -> Modelfile:
 
 
 def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
-    """Yield each instruction in upper case, with the number of its first line and its value. A value in triple quotes may have several
-    lines."""
+    """Yield the number of each instruction's first line, the instruction in upper case, and its value without quotes. A value in triple
+    quotes may have several lines, and text behind the closing quotes is dropped. Empty lines and comments are skipped. Raise ModelfileError
+    if the closing quotes are missing."""
     lines = iter(enumerate(text.split("\n"), 1))
     for number, line in lines:
         if not line.strip() or line.lstrip().startswith("#"):
@@ -73,6 +75,8 @@ def _instructions(text: str, name: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _add(parameters: dict[str, Any], text: str, where: str) -> None:
+    """Add the parameter in a text NAME VALUE to `parameters`: true and false as flags, numbers as numbers, and each `stop` to the list of
+    these. Raise ModelfileError, with the place `where`, if there is no value."""
     name, value = _split(text)
     if not value:
         raise ModelfileError(f"{where}: PARAMETER {name[:40]} has no value; expected PARAMETER NAME VALUE")

@@ -1,4 +1,4 @@
-"""Export a model for browsers, in a process that the publishing server starts.
+"""Export a model for browsers, in a process that a server starts which publishes the model. The process exports it for one sequence.
 
 python -m deploy.publication FOLDER < LOAD      LOAD is the message as JSON; prints {}, or {"code", "message"} if the export is refused
 """

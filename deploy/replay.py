@@ -1,7 +1,8 @@
-"""Send the requests of a log again, and find the first answer that differs from the logged one. The log is written by
-server/http/kept_requests.py.
+"""Send the requests of a log again, and find the first answer that differs from the logged one. server/http/kept_requests.py writes the
+log.
 
-Ids, times and counts of cached tokens may differ. The events of a stream are joined first, since time decides how much text an event has.
+Ids, times, counts of cached tokens and the model's fingerprint may differ. The events of a stream are joined first, since time decides how
+much text an event has.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ TEXTS: Final = frozenset(
 )
 SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")  # paths whose body may have a seed
 SEEDED_OPTIONS: Final = ("/api/chat", "/api/generate")  # paths whose body may have a seed among its `options`
-SHOWN: Final = 40  # characters around a difference
+SHOWN: Final = 40  # characters that are shown from a difference on; half as many are shown before it
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A request with its answer."""
+    """A request of the log with its answer."""
 
-    line: int
+    line: int  # number of its line in the log
     request_id: str
     path: str
-    fingerprint: str
-    body: dict[str, Any]
-    answer: str
+    fingerprint: str  # fingerprint of the model that answered
+    body: dict[str, Any]  # the request's body, to which `_logged` adds the seed that was used
+    answer: str  # body of the answer, which may be a stream
 
     @property
     def is_repeatable(self) -> bool:
@@ -52,9 +53,9 @@ class Difference:
     """The first field in which a new answer differs from the logged one."""
 
     request: Logged
-    field: str
-    logged: str
-    now: str
+    field: str  # path of the field, such as choices[0].text
+    logged: str  # its value in the logged answer, or the part of the value around the difference
+    now: str  # the same of the new answer
     fingerprint: str  # fingerprint of the new answer; "" if it has none
 
 
@@ -62,13 +63,14 @@ class Difference:
 class Replayed:
     """The result of a replay."""
 
-    num_equal: int
-    num_skipped: int  # requests that failed, were not complete, or cannot be repeated
-    difference: Difference | None
+    num_equal: int  # requests with an equal answer
+    num_skipped: int  # requests that failed, have no complete answer, are no POST, or cannot be repeated
+    difference: Difference | None  # None: no answer differs
 
 
 def replay(log: Path, client: Client) -> Replayed:
-    """Replay a log up to the first answer that differs."""
+    """Replay a log up to the first answer that differs. Raise ServerFault if the log cannot be read, or if the server does not answer. An
+    answer that reports an error is compared like any other."""
     num_equal = num_skipped = 0
     for logged in read_log(log):
         if logged is None or not logged.is_repeatable:
@@ -85,7 +87,8 @@ def replay(log: Path, client: Client) -> Replayed:
 
 
 def read_log(log: Path) -> Iterator[Logged | None]:
-    """Yield the requests, and None for each that has no complete answer."""
+    """Yield the requests. Yield None for a request that failed, has no complete answer, or is no POST. Raise ServerFault if the log cannot
+    be read or a line of it is no kept request."""
     try:
         with log.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -97,6 +100,8 @@ def read_log(log: Path) -> Iterator[Logged | None]:
 
 
 def _logged(log: Path, number: int, line: str) -> Logged | None:
+    """Return the request of a line, with the seed set that was used, or None if the request failed, has no complete answer or is no POST.
+    Raise ServerFault if the line is no kept request."""
     try:
         fields = json.loads(line)
         if fields["status"] != 200 or not fields["complete"] or fields["method"] != "POST":
@@ -111,8 +116,8 @@ def _logged(log: Path, number: int, line: str) -> Logged | None:
 
 
 def _set_seed(path: str, body: dict[str, Any], seed: int) -> None:
-    """Set the seed with which tokens were drawn. It is that of the request, or a random one if the request had none, or null, or one that
-    asks for a random one."""
+    """Put the seed with which tokens were drawn into the body, if requests of this path may have a seed. The server had drawn this seed
+    itself if the request had no seed, or one that asks for a random one."""
     if path in SEEDED:
         body["seed"] = seed
     elif path in SEEDED_OPTIONS:
@@ -123,6 +128,7 @@ def _set_seed(path: str, body: dict[str, Any], seed: int) -> None:
 
 
 def compare(logged: Logged, answer: str) -> Difference | None:
+    """Return the first difference between the logged answer and a new one, or None if they are equal but for what always changes."""
     now = parsed(answer)
     found = first_difference(_lasting(parsed(logged.answer)), _lasting(now))
     if found is None:
@@ -132,7 +138,8 @@ def compare(logged: Logged, answer: str) -> Difference | None:
 
 
 def parsed(answer: str) -> Any:
-    """Return the JSON of an answer. Join the events of a stream: those of one type, or all if they have no type."""
+    """Return the JSON of an answer. Join the events of a stream: into one object if no event has a type, else into one object per type, in
+    a dict by the types. Return the text itself if it is neither JSON nor a stream."""
     try:
         return json.loads(answer)
     except ValueError:
@@ -151,7 +158,8 @@ def parsed(answer: str) -> Any:
 
 
 def _joined(name: str, before: Any, after: Any) -> Any:
-    """Join two parts of an answer. Texts and lists are appended, choices are joined by their index, and other values are replaced."""
+    """Join the values of a field in two events. Objects are joined field by field, lists of objects with an index by this index, other
+    lists and the texts of TEXTS are appended, and any other value is replaced, unless the later one is None."""
     if isinstance(before, dict) and isinstance(after, dict):
         both = dict.fromkeys((*before, *after))
         return {k: _joined(k, before[k], after[k]) if k in before and k in after else before.get(k, after.get(k)) for k in both}
@@ -163,6 +171,7 @@ def _joined(name: str, before: Any, after: Any) -> Any:
 
 
 def _by_index(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """Join the items of two lists that have the same index. Return all items, sorted by their index."""
     found = {_index(item): item for item in before}
     for item in after:
         at = _index(item)
@@ -183,7 +192,8 @@ def _lasting(value: Any) -> Any:
 
 
 def first_difference(logged: Any, now: Any, field: str = "") -> tuple[str, str, str] | None:
-    """Return the first field that differs, with its two values. Return None if the values are equal."""
+    """Return the path of the first field that differs, and its two values as text, cut to the part around the difference. Return None if
+    the values are equal. `field` is the path of the values themselves. A field that one of them lacks counts as None."""
     if isinstance(logged, dict) and isinstance(now, dict):
         return _first_of((k, logged.get(k), now.get(k), f"{field}.{k}" if field else k) for k in dict.fromkeys((*logged, *now)))
     if isinstance(logged, list) and isinstance(now, list) and len(logged) == len(now):

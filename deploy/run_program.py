@@ -1,4 +1,4 @@
-"""Run a program from text on random inputs, and compare its result with the interpreter's."""
+"""Run a program on random inputs, and compare its result with the interpreter's."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ INTEGERS = 8  # random integers are less than this, so that they can index small
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The result of a program, and the result that the interpreter expects."""
+    """The result of a compiled program, and the result of the interpreter for the same inputs."""
 
     result: Any
     expected: Any | None  # result of the interpreter, or None if it was not run
 
     @property
     def largest_error(self) -> float:
-        """Return the largest error of any element, relative to the largest element of its tensor."""
+        """The largest error of any element, relative to the largest finite element that the interpreter expects in its tensor. It is
+        infinite if a shape or an element type is wrong, or if only one of two elements is no number. It needs the interpreter's result."""
         return max((_error(a, e) for a, e in zip(leaves(self.result), leaves(self.expected), strict=True)), default=0.0)
 
 
 def run_program(
     module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False, check_bounds: bool = False
 ) -> Ran:
-    """Compile and call a program. With `check` or `check_bounds`, interpret the program first, including its hand-written loop nests. The
-    interpreter raises an error for an index outside its buffer; compiled code would access other memory."""
+    """Compile and call the function `entry` with random arguments. `dims` has the values of its dimensions, and `seed` decides the
+    arguments. With `check` or `check_bounds`, interpret the program first, including its hand-written loop nests. The interpreter raises an
+    error for an index outside its buffer; compiled code would access other memory. Raise CompileError if there is no such function, if
+    `dims` lacks a dimension or has one too many, or if no random value can be drawn for a parameter."""
     if entry not in module.graph_functions:
         raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
     func = module.graph(entry)
@@ -61,12 +64,15 @@ def run_program(
 
 
 def leaves(value: Any) -> list[NDArray[Any]]:
+    """Return the arrays of a result in order: tuples are flattened, and a number becomes an array without axes."""
     if isinstance(value, tuple):
         return [leaf for item in value for leaf in leaves(item)]
     return [np.asarray(value)]
 
 
 def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, int]:
+    """Return the values of all variables in the types of the parameters. Raise CompileError if one has no value, or if `dims` has a name
+    that is no variable."""
     variables = dict.fromkeys(v for p in params for v in vars_of(p.type))
     known = {v.name for v in variables}
     if unknown := sorted(set(dims) - known):
@@ -77,6 +83,7 @@ def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, in
 
 
 def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.random.Generator) -> Any:
+    """Draw a value of a type. Raise CompileError, which names the parameter, if the type leaves the shape or the element type open."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             return _array([d.evaluate(dims) for d in shape], dtype, random)
@@ -101,11 +108,13 @@ def _array(shape: list[int], dtype: DType, random: np.random.Generator) -> NDArr
 
 
 def _own(value: Any) -> Any:
-    """Copy an argument, because a program may change its arguments in place."""
+    """Copy an argument that is an array, because a program may change its arguments in place."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Return the largest difference between two arrays relative to the largest finite magnitude that is expected. Two elements that are
+    not numbers count as equal. Return infinity if shapes or element types differ, or if only one of two elements is no number."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
     a, e = actual.astype(np.float64), expected.astype(np.float64)

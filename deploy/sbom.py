@@ -1,6 +1,6 @@
 """Print a bill of materials of the installed packages in the format CycloneDX 1.6: `python -m deploy.sbom constraints.txt`.
 
-The hashes of a package are those of its files that constraints.txt accepts. The output depends only on what is installed.
+The hashes of a package are those of its files that constraints.txt accepts. The output depends only on this file and on what is installed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _PIN = re.compile(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:\w{64})+)", re.M
 
 
 def document(installed: Iterable[Distribution], constraints: str, root: str = "relaxserve") -> dict[str, Any]:
+    """Return the bill of materials of these packages. `constraints` is the text of constraints.txt, and `root` the package that needs the
+    others. End the program with a message if `root` is not installed."""
     found = {_normal(one.name): one for one in installed}
     if root not in found:
         raise SystemExit(f"{root} is not installed for {sys.executable}; expected an environment made by `make setup`")
@@ -34,6 +36,7 @@ def document(installed: Iterable[Distribution], constraints: str, root: str = "r
 
 
 def _component(one: Distribution, kind: str, hashes: list[str]) -> dict[str, Any]:
+    """Describe a package. `kind` is CycloneDX's type of the component, and `hashes` are SHA-256 digests of its files."""
     component: dict[str, Any] = {"type": kind, "bom-ref": _url(one), "name": one.name, "version": one.version, "purl": _url(one)}
     if licences := _licences(one):
         component["licenses"] = licences
@@ -43,7 +46,8 @@ def _component(one: Distribution, kind: str, hashes: list[str]) -> dict[str, Any
 
 
 def _licences(one: Distribution) -> list[dict[str, Any]]:
-    """Return the SPDX expression, or else the names that the package gives. A whole text in the field License is left out."""
+    """Return the SPDX expression, or else the names in the package's classifiers, or else the field License unless it is a whole text.
+    Return [] if the package gives none of them."""
     if expression := "".join(one.metadata.get_all("License-Expression") or []):
         return [{"expression": expression}]
     classifiers = [text.rpartition(" :: ")[2] for text in one.metadata.get_all("Classifier") or [] if text.startswith("License :: ")]
@@ -53,16 +57,18 @@ def _licences(one: Distribution) -> list[dict[str, Any]]:
 
 
 def _needed(one: Distribution, found: dict[str, Distribution]) -> list[str]:
-    """Return the installed packages that the package names, except those that only an extra needs."""
+    """Return the URLs of the installed packages that the package names as its requirements, except those that only an extra needs."""
     names = {_normal(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in one.requires or [] if "extra ==" not in text}
     return sorted(_url(found[name]) for name in names & found.keys())
 
 
 def _url(one: Distribution) -> str:
+    """Return the package URL (purl) of a package."""
     return f"pkg:pypi/{_normal(one.name)}@{one.version}"
 
 
 def _normal(name: str) -> str:
+    """Return a package's name in the form in which names that mean the same package are equal."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

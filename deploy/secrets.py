@@ -27,10 +27,12 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def hub_token(secrets: Mapping[str, str]) -> str | None:
+    """Return the token for the hub among secrets that were taken, or None if there is none or it is empty."""
     return next((secrets[name] for name in HUB_TOKENS if secrets.get(name)), None)
 
 
 def _blank(name: str) -> None:
+    """Overwrite the value of a variable with zeros, in the memory that /proc/PID/environ shows."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
     if (value := getenv(os.fsencode(name))) is not None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
-LEAST_CONNECTIONS = 16
+LEAST_CONNECTIONS = 16  # connections that are accepted even if fewer descriptors remain for them
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,9 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 def make_worker(
     spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None, events: CacheEvents | None = None
 ) -> Supervisor:
+    """Return a supervisor for the worker of a model. The worker is not started yet. What the settings say about workers becomes part of the
+    load. `events`: publishes the changes of the worker's prefix cache; None: they are not reported. Raise SettingsError if a file with a
+    secret cannot be used."""
     file = settings.stage_secret_file if spec.stages else None
     secret = "" if file is None else read_secret(file, "stage_secret_file")
     load = msgspec.structs.replace(
@@ -74,18 +77,21 @@ def make_worker(
 
 
 def peering_of(settings: ServerSettings) -> Peering | None:
-    """Return how pages are exchanged with other servers; None: they are not."""
+    """Return how pages are exchanged with other servers; None: they are not. Raise SettingsError if the file with their secret cannot be
+    used."""
     if settings.peer_secret_file is None:
         return None
     return Peering(read_secret(settings.peer_secret_file, "peer_secret_file"), settings.peer_rate_bytes, settings.peer_patience_s)
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
+    """Return the message that loads a model, with the fields that it shares with the spec."""
     return Load(**{name: getattr(spec, name) for name in LoadSettings.__struct_fields__}, hub_token=hub_token)
 
 
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
-    """Plan a load in a separate process, because compiling in this process would delay the streams of other models."""
+    """Plan a load in a separate process, because compiling in this process would delay the streams of other models. Return the memory that
+    it would take. Raise LoadError if the model cannot be loaded, or has stages."""
     if spec.stages:
         raise LoadError(
             ErrorCode.INVALID_VALUE, f"{spec.name} has stages, whose memory is planned when they load; leave dry_run or stages out"
@@ -96,19 +102,21 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
 
 
 async def compare_forms(source: str, hub_token: str | None = None) -> list[FormEstimate]:
-    """Compare the formats of a model's weights in a separate process, which reads some of them."""
+    """Return the formats of a model's weights with their sizes and errors. A separate process compares them and reads some weights. Raise
+    LoadError if the files cannot be read."""
     answer = await _answer_of("the comparison of formats", command("deploy.forms"), Load(source, source, hub_token=hub_token))
     return msgspec.convert(answer["forms"], list[FormEstimate])
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
-    """Write the files that browsers need to run a model to `folder`. A separate process does the work."""
+    """Write the files that browsers need to run a model to `folder`. A separate process does the work. Raise LoadError if it cannot be
+    done."""
     await _answer_of("the export", (*command("deploy.publication"), str(folder)), load_of(spec, hub_token))
 
 
 async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str, Any]:
-    """Send a load to a process and return its answer. Raise LoadError if the process refuses the load. If the caller is cancelled, the
-    process is killed."""
+    """Start a process, send it a load and return its answer. Raise LoadError if the process refuses the load, or ends with another status
+    than 0; `who` names the process in the message. If the caller is cancelled, the process is killed."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
@@ -126,7 +134,9 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
-    """Serve until stopped. Return False if `greet` ended the server. Invalid settings raise an error before a model loads."""
+    """Serve until stopped. Return False if `greet` ended the server, else True. Invalid settings raise an error before a model loads. This
+    also raises the process's limit on open files, and changes how often its threads switch, its warnings, and TOKENIZERS_PARALLELISM in
+    its environment."""
     Guard(settings)  # reads the keys
     if settings.stage_secret_file is not None:
         read_secret(settings.stage_secret_file, "stage_secret_file")
@@ -154,8 +164,8 @@ def ignore_field_warnings() -> None:
 
 
 def warn_of_open_names(settings: ServerSettings) -> None:
-    """Warn if a proxy offers this server to other machines (`allowed_hosts`) and no API key is set. Requests through the proxy come from
-    this machine, so the server refuses none of them."""
+    """Warn if a proxy offers this server to other machines (`allowed_hosts`) and no API key is set, unless the setting `insecure` allows
+    that. Requests through the proxy come from this machine, so the server refuses none of them."""
     if settings.allowed_hosts and not (settings.has_api_keys or settings.insecure):
         closed = settings.admin_keys or settings.admin_key_file is not None
         also = "" if closed else ", and load, unload and stop them"
@@ -171,8 +181,9 @@ def warn_of_absent_names(registry: Registry) -> None:
 
 
 def with_descriptors(settings: ServerSettings) -> ServerSettings:
-    """Raise the limit on open files, and lower max_connections so that enough descriptors remain for other files. Without free descriptors,
-    a worker that died could not be restarted."""
+    """Raise the limit on open files as far as possible. Return the settings with max_connections lowered so that enough descriptors remain
+    for other files, but not below LEAST_CONNECTIONS, and warn if it is lowered. Without free descriptors, a worker that died could not be
+    restarted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):  # the hard limit is above what the kernel allows
@@ -208,7 +219,8 @@ async def _serve(
     tracer: Tracer | None,
     events: CacheEvents | None,
 ) -> bool:
-    """Load the models and serve until stopped. Return False if `greet` ended the server."""
+    """Load the models and serve until stopped. Return False if `greet` ended the server, else True. `cache` is None if the cache is
+    disabled, `tracer` if requests are not traced, and `events` if changes of prefix caches are not published."""
     registry = Registry(
         settings,
         partial(make_worker, settings=settings, hub_token=hub_token, events=events),
@@ -260,6 +272,8 @@ def http_server(settings: ServerSettings, registry: Registry, tracer: Tracer | N
 
 
 def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | None) -> Publications:
+    """Return the exports of the models that the settings publish. They are written below the cache, or below a new temporary folder if
+    there is no cache of this machine alone."""
     if not settings.publish:
         return Publications()
     if cache is None or is_shared():  # servers on machines that share a volume may not see each other's locks
@@ -280,7 +294,9 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
 
 @contextmanager
 def cache_events(settings: ServerSettings, listener: socket.socket) -> Generator[CacheEvents | None]:
-    """Publish the events of prefix caches if the settings name an address for them. Only then ZMQ is imported."""
+    """Yield the publisher of the events of prefix caches, or None if the settings name no address for them. ZMQ is imported only if there
+    is an address. Close the sockets at the end. Raise SettingsError if the address cannot be used, if ZMQ is not installed, or if only
+    `kv_events_replay` is set."""
     if settings.kv_events is None:
         if settings.kv_events_replay is not None:
             raise SettingsError("kv_events_replay is set and kv_events is not; set both, or leave kv_events_replay out")

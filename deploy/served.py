@@ -22,8 +22,8 @@ from server.settings import ServerSettings
 
 @contextmanager
 def served(spec: ModelSpec, log_level: str = "warning") -> Generator[str]:
-    """Start a server with this model in a separate process, which ends with this one, and yield its address. Raise LoadError if the model
-    cannot be loaded."""
+    """Start a server with this model in a separate process, which ends with this one, and yield its address once it is ready. At the end of
+    the `with` block, stop the server and wait for its end. Raise LoadError if the model cannot be loaded."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(spec, log_level, os.getpid(), sender))
@@ -49,6 +49,8 @@ def _greeting(receive: Callable[[], tuple[str, str]], name: str) -> str:
 
 
 def _serve(spec: ModelSpec, log_level: str, parent: int, sender: Connection) -> None:
+    """Run the server in the separate process. Send its address and "" once the model is loaded, or "" and the fault if the load fails; then
+    end."""
     end_with(parent)
     configure(log_level, "text")
 

@@ -37,12 +37,12 @@ LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS, FLEET = "Address", "Keys", "Models", 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the table of settings. `in_arguments` is false for secrets, because other users of the machine can read a command line."""
+    """A row of the table of settings."""
 
-    name: str
-    group: str
-    meaning: str
-    in_arguments: bool = True
+    name: str  # name of a field of ServerSettings
+    group: str  # heading under which `relaxserve serve --help` lists the option
+    meaning: str  # help text of the option
+    in_arguments: bool = True  # false for secrets, which have no option, because other users of the machine can read a command line
 
 
 SETTINGS = (
@@ -134,8 +134,9 @@ def gather(
     config: Path | None = None,
     models: Iterable[str] = (),
 ) -> tuple[ServerSettings, list[ModelSpec]]:
-    """Gather the settings and the models. An argument of None counts as not given. If `models` is not empty, the models of the file are
-    ignored."""
+    """Gather the settings and the models. An argument of None counts as not given. The file is `config`, or else the one that
+    RELAXSERVE_CONFIG names, if any. If `models` is not empty, the models of the file are ignored. Raise SettingsError if a setting, a
+    variable or a model is wrong."""
     links = service_links(environment)
     environment = {variable: text for variable, text in environment.items() if variable not in links}
     for variable in environment:
@@ -172,8 +173,8 @@ def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check_models(specs: Iterable[ModelSpec]) -> None:
-    """Raise SettingsError if a format of tool calls is unknown, or if two models have the same name, since the second would be dropped
-    silently, or share an alias, which would refer to the model loaded last."""
+    """Raise SettingsError if a model's format of tool calls, name, alias or list of stages is not allowed. Also raise it if two models have
+    the same name, since the second would be dropped silently, or share an alias, which would refer to the model loaded last."""
     sources: dict[str, str] = {}
     for spec in specs:
         if spec.tool_parser is not None and spec.tool_parser not in FORMATS:
@@ -196,7 +197,8 @@ def check_models(specs: Iterable[ModelSpec]) -> None:
 
 
 def parse(name: str, text: str, where: str) -> Any:
-    """Parse the value of a setting. The error message begins with `where`, the place of the value."""
+    """Parse the value of a setting, according to the type of the setting or, for numbers of bytes, to its name. Raise SettingsError, whose
+    message begins with `where`, the place of the value, if the text is no such value."""
     kind = TYPES[name].removesuffix(" | None")
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
@@ -218,13 +220,15 @@ def num_bytes(text: str) -> int:
 
 
 def num_bytes_or_share(text: str) -> int | float:
-    """Parse a size, or a share of memory such as `50%`, which is returned as a number below 1."""
+    """Parse a size, or a share of memory such as `50%`, which is returned as a number between 0 and 1. Raise ValueError for other texts,
+    and for 0% and 100% and more."""
     if (match := re.fullmatch(r"(\d{1,2}(?:\.\d+)?)\s*%", text.strip())) is None or not float(match[1]):
         return num_bytes(text)
     return float(match[1]) / 100
 
 
 def _flag(text: str) -> bool:
+    """Parse true or false, or the other words for them. Raise ValueError for other texts."""
     try:
         return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
     except KeyError:
@@ -232,6 +236,7 @@ def _flag(text: str) -> bool:
 
 
 def _path(text: str) -> Path:
+    """Parse a path, in which `~` is replaced by the home folder. Raise ValueError if it is empty or can be no path."""
     if not text:
         raise ValueError(text)
     return Path(_text(text)).expanduser()
@@ -246,6 +251,7 @@ def _text(text: str) -> str:
 
 
 def _key(key: object) -> str:
+    """Return a key of the file for a message. YAML also reads keys that are no texts."""
     return key if isinstance(key, str) else _shown(key)
 
 
@@ -277,13 +283,14 @@ def _check_variable(variable: str) -> None:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question for an error message with the known name that is most like an unknown one, or "" if none is like it."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (is {near[0]} meant?)" if near else ""
 
 
 # --- the file ----------------------------------------------------------------------------------------------------------
 
-SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share", "presets")
+SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share", "presets")  # fields of a load that no file may set
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name not in SET_BY_THE_REGISTRY)
 
 
@@ -307,7 +314,8 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
 
 
 def read_document(path: Path) -> dict[Any, Any]:
-    """Read the YAML document of a configuration file, without checking its keys and values."""
+    """Read the YAML document of a configuration file, without checking its keys and values. An empty file gives {}. Raise SettingsError if
+    it cannot be read, or is no mapping in YAML."""
     path = at_home(str(path))
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
@@ -325,7 +333,8 @@ def read_document(path: Path) -> dict[Any, Any]:
 
 
 def checked(document: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
-    """Return the settings and the models of a document that was read from a configuration file."""
+    """Return the settings and the models of a document that was read from the configuration file `path`. Raise SettingsError if a key or a
+    value is wrong."""
     names = [s.name for s in SETTINGS]
     values: dict[str, Any] = {}
     specs: list[ModelSpec] = []
@@ -341,14 +350,16 @@ def checked(document: Mapping[Any, Any], path: Path) -> tuple[dict[str, Any], li
 
 
 def _list(value: object, where: str) -> list[Any]:
+    """Return the value if it is a list. Raise SettingsError if it is not."""
     if not isinstance(value, list):
         raise SettingsError(f"{where} is {_shown(value)}; expected a list")
     return value
 
 
 def _from_yaml(name: str, value: object, where: str) -> Any:
-    """Convert a value of the file. Values that YAML has turned into numbers or flags are converted back to text and parsed like values of
-    the command line."""
+    """Convert a value of the file. A setting with several values has a list of texts, which becomes a tuple. Any other value that YAML has
+    turned into a number or a flag is converted back to text and parsed like values of the environment. Raise SettingsError for a value of
+    the wrong type."""
     if TYPES[name].startswith("tuple"):
         if not isinstance(value, list):
             raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # the value itself may be a key
@@ -367,7 +378,8 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
 
 
 def model_entry(entry: object, where: str) -> ModelSpec:
-    """Parse an entry of `models` in the file. Raise SettingsError if it is wrong."""
+    """Parse an entry of `models` in the file: a text as `model_spec` reads it, or a mapping with a `source` and fields of ModelSpec.
+    `where` names the entry in messages. Raise SettingsError if it is wrong."""
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
@@ -405,7 +417,8 @@ def model_entry(entry: object, where: str) -> ModelSpec:
 
 
 def stages_of(text: str) -> tuple[str, ...]:
-    """Parse the places of stages. Raise SettingsError if one is wrong."""
+    """Parse the value of the option `--stages`: a number of processes, or the places of a model's stages separated by commas. Raise
+    SettingsError if it is wrong."""
     try:
         return parse_places(text)
     except PlaceError as error:
@@ -413,7 +426,9 @@ def stages_of(text: str) -> tuple[str, ...]:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory."""
+    """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory. Without a NAME,
+    the source gives the name and the aliases. Raise SettingsError if nothing of this name exists here and it cannot be the name of a model
+    to download."""
     source, equals, name = text.rpartition("=")
     if not equals or _exists(text):  # the name of a file may contain the sign
         source, name = text, ""
@@ -437,6 +452,7 @@ def absolute(text: str) -> str:
 
 
 def _exists(source: str) -> bool:
+    """Return whether there is a file or folder of this name. Raise SettingsError if the system cannot tell."""
     try:
         return at_home(source).exists()
     except OSError as error:  # a name that is too long, or a folder that this user may not read

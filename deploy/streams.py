@@ -1,6 +1,7 @@
-"""A client of a server's streams over HTTP, which records when each token arrives.
+"""A client of a server's streams over HTTP, which records when the tokens arrive.
 
-`run` sends prompts that arrive together, and possibly a late prompt, which arrives once all other sequences decode.
+`run` sends each prompt at its time, and possibly a late prompt, which is sent once every other stream has had LATE_AFTER arrivals or has
+ended.
 """
 
 from __future__ import annotations
@@ -22,34 +23,38 @@ class Prompt:
 
     ids: tuple[int, ...]
     num_new: int  # number of tokens to generate
-    at_s: float = 0.0  # time of arrival in seconds since the beginning of the run
+    at_s: float = 0.0  # when it is sent, in seconds since the beginning of the run, or for the late prompt since its condition was met
 
 
 @dataclass(slots=True)
 class Stream:
-    """The tokens that one client received. Over HTTP, a token has no arrival time if it completes no character, unless it is the last."""
+    """The tokens that one client received. Over HTTP, a token has no arrival time if it completes no character, unless it is the last, and
+    tokens that arrive in one event have one time together."""
 
-    began_s: float
-    num_tokens: int = 0
-    times_s: list[float] = field(default_factory=list[float])
+    began_s: float  # when the request is sent, by the same clock as `times_s`
+    num_tokens: int = 0  # tokens of the answer so far, as the server counts them
+    times_s: list[float] = field(default_factory=list[float])  # arrival times of tokens; over HTTP of events with text or the end
     num_at_first: int = 1  # tokens that the client had at the first time of `times_s`: more than one if the first ones have no text
     has_ended: bool = False
 
     @property
     def ttft_s(self) -> float:
+        """Seconds from the request to the first time of `times_s`, of which there must be one."""
         return self.times_s[0] - self.began_s
 
     @property
     def gaps_s(self) -> list[float]:
+        """Seconds between neighbouring times of `times_s`."""
         return [b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False)]
 
     @property
     def decoding_rate(self) -> float:
-        """Tokens per second from the first to the last time of `times_s`."""
+        """Tokens per second from the first to the last time of `times_s`, of which there must be two different ones."""
         return (self.num_tokens - self.num_at_first) / (self.times_s[-1] - self.times_s[0])
 
     def hear(self, event: Mapping[str, Any]) -> bool:
-        """Count the tokens of an event that arrives now, of a completion or a chat. Return whether it has text or ends the stream."""
+        """Take the number of tokens from an event that arrives now, of a completion or a chat. Return whether it has text or ends the
+        stream; only then add the current time to `times_s`."""
         if usage := event.get("usage"):
             self.num_tokens = usage["completion_tokens"]
         if not any(choice.get("text") or choice.get("delta", {}).get("content") or choice["finish_reason"] for choice in event["choices"]):
@@ -61,8 +66,8 @@ class Stream:
 
 
 class OverHttp:
-    """Sends streaming requests to `/v1/completions`. The arrival time of a token is that of its event; a token that completes no character
-    has no event, unless it is the last."""
+    """Sends streaming requests to `/v1/completions` and records a Stream for each. Answers do not end at an end-of-sequence token, so each
+    has `num_new` tokens."""
 
     def __init__(self, url: str, model: str, *, temperature: float, cache_salt: str = "") -> None:
         """With a `cache_salt`, these requests find no pages in the prefix cache that requests with another salt have computed."""
@@ -74,6 +79,8 @@ class OverHttp:
         self._body |= {"cache_salt": cache_salt} if cache_salt else {}
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
+        """Send all prompts, wait until all streams have ended, and return the streams in the order of the prompts, that of the late prompt
+        last. Raise RuntimeError or OSError if a stream fails."""
         return asyncio.run(self._run(prompts, late))
 
     async def _run(self, prompts: Sequence[Prompt], late: Prompt | None) -> list[Stream]:
@@ -98,6 +105,7 @@ class OverHttp:
         return [*early, last]
 
     async def _follow(self, prompt: Prompt, stream: Stream, look: Callable[[], None]) -> None:
+        """Send a prompt at its time, and record its answer in `stream`. Call `look` after each time recorded and at the end."""
         await asyncio.sleep(prompt.at_s)
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
@@ -110,7 +118,8 @@ class OverHttp:
 async def post_stream(
     host: str, port: int, body: Mapping[str, Any], key: str = "", path: str = "/v1/completions"
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a streamed answer. Raise RuntimeError for any answer that is not a complete stream, or that reports an error."""
+    """Post a body to a server, without TLS, and yield the events of the streamed answer. Raise RuntimeError for any answer that is not a
+    complete stream, or that reports an error, and OSError if the connection fails."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         content = json.dumps({**body, "stream": True}).encode()
@@ -141,6 +150,7 @@ async def post_stream(
 
 
 async def _chunk(reader: asyncio.StreamReader) -> bytes:
-    """Read the next chunk of a body; the last one is empty."""
+    """Read the next chunk of a body; the last one is empty. Raise IncompleteReadError if the connection ends before the end of the
+    chunk."""
     size = int((await reader.readline()).partition(b";")[0] or b"0", 16)
     return (await reader.readexactly(size + 2))[:size]

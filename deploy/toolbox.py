@@ -30,10 +30,11 @@ class Offer:
 
 
 class Toolbox:
-    """Closes its sessions at the end of a `with` block."""
+    """Offers the tools of all attached servers under different names, and calls them. It closes the servers' sessions at the end of a
+    `with` block."""
 
     def __init__(self, sessions: Sequence[Session], warn: Callable[[str], None]) -> None:
-        """`warn` is called with the error of each server that fails."""
+        """`sessions`: a session per attached server. `warn` is called with the error of each server whose tools cannot be listed."""
         self._sessions = sessions
         self._warn = warn
         self._offers: dict[str, Offer] = {}
@@ -46,7 +47,8 @@ class Toolbox:
             session.close()
 
     def offered(self) -> list[dict[str, Any]]:
-        """Return the tools of all servers, in the form of a chat request. A server that fails offers none."""
+        """Ask all servers for their tools. Return them in the form of a chat request, and let `find` find these. A server that fails offers
+        none, and `warn` gets the error."""
         self._offers = {}
         for session in self._sessions:
             try:
@@ -59,10 +61,12 @@ class Toolbox:
         return [_function(name, offer.tool) for name, offer in self._offers.items()]
 
     def find(self, function: str) -> Offer | None:
+        """Return the tool that `offered` last returned under this name of a function, or None if there was none."""
         return self._offers.get(function)
 
     def call(self, offer: Offer, arguments: str, progress: Callable[[str], None]) -> ToolResult:
-        """Call a tool. A call that fails has an error as its result. `progress` gets the messages that the server sends meanwhile."""
+        """Call a tool, with `arguments` as the text of a JSON object. A call that fails has an error as its result. `progress` gets the
+        messages of progress that the server sends meanwhile, in words."""
         read = object_of(arguments)
         if read is None:
             return ToolResult(f"the arguments are {arguments[:80]!r}; expected a JSON object", is_error=True)
@@ -74,11 +78,13 @@ class Toolbox:
 
 
 def _function(name: str, tool: McpTool) -> dict[str, Any]:
+    """Describe a tool as a function of a chat request, whose calls must follow its schema."""
     function = {"name": name, "description": tool.description, "parameters": tool.schema, "strict": True}
     return {"type": "function", "function": function}
 
 
 def _progress(told: Mapping[str, Any]) -> str:
+    """Return a message of progress in words: how much is done, and the server's text. Parts that the message lacks are left out."""
     message, done, total = told.get("message"), told.get("progress"), told.get("total")
     share = f"{done:g} of {total:g}" if isinstance(done, int | float) and isinstance(total, int | float) else ""
     return ", ".join(part for part in (share, f"{message:.200}" if isinstance(message, str) else "") if part)

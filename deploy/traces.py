@@ -31,6 +31,8 @@ class Tracer:
     """Turns the record of each finished request, except probes, into spans. A thread of OpenTelemetry's SDK sends them in batches."""
 
     def __init__(self, endpoint: str) -> None:
+        """`endpoint`: the address to which spans are sent, as OTLP over HTTP. Raise SettingsError if OpenTelemetry is not installed. The
+        environment may name the service by OTEL_SERVICE_NAME."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]  # from the extra
                 OTLPSpanExporter,
@@ -56,6 +58,7 @@ class Tracer:
         self._parent_of: Callable[[dict[str, str]], Any] = TraceContextTextMapPropagator().extract
 
     def __call__(self, record: RequestRecord) -> None:
+        """Create the spans of a request that has ended. If the client sent a trace context, they belong to its trace."""
         if record.is_probe:
             return
         offset_ns = time.time_ns() - time.monotonic_ns()
@@ -84,7 +87,8 @@ class Tracer:
 
 
 def stages_of(record: RequestRecord) -> list[Stage]:
-    """Return the stages that a request has reached. Each stage lasts until the next stage begins."""
+    """Return the stages that a request has reached. Each stage lasts until the next stage that was reached begins, and the last one until
+    the request has ended."""
     begins = (
         ("receive", record.began_s),
         ("prepare", record.received_s),
@@ -98,7 +102,8 @@ def stages_of(record: RequestRecord) -> list[Stage]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
-    """Return attributes named by OpenTelemetry's semantic conventions for HTTP and generative AI."""
+    """Return the facts of a request as attributes, named by OpenTelemetry's semantic conventions for HTTP and generative AI, and the id of
+    the request. A request that no model answers has none for generative AI."""
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
         "http.route": record.handler,

@@ -1,6 +1,7 @@
-"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file. The
-start that writes a file need not wait until the file is on the disk, because the mark is removed only after that. After a power failure,
-the mark is there on file systems that keep the order of changes to a folder, such as ext4 with its journal, xfs and btrfs.
+"""Mark stored files as in use by a marker, a file beside each of them. If a process is killed while it uses a file, the marker remains, and
+the next start verifies the file. The start that writes a file need not wait until the file is on the disk, because the marker is removed
+only after that. After a power failure, the marker is there on file systems that keep the order of changes to a folder, such as ext4 with
+its journal, xfs and btrfs.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ _refused = set[Path]()  # files that the disk failed to write: only the first `f
 
 
 class Use:
-    """A marker next to a file. It is locked while this process lives, and removed when the process ends normally. An unlocked marker
-    remains if a process is killed or a machine loses power."""
+    """A marker next to a file. It is locked while this process lives, and removed when the process ends normally, unless the disk failed to
+    write the file. An unlocked marker remains if a process is killed or a machine loses power."""
 
     def __init__(self, path: Path) -> None:
-        """Create the marker. Raise OSError if the folder is not writable, or its file system has no locks."""
+        """Create the marker, and let the end of this process call `end`. Raise OSError if the folder is not writable, or its file system
+        has no locks."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = locked_file(path)  # locked before another process can mistake it for an abandoned marker
         self._path = path
@@ -40,6 +42,7 @@ class Use:
         atexit.register(self.end)
 
     def end(self) -> None:
+        """Wait until the file is on the disk, and remove the marker. If the disk failed to write the file, only unlock the marker."""
         atexit.unregister(self.end)
         if _is_on_disk(self._path):
             self._marker.unlink(missing_ok=True)
@@ -59,7 +62,7 @@ def flush(paths: Sequence[Path]) -> None:
 
 def _is_on_disk(path: Path) -> bool:
     """Wait until the disk has the file, because nobody verifies it after a power failure once no marker is left. Return False if the disk
-    has failed to write it."""
+    has failed to write it, now or at an earlier call. Return True if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # there is no such file: it was not written, or another process has removed it
@@ -74,15 +77,17 @@ def _is_on_disk(path: Path) -> bool:
 
 
 def markers_of(path: Path) -> list[Path]:
+    """List the markers next to a file, those of running processes and those that were left behind."""
     return sorted(path.parent.glob(f"{path.name}{INFIX}*"))
 
 
 def left_behind(path: Path) -> list[Path]:
-    """List the markers of processes that did not end normally."""
+    """List the markers of a file whose processes did not end normally."""
     return [marker for marker in markers_of(path) if not _is_locked(marker)]
 
 
 def _is_locked(marker: Path) -> bool:
+    """Return whether a process holds the lock of a marker. Return True, too, if the marker cannot be opened or locked."""
     try:
         with marker.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -96,9 +101,11 @@ def _is_locked(marker: Path) -> bool:
 def begin_use(
     path: Path, *, verify: bool = False, restart: bool = False, progress: Callable[[float], None] = lambda _: None
 ) -> Path | None:
-    """Mark a stored file as in use and return its path. Verify the file first if it was damaged before (`verify`), or if a process was
-    killed while it used the file. Return None if the file is damaged and cannot be removed. After a `restart` by the server, do not wait
-    for verification: the previous worker only read the file, and a check runs at the same time as the new worker."""
+    """Mark a stored file as in use and return its path. If the file exists, verify it first if it was damaged before (`verify`), or if a
+    process was killed while it used the file. Remove it if it is damaged; return None if it cannot be removed. So there may be no file at
+    the path that is returned, and the caller then writes it. After a `restart` by the server, a killed process is no reason to wait for
+    verification: the previous worker only read the file, and a check runs at the same time as the new worker. `progress` gets the fraction
+    that is verified. If no marker can be written, the file is used without one. Raise OSError if the file exists and cannot be read."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
         why = "it was damaged before" if verify else "the last process that used it was killed"
@@ -113,7 +120,8 @@ def begin_use(
 
 
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
-    """Verify a file. Return True if it is undamaged or missing, or if it was damaged and is removed now."""
+    """Verify a file, and remove it if it is damaged. Return True if it is undamaged, missing or removed now, and False if it is damaged and
+    cannot be removed. Raise OSError if it cannot be read."""
     try:
         SectionFile(path, key_of(path.parent)).verify(progress)
     except FileNotFoundError:
@@ -124,7 +132,8 @@ def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
 
 
 def remove_damaged(path: Path, fault: str) -> bool:
-    """Remove a damaged file so that it can be built again. Return False if it cannot be removed."""
+    """Remove a damaged file so that it can be built again, and log that. `fault` describes the damage. Return False if the file cannot be
+    removed."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -1,7 +1,7 @@
 """Verify stored files while a worker serves from them: `python -m deploy.verification FILE...` prints one line per damaged file.
 
-This runs in a separate process. A thread of low priority could be suspended while it holds the interpreter's lock, and the engine would
-wait for the lock.
+This runs in a separate process. If it were a thread of low priority, the system could suspend it while it holds the interpreter's lock, and
+the engine would wait for the lock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ COMMAND = command("deploy.verification")
 
 
 def damage_of(paths: Sequence[Path]) -> str:
-    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage."""
+    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage, or if the process
+    failed."""
     ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     return ended.stdout.strip()
 
 
 def main(paths: Sequence[Path]) -> None:
+    """Lower the priority of this process, verify files, and print a line per damaged file."""
     generated_code.keep()
     with suppress(OSError):  # a sandbox may forbid to change the scheduler
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -41,6 +43,7 @@ def main(paths: Sequence[Path]) -> None:
 
 
 def _faults(path: Path) -> Iterator[RuntimeFault]:
+    """Verify a file. Yield its damage if there is one, and nothing if the file is undamaged or cannot be read."""
     try:
         SectionFile(path, key_of(path.parent)).verify_slowly(_Pace())
     except (DamagedFile, UnsafeCache) as fault:

@@ -21,6 +21,7 @@ def main() -> None:
 
 
 def build(load: Load, progress: ProgressFn) -> LoadedModel:
+    """Load a model as the message asks. Set up the log before, and afterwards prepare this process for serving."""
     configure(load.log_level, load.log_format)
     model = load_model(load, progress)
     generated_code.keep()

@@ -1,4 +1,4 @@
-"""Numbers among the arguments of benchmarks."""
+"""Parse numbers among the arguments of benchmarks. Each function raises ArgumentTypeError for a text that is no such number."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from server.load_settings import MOST_SEQUENCES
 
 
 def number(text: str) -> float:
+    """Parse a finite number above 0."""
     with suppress(ValueError):
         if 0 < (found := float(text)) < float("inf"):
             return found
@@ -17,10 +18,13 @@ def number(text: str) -> float:
 
 
 def whole(text: str) -> int:
+    """Parse a whole number above 0."""
     return at_least(1)(text)
 
 
 def at_least(least: int) -> Callable[[str], int]:
+    """Return a function that parses a whole number of at least `least`."""
+
     def parsed(text: str) -> int:
         with suppress(ValueError):
             if (found := int(text)) >= least:
@@ -32,7 +36,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def clients(text: str) -> int:
-    """Parse a number of clients. Each is a sequence of the batch."""
+    """Parse a number of clients, at most MOST_SEQUENCES, because each is a sequence of the batch."""
     if (found := whole(text)) > MOST_SEQUENCES:
         raise argparse.ArgumentTypeError(f"{text} clients are more than the {MOST_SEQUENCES} sequences of the largest batch")
     return found

@@ -17,13 +17,13 @@ from deploy import demo
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from server.settings import SettingsError
 
-PREFIX = "synthetic-"
+PREFIX = "synthetic-"  # begins the name of a synthetic model; the name of its shape follows
 
 
 @contextmanager
 def model_folder(model: str) -> Generator[Path]:
-    """Yield the folder of a model: `demo`, a path, or `synthetic-SHAPE`. The files of a synthetic model are deleted at the end of
-    the `with` block."""
+    """Yield the folder of a model: `demo`, a path (which need not exist), or `synthetic-SHAPE`. The files of a synthetic model are written
+    first, and deleted at the end of the `with` block. Raise SettingsError for a shape that is unknown or cannot be written."""
     if model == demo.NAME:
         yield demo.MODEL
     elif model.startswith(PREFIX):
@@ -35,8 +35,9 @@ def model_folder(model: str) -> Generator[Path]:
 
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
-    """Write random weights in bfloat16. The tokenizer is the demo model's, with further tokens and merges up to the vocabulary size, so
-    that it takes as long to read as a real one. It splits no text into these tokens, because it separates digits."""
+    """Write the files of a model into a folder. The weights are random, in bfloat16. The tokenizer is the demo model's, with further tokens
+    and merges up to the vocabulary size, so that it takes as long to read as a real one. It splits no text into these tokens, because it
+    separates digits. Raise SettingsError for models without rotary positions and for those with latent attention."""
     if config.rope is None or config.latent is not None:
         raise SettingsError(
             f"synthetic models of the family {config.family} are not written as files; `relaxserve bench model` measures them"
@@ -56,6 +57,7 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
 
 
 def _config(c: ModelConfig) -> dict[str, Any]:
+    """Return the fields of config.json."""
     assert c.rope is not None, c
     return {
         **_mixture(c),
@@ -78,6 +80,7 @@ def _config(c: ModelConfig) -> dict[str, Any]:
 
 
 def _recurrence(c: ModelConfig) -> dict[str, Any]:
+    """Return the fields of config.json for layers with the gated delta rule, or {} if the model has none."""
     if (r := c.recurrence) is None:
         return {}
     return {
@@ -92,6 +95,7 @@ def _recurrence(c: ModelConfig) -> dict[str, Any]:
 
 
 def _mixture(c: ModelConfig) -> dict[str, Any]:
+    """Return the fields of config.json for experts, or {} if the model has none."""
     if c.mixture is None:
         return {}
     chosen = {"num_experts_per_tok": c.mixture.num_chosen}

@@ -1,5 +1,5 @@
-"""Write a model of the Llama family as a GGUF file, for engines that read no other format. The file has only the required metadata. Prompts
-are token ids, so the vocabulary only has a name for each token."""
+"""Write a model of the Llama family as a GGUF file: for engines that read no other format, and to measure weights in its formats. The file
+has only the required metadata. Prompts are token ids, so the vocabulary only has a name for each token."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to write, with its name in the file."""
+    """A tensor to write."""
 
-    name: str
-    source: str
-    format: Format
+    name: str  # its name in the file
+    source: str  # its name in the source of the weights
+    format: Format  # its format in the file
     shape: tuple[int, ...]
 
     @property
@@ -41,7 +41,7 @@ class _Entry:
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
     """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head has 8 bits, as in our
-    own programs."""
+    own programs. Embeddings are stored in BF16, but with Q4_K_M in Q4_K. Vectors are stored in F32."""
     entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
     metadata = _metadata(config)
     with path.open("wb") as file:
@@ -63,6 +63,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products:
 
 
 def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
+    """Return the metadata of the file: the type code and the value of each key."""
     assert c.family == "llama" and c.rope is not None, c
     numbers = {
         "block_count": c.num_layers,
@@ -90,6 +91,7 @@ def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
 
 
 def _entry(source: str, shape: tuple[int, ...], products: str, num_layers: int) -> _Entry:
+    """Return how a tensor is stored in the file. `source` is its name in the source of the weights."""
     stem, _, kind = source.rpartition(".")
     name = f"{_own_stem(stem)}.{kind}"
     if len(shape) == 1:
@@ -106,8 +108,8 @@ def _entry(source: str, shape: tuple[int, ...], products: str, num_layers: int) 
 
 
 def _has_more_bits(name: str, num_layers: int) -> bool:
-    """Return whether llama-quantize gives a tensor Q6_K in Q4_K_M: the head, and values and outputs of MLPs in the first and the last
-    eighth of the layers and in every third layer between."""
+    """Return whether llama-quantize gives a tensor Q6_K in Q4_K_M: the head, and the projections of values and the outputs of MLPs in the
+    first and the last eighth of the layers and in every third layer between."""
     if name.startswith("output"):
         return True
     if ".attn_v." not in name and ".ffn_down." not in name:
@@ -117,6 +119,7 @@ def _has_more_bits(name: str, num_layers: int) -> bool:
 
 
 def _own_stem(stem: str) -> str:
+    """Return the name in GGUF files of a tensor without its last part, such as blk.0.attn_q for model.layers.0.self_attn.q_proj."""
     for own, hub in NAMES.items():
         if hub == stem:
             return own
@@ -142,6 +145,7 @@ def _pairs_beside_each_other(tensor: Array, num_heads: int) -> Array:
 
 
 def _encoded(tensor: Array, format: Format) -> Array:
+    """Return the bytes of a tensor in a format of GGUF."""
     if format.dtype is not None:
         return np.ascontiguousarray(tensor.astype(format.dtype)).reshape(-1).view(np.uint8)
     blocks = tensor.astype(np.float32).reshape(-1, format.block_values)
@@ -149,6 +153,7 @@ def _encoded(tensor: Array, format: Format) -> Array:
 
 
 def _q8_0(blocks: Array) -> Array:
+    """Encode blocks of 32 values, each with a scale of 16 bits and values of 8 bits."""
     scales = np.abs(blocks).max(axis=1, keepdims=True) / 127
     numbers = blocks * _inverse(scales)
     rounded = np.copysign((np.floor(2 * np.abs(numbers)) + 1) // 2, numbers)  # round half away from zero
@@ -156,20 +161,22 @@ def _q8_0(blocks: Array) -> Array:
 
 
 def _q4_0(blocks: Array) -> Array:
+    """Encode blocks of 32 values, each with a scale of 16 bits and values of 4 bits."""
     scales, quants = q4_0(blocks)
     return _behind_scales(scales, quants[:, :16] | quants[:, 16:] << 4)
 
 
 def q4_0(blocks: Array) -> tuple[Array, Array]:
-    """Return the 16-bit scale of each block, and its values as integers from 0 to 15, where 8 represents zero. The value of largest
-    magnitude is represented by 0, that is -8."""
+    """Return the 16-bit scale of each block, and its values as integers from 0 to 15, where 8 represents zero. The value of the largest
+    magnitude is represented by 0, which stands for -8 times the scale, so a scale may be negative."""
     scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
     quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
     return scales.astype("<f2"), quants
 
 
 def _q4_k(blocks: Array) -> Array:
-    """Encode eight groups of 32, each with a scale and a minimum of six bits in units of an f16 per block."""
+    """Encode blocks of eight groups of 32 values of 4 bits. Each group has a scale and a minimum of six bits, in units of one f16 for the
+    scales and one for the minima of a block."""
     groups = blocks.reshape(-1, 8, 32)
     least, most = np.minimum(groups.min(2), 0), groups.max(2)
     (unit, scales), (least_unit, minima) = (_in_units(x, 63) for x in ((most - least) / 15, -least))
@@ -184,7 +191,7 @@ def _q4_k(blocks: Array) -> Array:
 
 
 def _q6_k(blocks: Array) -> Array:
-    """Encode sixteen groups of 16, each with a scale of eight bits in units of an f16 per block."""
+    """Encode blocks of sixteen groups of 16 values of 6 bits. Each group has a scale of eight bits, in units of an f16 per block."""
     groups = blocks.reshape(-1, 16, 16)
     unit, scales = _in_units(np.abs(groups).max(2) / 31, 127)
     quants = np.clip(np.rint(groups * _inverse(unit * scales)[..., None]) + 32, 0, 63).astype(np.uint8).reshape(-1, 2, 4, 32)
@@ -200,14 +207,17 @@ def _in_units(numbers: Array, most: int) -> tuple[Array, Array]:
 
 
 def _f16(numbers: Array) -> Array:
+    """Return the bytes of numbers as 16-bit floats."""
     return numbers.astype("<f2").view(np.uint8)
 
 
 def _inverse(scales: Array) -> Array:
+    """Return 1 / scale, or 0 where the scale is 0."""
     return np.divide(1, scales, out=np.zeros_like(scales), where=scales != 0)
 
 
 def _behind_scales(scales: Array, quants: Array) -> Array:
+    """Return the bytes of each block's 16-bit scale with the bytes of its values behind them."""
     return np.concatenate((scales.astype("<f2").view(np.uint8), quants), axis=1)
 
 
@@ -215,6 +225,7 @@ def _behind_scales(scales: Array, quants: Array) -> Array:
 
 
 def _value(code: int, value: Any) -> bytes:
+    """Encode a value of the metadata. `code` is its type code. An array is a pair of the type code of its elements and these elements."""
     if code == STRING:
         return _text(value)
     if code == ARRAY:
@@ -224,8 +235,10 @@ def _value(code: int, value: Any) -> bytes:
 
 
 def _text(value: str) -> bytes:
+    """Encode a text of the metadata: its length in bytes, then its bytes."""
     return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def _align(file: BinaryIO) -> None:
+    """Write zeros up to the next multiple of the alignment."""
     file.write(bytes(-file.tell() % DEFAULT_ALIGNMENT))

@@ -1,5 +1,5 @@
-"""Measure the limits of this machine, with which benchmarks compare their figures: memory bandwidth and multiply rate, with the number of
-threads that a model would use."""
+"""Measure the limits of this machine, with which benchmarks compare their figures: memory bandwidth and multiply rate, with as many threads
+as the measured model uses."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from compiler.machine.target import Target, host
 from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
-READ_BYTES = 512 << 20
+READ_BYTES = 512 << 20  # bytes that a reading of the bandwidth reads, so many that caches hold few of them
 # A reading of a limit lasts as long as the step with which it is compared, within these bounds.
 SHORTEST_S, LONGEST_S = 0.02, 1.0
 _BLOCK = 1 << 16  # elements per work item
 
+# Add all numbers of `x`. Each work item reads one row of it at `streams` places at a time.
 _READ = """
 func main(x: f32[n, 65536]) -> f32[n] {{
   y: f32[n] = call_tir @read(x) -> f32[n]
@@ -53,7 +54,8 @@ prim read(x: f32[n, 65536], out y: f32[n]) attrs {{schedule="none"}} {{
 }}
 """
 
-# Twelve accumulators per core hide the latency of a multiply-add; with more, some machines run out of registers.
+# Multiply and add in registers only. Twelve accumulators per core hide the latency of a multiply-add; with more, some machines run out of
+# registers.
 _SUMS = 12
 _PEAK = """
 func main(x: f32[{lanes}], steps: shape[n]) -> f32[64] {{
@@ -76,6 +78,7 @@ prim peak(x: f32[{lanes}], n: dim, out y: f32[64]) attrs {{schedule="none"}} {{
 
 
 _TIMES = 50  # products of the same operands on a matrix unit, before the accumulators are stored
+# Multiply the same two small operands again and again with the tile of a product.
 _TILE_PEAK = """
 func main(a: {left}[{rows}, 256], b: {right}[256, {columns}], steps: shape[n]) -> {sum}[64] {{
   y: {sum}[64] = call_tir @peak(a, b, dim(n)) -> {sum}[64]
@@ -135,10 +138,11 @@ class UnitPeak(Intrinsic):
 class Limits:
     """The limits of this machine: no step reads or multiplies faster."""
 
-    bytes_per_s: float
+    bytes_per_s: float  # bandwidth of the memory
     flops: float  # operations per second of the unit that multiplies weights; a multiply-add counts as two
 
     def seconds(self, num_bytes: float, operations: float) -> float:
+        """Return the shortest possible time of a step that reads so many bytes and computes so many operations."""
         return max(num_bytes / self.bytes_per_s, operations / self.flops)
 
     def share(self, num_bytes: float, operations: float, measured_s: float) -> float:
@@ -147,15 +151,16 @@ class Limits:
 
 
 class Gauge:
-    """Kernels that only read memory, or only multiply. They run alternately with a measurement, since both limits of a shared machine
-    change from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
+    """Measures both limits by kernels that only read memory, or only multiply, and keeps the best. The kernels run alternately with a
+    measurement, since both limits of a shared machine change from second to second. `held` is the format of the weights, which determines
+    the unit that multiplies."""
 
     _read_bytes: float = READ_BYTES
     _operations: float
 
     def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
-        """Compile the kernels and start their threads, which are pinned to cores. Do this before any other session starts, while no threads
-        are pinned to these cores."""
+        """Compile the kernels for `target`, or for this machine if that is None, and start `threads` threads, or as many as a model would
+        use. They are pinned to cores. Do this before any other session starts, while no threads are pinned to these cores."""
         self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
@@ -169,19 +174,20 @@ class Gauge:
         self._read_s = self._multiply_s = math.inf
 
     def sample(self, span_s: float = SHORTEST_S) -> None:
-        """Measure both limits, each as a mean over `span_s`."""
+        """Measure both limits, each as a mean over `span_s`, and keep the results that are better than those of the samples before."""
         self._read_s = min(self._read_s, *(mean_seconds(lambda r=r: r.call("main", self._data), span_s) for r in self._readers))
         self._multiply_s = min(self._multiply_s, mean_seconds(lambda: self._multiplier.call("main", *self._args, (self._steps,)), span_s))
 
     @property
     def limits(self) -> Limits:
-        """Return the best limits of all samples so far."""
+        """The best limits of all samples since `forget` was called."""
         return Limits(self._read_bytes / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """Return the shortest time of several runs, and the best limits measured between them. Each reading of a limit lasts as long as the
-        run before it, within SHORTEST_S and LONGEST_S. A core's other hyper-thread may run another virtual machine, which rests for
-        milliseconds at a time: a reading of one millisecond could then find a peak that no step reaches."""
+        """Forget earlier samples. Return the shortest time of several runs, and the best limits measured between them. The number of runs
+        is at most `most`, and `seconds` limits it as in `turns`. Each reading of a limit lasts as long as the run before it, within
+        SHORTEST_S and LONGEST_S. A core's other hyper-thread may run another virtual machine, which rests for milliseconds at a time: a
+        reading of one millisecond could then find a peak that no step reaches."""
         self.forget()
         best = math.inf
         for (passed,) in turns([run], seconds, most):
@@ -194,7 +200,8 @@ class CardGauge(Gauge):
     """Copies and products on a GPU. The bandwidth counts the bytes that a copy reads and those that it writes."""
 
     def __init__(self, target: Target, number: int, *, copied_bytes: int = 4 << 30, side: int = 8192) -> None:
-        """`side` is the number of rows, of columns and of elements along k of the product."""
+        """Compile the product for `target` and open GPU `number`. A copy has `copied_bytes`. `side` is the number of rows, of columns and
+        of elements along k of the product."""
         operands = f"x: bf16[n, {side}], w: bf16[{side}, {side}]"
         text = f'func main({operands}) -> object where n in 0..{side} {{ dataflow {{ y = linear(x, w, out_dtype="f32") }} return y }}'
         self._session = Session(compile_module(parse(text), Options(target)), device_number=number)
@@ -227,15 +234,16 @@ def _session(text: str, threads: int | None, target: Target | None) -> Session:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
+    """Run a function and return how long that took."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
 def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
-    """In each turn, time one call of each of `runs`: for `most` turns or until `seconds` have passed, but for at least three turns. Do not
-    count the first run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes
-    about one percent less time if it comes first in its turn."""
+    """In each turn, time one call of each of `runs`, and yield the times in the order of `runs`. There are at most `most` turns, and no
+    further ones after `seconds` have passed and three turns are done. Do not count the first run of each, which touches memory that is not
+    mapped yet. Every second turn is in reverse order, because a step takes about one percent less time if it comes first in its turn."""
     for run in runs:
         run()
     end = time.perf_counter() + seconds
@@ -247,7 +255,7 @@ def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> It
 
 
 def mean_seconds(run: Callable[[], object], span_s: float) -> float:
-    """Return the mean time of as many runs as fit into `span_s`."""
+    """Run a function again and again until `span_s` has passed, at least once. Return the mean time of a run."""
     runs, started = 0, time.perf_counter()
     while (passed := time.perf_counter() - started) < span_s:
         run()
@@ -256,7 +264,9 @@ def mean_seconds(run: Callable[[], object], span_s: float) -> float:
 
 
 def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
-    """Return a program that multiplies, its number of steps, the number of operations in these steps, and its operands."""
+    """Return a program that multiplies on the unit that `target` uses for weights in the format `held`, its number of steps, the number of
+    operations in these steps, and its operands. If products with this format have no tile on the target, the program multiplies and adds
+    vectors of f32."""
     format, tiles = WeightFormat.parse(held), product_tiles(target)
     if format.bits == 16 and tiles.pairs is not None:
         return _tiles(tiles.pairs.op)
@@ -273,6 +283,7 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
 
 
 def _tiles(op: ProductOp) -> tuple[str, int, float, tuple[Any, ...]]:
+    """Return what `multiplying` returns, for the tile of a product. On a matrix unit, `UnitPeak` takes the place of the tile."""
     left, right, total = op.row_dtype, op.panel_dtype, op.accumulator
     peak, times = (op, ()) if not isinstance(op, MatrixUnitOp) else (UnitPeak(left.num_bytes * 8, op.rows, op.columns), (_TIMES,))
     text = _TILE_PEAK.format(
@@ -298,5 +309,6 @@ def _ones(shape: tuple[int, int], dtype: DType) -> NDArray[Any]:
 
 
 def _text(op: TileOp, operands: str = "", dims: str = "") -> str:
+    """Return the statement of a program in text form that executes a tile."""
     fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in stated_fields(op).items())
     return f'tile "{op.name}"({operands}) {dims} {{{fields}}}'

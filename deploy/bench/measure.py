@@ -13,21 +13,23 @@ from rich.table import Table
 class Figure:
     """A measured value, with the goal that it should reach if there is one."""
 
-    name: str
+    name: str  # what was measured, in words
     value: float
     unit: str
-    goal: float | None = None
+    goal: float | None = None  # None: there is no goal
     at_least: bool = False  # whether the goal is a minimum; otherwise it is a maximum
-    note: str = ""
+    note: str = ""  # more about the measurement, for people
 
     @property
     def reached(self) -> bool | None:
+        """Whether the value reaches the goal, or None if there is no goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.at_least else self.value <= self.goal
 
 
 def report(figures: list[Figure], *, as_json: bool) -> None:
+    """Print the figures as a table, or as JSON. The table has values in green that reach their goal, and in red those that do not."""
     if as_json:
         print(json.dumps([{**asdict(f), "reached": f.reached} for f in figures], indent=1))
         return

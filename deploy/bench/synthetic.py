@@ -58,13 +58,14 @@ HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
 def check_shape(name: str, option: str) -> None:
+    """Raise SettingsError unless there is a shape of this name. The message names the option that has the name as its value."""
     if name not in SHAPES:
         raise SettingsError(f"{option} is {name!r}; expected one of {', '.join(SHAPES)}")
 
 
 def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None, layers: int | None = None) -> ModelConfig:
     """Return the configuration of a shape. `head_size`, `kv_heads` and `layers` replace those of the shape; the number of heads does not
-    change."""
+    change. Raise SettingsError if there is no such shape, or if `kv_heads` does not divide the heads."""
     check_shape(name, "--synthetic")
     hidden, own_layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
     if heads % (kv_heads := kv_heads or own_kv_heads):
@@ -84,11 +85,13 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
 
 
 def _like_gpt_oss(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with what distinguishes gpt-oss: windows in every second layer, sinks, and biases of attention."""
     windows = tuple(None if layer % 2 else WINDOW for layer in range(config.num_layers))
     return replace(config, family="gpt_oss", windows=windows, sinks=True, qkv_bias=True, output_bias=True)
 
 
 def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int, ffn: int, vocab: int) -> ModelConfig:
+    """Return the configuration of a model of the Llama family with these sizes. `size` is the size of a head."""
     return ModelConfig(
         "llama",
         vocab,
@@ -108,7 +111,7 @@ def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int,
 
 
 def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the checkpoint's tensors by name."""
+    """Return the shapes of the checkpoint's tensors by name. Each projection of all experts of a layer is one tensor."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
         "model.norm.weight": (c.hidden_size,),
@@ -127,7 +130,8 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of an attention layer. In a hybrid, the query projection includes gates, and heads have norms."""
+    """Return the shapes of an attention layer. In a hybrid with the gated delta rule, the query projection includes gates. In such a hybrid
+    and in Qwen3-MoE, heads have norms. Latent attention has projections of its own."""
     if (m := c.latent) is not None:
         return {
             "self_attn.q_proj.weight": (c.num_heads * (m.plain_size + m.rotated_size), c.hidden_size),
@@ -148,7 +152,7 @@ def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def gates_attention(c: ModelConfig) -> bool:
-    """Whether the query projection also makes gates for the result of attention."""
+    """Return whether the query projection also makes gates for the result of attention."""
     return c.family == DELTA
 
 
@@ -182,6 +186,7 @@ def _recurrent(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer's MLP, or of its router, its experts and the shared expert if it has one."""
     if c.mixture is None:
         wide, narrow = (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
         if c.family == MAMBA:
@@ -202,7 +207,7 @@ def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _biases(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the biases and sinks of gpt-oss."""
+    """Return the shapes of the biases and sinks of a gpt-oss layer, or {} for other models."""
     if c.mixture is None or not c.mixture.bias:
         return {}
     experts, size, kv_size = c.mixture.num_experts, c.mixture.size, c.num_kv_heads * c.head_dim
@@ -220,18 +225,21 @@ def _biases(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _names(c: ModelConfig) -> ExpertNames:
+    """Return the names of the tensors of a mixture's experts, as its family has them."""
     names = decoder_family(c.family).experts
     assert names is not None, c.family
     return names
 
 
 def dtypes_of(config: ModelConfig) -> dict[str, DType]:
+    """Return the element type of each tensor of the checkpoint: bfloat16."""
     return dict.fromkeys(shapes_of(config), DType.BF16)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """A weight source that generates arrays on demand; the same name always gives the same values."""
+    """A weight source that generates arrays in bfloat16 on demand; the same name and shape always give the same values. Vectors are
+    ones."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -255,14 +263,16 @@ class RandomWeights:
         """Do nothing, since arrays are not stored."""
 
     def digest(self) -> str:
+        """Return a digest of the names and shapes, which decide all values."""
         return hashlib.blake2b(repr(sorted(self.shapes.items())).encode(), digest_size=16).hexdigest()
 
 
 class Fp8Weights(Derived):
-    """Another source's weights as an fp8 checkpoint stores them: matrices of layers are 8-bit floats, with a scale per square block."""
+    """Another source's weights as an fp8 checkpoint stores them: matrices of layers, except routers of experts, are 8-bit floats with a
+    scale per square block. Other tensors stay as they are."""
 
     def __init__(self, source: WeightSource, block: int) -> None:
-        """`block`: rows and inputs of a block."""
+        """`block`: the number of rows of a block, and of its columns."""
         self.block = block
         self._last: dict[str, NDArray[Any]] = {}  # the tensors that were read last
         found: dict[str, TensorInfo] = {}
@@ -301,17 +311,20 @@ class Fp8Weights(Derived):
 
 
 def _is_quantised(name: str, info: TensorInfo) -> bool:
+    """Return whether an fp8 checkpoint stores a tensor in 8 bits: a matrix of a layer that is not the router of experts."""
     return ".layers." in name and name.endswith(".weight") and "mlp.gate." not in name and len(info.shape) == 2
 
 
 def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
-    """Return weights that a program reads in 8 bits."""
+    """Return another source's weights rounded to 8-bit floats with a scale per block of `block` rows and columns, as a load reads them from
+    an fp8 checkpoint: the program keeps their 8 bits."""
     method = read_fp8(Fields({"weight_block_size": [block, block]}, "quantization_config"))
     return HeldWeights(QuantizedWeights(Fp8Weights(source, block), method))
 
 
 def fp8_model(config: ModelConfig) -> WeightSource:
-    """Return the weights of an fp8 checkpoint. Like such files, their source has a tensor for each expert."""
+    """Return random weights of a model as a load reads them from an fp8 checkpoint. Like such files, their source has a tensor for each
+    expert, and the experts of a layer are joined."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes_of(config).items():
         before, experts, after = name.partition(".experts.")

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-HELP = ("-h", "--help", "--help-all")
+HELP = ("-h", "--help", "--help-all")  # arguments with which `serve` only shows its help
 
 
 def main() -> None:
@@ -14,8 +14,8 @@ def main() -> None:
 
 
 def imported() -> Callable[[], None]:
-    """Import the commands, and return the function that runs the one that the arguments name. For `serve`, import no other command, so that
-    the server is ready sooner."""
+    """Import the commands, and return the function that runs the one that the arguments name. For `serve`, import no other command, start
+    the first worker before the imports, and use the code of dataclasses that earlier starts kept, so that the server is ready sooner."""
     if sys.argv[1:2] == ["serve"] and not {*HELP} & {*sys.argv}:
         _start_worker()
         from runtime.generated_code import recall

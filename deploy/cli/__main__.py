@@ -1,4 +1,4 @@
-"""`python -m deploy.cli`: run a command of `relaxserve`. `relaxserve run` starts its server process with this module."""
+"""`python -m deploy.cli`: run a command of `relaxserve`. Processes start servers with this module: `relaxserve run`, and a fleet."""
 
 from deploy.cli import main
 

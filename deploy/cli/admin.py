@@ -16,7 +16,7 @@ from runtime.units import in_units
 from server.defaults import DefaultsError, read_texts
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server that needs an admin key and got a client key
+WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server whose administration refuses the client's key
 STOPPED_S = 120.0  # time that a worker may take to end after its last request
 
 Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
@@ -133,6 +133,8 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
 
 
 def _row(model: dict[str, Any]) -> list[str]:
+    """Return the cells of a model in the table of `ps`. A cell is empty if the server does not say its value, as to clients without an
+    admin key."""
     parts, pages = model.get("bytes", {}), model.get("pages", {})
     return [
         ", ".join([model["id"], *model["aliases"]]),

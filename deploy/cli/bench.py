@@ -1,5 +1,5 @@
-"""`relaxserve bench`: run a benchmark. Each benchmark is a module with a function `main(argv)` in a subfolder of deploy/bench; only the
-chosen module is imported."""
+"""`relaxserve bench`: run a benchmark. Each benchmark is a module with a function `main(argv)` in one of FOLDERS below deploy/bench; only
+the chosen module is imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 
 
 def bench(context: typer.Context) -> None:
-    """Run a benchmark and measure the limits of this machine in the same run. Without a name, list the benchmarks.
+    """Run a benchmark. Without a name, list the benchmarks.
 
     [bold]Examples[/bold]
 
@@ -40,7 +40,7 @@ def bench(context: typer.Context) -> None:
 
 
 def main_of(name: str, known: Mapping[str, str]) -> Callable[[list[str]], None]:
-    """Import the module of a benchmark and return its function `main`."""
+    """Import the module of a benchmark and return its function `main`. Raise SettingsError if `known` has no benchmark of this name."""
     module = known.get(name.replace("-", "_"))
     if module is None:
         raise SettingsError(f"benchmark {name!r} is unknown; known: {', '.join(known)}")

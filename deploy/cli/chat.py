@@ -68,6 +68,7 @@ def chat(
 
 
 def _options(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:
+    """Return the options of requests that the user has given."""
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     return {option: value for option, value in given.items() if value is not None}
 
@@ -104,6 +105,7 @@ def _talk(talk: Talk, question: str | None) -> None:
 
 
 def first_model(client: Client) -> str:
+    """Return the name of the server's first model that can chat. Raise ServerFault if there is none."""
     models = client.chat_models()
     if not models:
         raise ServerFault(
@@ -113,6 +115,7 @@ def first_model(client: Client) -> str:
 
 
 def _obey(line: str, conversation: Conversation) -> None:
+    """Execute a slash command, and print what it returns or why it failed."""
     try:
         errors.print(conversation.obey(line), highlight=False, style="dim")
     except (CommandError, ServerFault) as error:
@@ -120,7 +123,7 @@ def _obey(line: str, conversation: Conversation) -> None:
 
 
 def _answer_or_tell(line: str, talk: Talk) -> None:
-    """Answer a message. After an error, the conversation is as before."""
+    """Answer a message. Print a fault of the server, after which the conversation is as before."""
     num_turns = len(talk.conversation.turns)
     try:
         _answer(line, talk, {})
@@ -130,7 +133,8 @@ def _answer_or_tell(line: str, talk: Talk) -> None:
 
 
 def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
-    """Add a message and its answer to the conversation. With `usage`, also print the decoding rate."""
+    """Add a message and its answer to the conversation, with calls of tools if there are any, and print the answer as it arrives. With
+    `usage`, a dict for token counts, also print the decoding rate. Raise ServerFault if the server fails."""
     conversation = talk.conversation
     turns = conversation.turns
     turns.append({"role": "user", "content": line})
@@ -149,8 +153,8 @@ def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
     """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. In a conversation, `usage` is the
-    dict that gets the token counts at the end: then also print the decoding rate. An interrupt ends an answer in a conversation, and its
-    text is kept."""
+    dict that gets the token counts while the answer arrives: then also print the number of tokens and the decoding rate. An interrupt ends
+    an answer in a conversation, and its text is kept. Without `usage`, an interrupt raises KeyboardInterrupt."""
     said: list[str] = []
     first_s, num_before = 0.0, 0  # time of the first text, and the tokens generated before it, such as thoughts, which are not shown
     with _writer() as put:
@@ -172,7 +176,8 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
 
 @contextmanager
 def _writer() -> Generator[Callable[[str], None]]:
-    """Yield a function that prints a piece of an answer. If the output is not a terminal, it prints the pieces unchanged."""
+    """Yield a function that prints a piece of an answer. If the output is not a terminal, it prints the pieces unchanged, and a new line
+    ends the answer."""
     if answers.is_terminal:
         from deploy.cli.markdown import MarkdownWriter
 

@@ -1,4 +1,4 @@
-"""`relaxserve`: register all commands. Each command calls a function of another module.
+"""`relaxserve`: register all commands. All but `help` and `version` are functions of other modules.
 
 A command imports the modules that it needs only when it runs, so that `--help`, `ps` and `chat` need not wait for the compiler's imports.
 """

@@ -85,6 +85,7 @@ def eval_(
 
 
 def _read(program: Path) -> IRModule:
+    """Read a program in text form. Raise BadParameter if it is no text, and CompileError if it is no valid program."""
     import compiler.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  # fills the tables of operators
     from compiler.ir.text.parser import parse
     from compiler.ir.verify.module import verify
@@ -99,6 +100,7 @@ def _read(program: Path) -> IRModule:
 
 
 def _dim(text: str) -> tuple[str, int]:
+    """Parse NAME=N. Raise BadParameter for any other text."""
     name, _, value = text.partition("=")
     try:
         return name, int(value)
@@ -211,6 +213,7 @@ def verify(
 
 
 def _amount(items: Sequence[Item]) -> str:
+    """Return the number and the size of items in words."""
     return f"{len(items)}, {in_units(sum(item.num_bytes for item in items))}" if items else "none"
 
 
@@ -241,6 +244,8 @@ def import_(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False,
 
 
 def _kept() -> Kept:
+    """Return the cache of this user, even if RELAXSERVE_NO_CACHE disables it. Raise BadParameter if it is no folder or this user may not
+    look."""
     from deploy.cache import Kept
     from runtime import flags
 

@@ -1,7 +1,4 @@
-"""The state of a conversation in `relaxserve chat`, and the slash commands that change it.
-
-CommandError    raised if a command cannot be executed; the conversation is then unchanged
-"""
+"""The state of a conversation in `relaxserve chat`, and the slash commands that change it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from runtime.files import at_home
 
 
 class CommandError(Exception):
-    pass
+    """Raised if a slash command cannot be executed; the conversation is then unchanged."""
 
 
 @dataclass(slots=True)
@@ -24,16 +21,18 @@ class Conversation:
     """A conversation with a model of a running server."""
 
     client: Client
-    model: str
-    system: str = ""
-    turns: list[dict[str, Any]] = field(default_factory=list)
+    model: str  # name of the model that answers
+    system: str = ""  # the system message; "": there is none
+    turns: list[dict[str, Any]] = field(default_factory=list)  # the messages after the system message, in the form of a chat request
 
     @property
     def messages(self) -> list[dict[str, Any]]:
+        """All messages, in the form of a chat request."""
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def obey(self, line: str) -> str:
-        """Execute the command `/NAME ARGUMENT` and return the text to show."""
+        """Execute the command `/NAME ARGUMENT` and return the text to show. Raise CommandError if there is no such command or it cannot be
+        executed, and ServerFault if the server fails."""
         name, _, argument = line.removeprefix("/").partition(" ")
         if name not in COMMANDS:
             near = get_close_matches(name, COMMANDS, n=1)
@@ -43,9 +42,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command. `carry_out` gets its argument, and returns the text to show."""
+    """A slash command. `carry_out` gets the conversation and the command's argument, changes the conversation, and returns the text to
+    show."""
 
-    usage: str
+    usage: str  # the command with its argument, as the help shows it
     meaning: str
     carry_out: Callable[[Conversation, str], str]
 
@@ -57,6 +57,8 @@ def _help(_: Conversation, __: str) -> str:
 
 
 def _model(conversation: Conversation, name: str) -> str:
+    """Let another model answer, or list the models that can chat if there is no name. Raise CommandError if no model of this name can
+    chat."""
     listed = conversation.client.get("/v1/models")["data"]
     chatting = [model for model in listed if model.get("chats", model.get("generates", True))]
     names = dict.fromkeys(known for model in chatting for known in (model["id"], *model.get("aliases", ())))
@@ -79,7 +81,8 @@ def _clear(conversation: Conversation, _: str) -> str:
 
 
 def _save(conversation: Conversation, name: str) -> str:
-    """Write the conversation to a file, as the body of a request that can be sent to a server."""
+    """Write the conversation to a new file, as the body of a request that can be sent to a server. Raise CommandError if the file exists or
+    cannot be written."""
     if not name:
         raise CommandError("/save needs the name of a file")
     path = at_home(name)

@@ -16,7 +16,7 @@ from runtime.units import in_units
 if TYPE_CHECKING:
     from deploy.machine import Machine
 
-OK, NOTE, FAULT = "ok", "note", "fault"
+OK, NOTE, FAULT = "ok", "note", "fault"  # marks of findings: nothing to do, something could be better, this machine cannot serve
 STYLES = {OK: "green", NOTE: "yellow", FAULT: "red"}
 
 

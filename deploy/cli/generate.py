@@ -63,6 +63,7 @@ def _write(text: str) -> None:
 
 
 def _figures(answer: Answer) -> dict[str, object]:
+    """Return the figures of an answer for JSON, without its text."""
     return {
         "token_ids": answer.token_ids,
         "num_prompt": answer.num_prompt,

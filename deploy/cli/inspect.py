@@ -82,6 +82,7 @@ def inspect(
 
 
 def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[str, Quality | LoadError]) -> Table:
+    """Return the table of formats. `best` is the recommended one. `qualities` has what was measured; {}: nothing was."""
     table = Table(box=None, header_style="bold", caption=_caption(qualities), caption_justify="left")
     titles = "--quantize", "weights", "longest context that fits", "of all sequences", "rounding error of weights"
     for title in (*titles, *(("tokens/s of one client", "KL", "top-1", "perplexity") if qualities else ())):
@@ -98,7 +99,7 @@ def _forms(forms: list[ServedForm], best: ServedForm | None, qualities: Mapping[
 
 
 def _caption(qualities: Mapping[str, Quality | LoadError]) -> str | None:
-    """Say what the speeds are. They are measured in the same way for all forms."""
+    """Say what the speeds are, which are measured in the same way for all forms. Return None if none was measured."""
     speed = next((one.speed for one in qualities.values() if not isinstance(one, LoadError)), None)
     if speed is None:
         return None
@@ -109,6 +110,7 @@ def _caption(qualities: Mapping[str, Quality | LoadError]) -> str | None:
 
 
 def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
+    """Return the cells of a form for its speed and its quality. They are empty if the form was not measured."""
     from server.models.quality import divergence_of
 
     if quality is None or isinstance(quality, LoadError):
@@ -132,6 +134,7 @@ def _qualities(load: Load, forms: list[ServedForm], report: ReportStage) -> dict
 
 
 def _json_of(form: ServedForm, quality: Quality | LoadError | None) -> dict[str, object]:
+    """Return a form for JSON, with its quality if it was measured, or why it could not be measured."""
     found: dict[str, object] = asdict(form)
     if isinstance(quality, LoadError):
         found["quality_note"] = quality.message
@@ -150,6 +153,7 @@ def _inputs_of(signature: str) -> str:
 
 
 def _group(group: PlannedGroup) -> str:
+    """Describe a cache group: its size, its pages, and for how many tokens its layers store data."""
     kept = (
         "all tokens"
         if group.window is None
@@ -162,6 +166,7 @@ def _group(group: PlannedGroup) -> str:
 
 
 def _table(found: Inspection, advice: list[str]) -> Table:
+    """Return the table of facts about the model. `advice` says with which settings it would fit."""
     plan = found.plan
     counts = sorted(found.dtypes.items(), key=lambda item: -item[1])
     dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" if count >= 1e5 else f"{count:,} {dtype}" for dtype, count in counts)

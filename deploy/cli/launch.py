@@ -56,6 +56,7 @@ def launch(
 
 
 def served_by(client: Client, name: str, key: str | None) -> Served:
+    """Return the server's model with this name or alias. Raise ServerFault if there is none."""
     known = client.get("/v1/models")["data"]
     found = next((model for model in known if name in (model["id"], *model.get("aliases", ()))), None)
     if found is None:
@@ -65,7 +66,8 @@ def served_by(client: Client, name: str, key: str | None) -> Served:
 
 
 def written(settings: Settings) -> Path | None:
-    """Write the settings file. It may contain the key, so only its owner can read it. Return the path that the agent's arguments name."""
+    """Write the settings file, which may contain the key, so that only its owner can read it. Return the path that the agent's arguments
+    name, or None if the agent needs no file."""
     if not settings.file:
         return None
     home = os.environ.get("XDG_CONFIG_HOME")
@@ -79,14 +81,15 @@ def written(settings: Settings) -> Path | None:
 
 
 def script(settings: Settings, words: list[str], key: str | None) -> str:
-    """Return the settings as lines for a shell. They name the variable with the key instead of the key."""
+    """Return the agent's variables and its command, `words`, as lines for a shell. They name the variable RELAXSERVE_KEY instead of the
+    key, and do not set this variable to it."""
     named = {name: f'"${KEY_VARIABLE}"' if value == key else shlex.quote(value) for name, value in settings.environment.items()}
     lines = [f"export {name}={value}" for name, value in named.items() if (name, settings.environment[name]) != (KEY_VARIABLE, key)]
     return "\n".join([*lines, shlex.join(words)])
 
 
 def start(agent: Agent, words: list[str], settings: Settings) -> None:
-    """Replace this process by the agent."""
+    """Replace this process by the agent. Raise ServerFault if the agent is not installed."""
     program = shutil.which(agent.program)
     if program is None:
         raise ServerFault(f"{agent.name} is not installed: no program {agent.program!r} is in PATH; install it with `{agent.package}`")

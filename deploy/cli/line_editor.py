@@ -11,8 +11,8 @@ from pathlib import Path
 from deploy.cli.output import errors
 from runtime.flags import xdg_folder
 
-PROMPT, CONTINUED = "> ", ". "
-BLOCK = '"""'
+PROMPT, CONTINUED = "> ", ". "  # what the terminal shows before the first line of a message, and before each further one
+BLOCK = '"""'  # begins and ends a message of several lines
 MOST_LINES = 2000  # maximum number of lines in the history file
 
 
@@ -58,6 +58,8 @@ def ask() -> str | None:
 
 
 def _message() -> str:
+    """Read a message. A line that ends with a backslash continues on the next line, and a message that begins with BLOCK has all lines up
+    to the next BLOCK. Raise EOFError at the end of input."""
     line = input(PROMPT)
     if line.lstrip().startswith(BLOCK):
         return _block(line.lstrip().removeprefix(BLOCK))
@@ -67,6 +69,7 @@ def _message() -> str:
 
 
 def _block(first: str) -> str:
+    """Read lines up to one that ends with BLOCK. `first` is the rest of the line that began the block."""
     lines = [first]
     while not lines[-1].rstrip().endswith(BLOCK):
         lines.append(input(CONTINUED))

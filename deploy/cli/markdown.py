@@ -1,7 +1,7 @@
 """Render an answer as Markdown in the terminal while it is generated.
 
-A complete block is printed once. The last block may still grow, so it is drawn again for each piece of the answer. While the last block
-is taller than the terminal, only its end is shown.
+A complete block is printed once. The last block may still grow, so it is drawn again while pieces of the answer arrive. While the last
+block is taller than the terminal, only its end is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
 
-BETWEEN_DRAWS_S = 0.08
+BETWEEN_DRAWS_S = 0.08  # least time between two drawings of the last block, unless a line ends
 LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+$")  # a line as Markdown knows it; Python's splitlines also cuts at other characters
 
 
@@ -29,8 +29,8 @@ class MarkdownWriter:
         self._console = console
         self._parser = MarkdownIt().enable("table").enable("strikethrough")  # the extensions that rich enables
         self._rest = ""  # text of the incomplete last block
-        self._has_printed = False
-        self._drawn_s = 0.0
+        self._has_printed = False  # whether a block was printed, which an empty line separates from the next one
+        self._drawn_s = 0.0  # when the last block was last drawn
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -45,6 +45,8 @@ class MarkdownWriter:
         self._print(self._rest)
 
     def write(self, piece: str) -> None:
+        """Add a piece of the answer. Print the blocks that are complete, and draw the last block, unless the piece ends no line and the
+        last drawing was less than BETWEEN_DRAWS_S ago: then only store the piece."""
         self._rest += piece
         now_s = time.monotonic()
         if "\n" not in piece and now_s - self._drawn_s < BETWEEN_DRAWS_S:
@@ -66,6 +68,7 @@ class MarkdownWriter:
         self._rest = "".join(lines[starts[-1] :])
 
     def _print(self, text: str) -> None:
+        """Print a block. Print nothing if it has only white space."""
         if not text.strip():
             return
         if self._has_printed:

@@ -63,6 +63,8 @@ def pull(
 
 
 def _label(source: str, place: str) -> None:
+    """Measure the quality label of a downloaded model and print it, or print why it has none. Print nothing for a model that generates no
+    text."""
     from deploy.quality.measure import label_of
     from server.models.quality import in_words
 
@@ -78,7 +80,7 @@ def _label(source: str, place: str) -> None:
 
 def _fetch(source: str, token: str | None) -> None:
     """Download a model in a process of its own: an interrupt ends it at once, while the library of the hub would first finish the files
-    that it has begun. The next download continues."""
+    that it has begun. The next download continues. Raise LoadError if the download fails."""
     from deploy.library import Downloads
 
     async def fetched() -> None:
@@ -118,6 +120,7 @@ def ls(as_json: AsJson = False, available: Annotated[bool, typer.Option(help="Li
 
 
 def _list_available(held: set[str], as_json: bool) -> None:
+    """Print the models that have short names. `held` has the short names of those that are downloaded."""
     from deploy.catalogue import ENTRIES
     from deploy.model_loading.origins import hub_source, packaged
 
@@ -192,7 +195,7 @@ def run(
 @contextmanager
 def _serving(model: str, options: list[str]) -> Generator[str]:
     """Start a server and yield its address; stop the server at the end, however this process ends. Settings in the environment are for
-    other servers. They are removed, so that this server needs no key and stores no state."""
+    other servers, so the server does not get them: it needs no key and stores no state. Raise ServerFault if the model does not load."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
@@ -206,7 +209,8 @@ def _serving(model: str, options: list[str]) -> Generator[str]:
 
 
 def _address(server: subprocess.Popen[str], model: str) -> str:
-    """Return the server's address once the model is loaded. Until then, show that it loads, and what the server warns of."""
+    """Return the server's address once the model is loaded. Until then, show that it loads, and what the server warns of. Raise ServerFault
+    if the server ends before."""
     assert server.stderr is not None
     with stages(model) as show:
         show("load", 0.0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 answers = Console(width=None if sys.stdout.isatty() else 160, markup=False)  # a pipe has no width, so choose one
 errors = Console(stderr=True, markup=False)
 
-ReportStage = Callable[[str, float], None]
+ReportStage = Callable[[str, float], None]  # gets the name of a stage, and the fraction of it that is done
 
 
 class Bars:
@@ -35,8 +35,8 @@ class Bars:
             console=errors,
             transient=True,
         )
-        self._tasks: dict[str, TaskID] = {}
-        self._stages: dict[str, str] = {}
+        self._tasks: dict[str, TaskID] = {}  # the bar of each model
+        self._stages: dict[str, str] = {}  # the stage of each model that was printed last, without a terminal
 
     def __enter__(self) -> Bars:
         if errors.is_terminal:
@@ -48,6 +48,7 @@ class Bars:
             self._progress.stop()
 
     def show(self, name: str, stage: str, fraction: float) -> None:
+        """Show how far a model is in a stage. Without a terminal, print a line if the stage has changed."""
         if not errors.is_terminal:
             if self._stages.get(name) != stage:
                 errors.print(f"{name}: {stage}", highlight=False)
@@ -60,6 +61,7 @@ class Bars:
 
 @contextmanager
 def stages(name: str) -> Generator[ReportStage]:
-    """Show the progress of one load in this process. Yield the function that reports progress."""
+    """Show the progress of work on one model, such as a load or a download. Yield the function that reports the stage and its
+    progress."""
     with Bars() as bars:
         yield lambda stage, fraction: bars.show(name, stage, fraction)

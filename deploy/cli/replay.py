@@ -42,6 +42,7 @@ def replay(
 
 
 def _show(difference: Difference) -> None:
+    """Print a difference: where it is, both values, and that another model has answered if the fingerprints differ."""
     request = difference.request
     lines = [
         f"{request.path}, {request.request_id}, line {request.line}: {difference.field}",

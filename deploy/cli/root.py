@@ -24,6 +24,7 @@ class Commands(TyperGroup):
 
 
 def new_app() -> typer.Typer:
+    """Return the command `relaxserve` without any command below it."""
     settings = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="rich", context_settings=settings)
     app.callback()(root)
@@ -31,6 +32,7 @@ def new_app() -> typer.Typer:
 
 
 def tell_version(asked: bool) -> None:
+    """If asked, print the version and end the program."""
     if asked:
         answers.print(f"relaxserve {version('relaxserve')}", highlight=False)
         raise typer.Exit
@@ -45,7 +47,7 @@ def root(
 
 
 def run(command: Callable[[], None]) -> None:
-    """Run a command. An expected error prints one line and determines the exit status."""
+    """Run a command. An expected error prints one line and determines the exit status. Any other error is a bug and raised again."""
     try:
         command()
     except (Exception, KeyboardInterrupt) as error:

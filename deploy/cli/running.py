@@ -74,6 +74,8 @@ def call_of(entry: Mapping[str, Any], url: str, *, has_key: bool) -> str:
 
 
 def _rows(entry: dict[str, Any], shown: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a title and a text for each fact about a model. `entry` is the answer of /v1/models/NAME, and `shown` that of Ollama's path
+    /api/show."""
     details = shown["details"]
     yield "model", ", ".join([entry["id"], *entry["aliases"]])
     yield "architecture", f"{details['family']}, {details['parameter_size']} parameters, {details['quantization_level']} in its files"
@@ -134,6 +136,7 @@ def create(
 
 
 def _text(file: Path) -> str:
+    """Return the text of a Modelfile. Raise ModelfileError if it cannot be read."""
     try:
         return file.read_text()
     except OSError as error:

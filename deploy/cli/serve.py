@@ -61,6 +61,8 @@ Options win over variables, variables over the file. --no-SWITCH turns one off.
 
 
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
+    """Serve until stopped. `arguments` has a value for each option; None or []: it was not given. Fail if no model could be loaded. The
+    help shows HELP instead of this text."""
     arguments.pop("help_all")
     model = [*(model or ()), *(arguments.pop("more_models") or ())]
     form = {name: value for name in OPTIONS if (value := arguments.pop(name, None)) not in (None, [])}
@@ -97,7 +99,8 @@ def default_models() -> list[ModelSpec]:
 
 
 def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
-    """Apply the options that describe models to all models of the command line."""
+    """Apply the options that describe models, `form`, to all models that are served. Raise SettingsError if an option is wrong, or gives an
+    alias to several models. `form` is changed."""
     aliases = tuple(form.pop("aliases", ()))
     if aliases and len(specs) > 1:
         raise SettingsError(f"--alias with {len(specs)} models; expected one model. In the file of --config, each model has aliases")
@@ -114,8 +117,8 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
 
 
 async def greet(registry: Registry, url: str) -> bool:
-    """Show the progress of loads until they have ended, then print one line: the server's address and its models. Return False if loads
-    were requested and none succeeded."""
+    """Show the progress of loads until they have ended, then print one line: the server's address and its models. With JSON as the format
+    of the log, log the address instead. Return False, without this line, if loads were requested and none succeeded."""
     from server.models.load_report import LOADS
 
     operations = registry.operations.all()
@@ -141,6 +144,7 @@ def shows_bars(settings: ServerSettings) -> bool:
 
 
 def greeting(registry: Registry, url: str) -> str:
+    """Return the line that tells the server's address and its models."""
     from server.models.load_report import summary
 
     ready = [model for model in registry.models() if model.loaded is not None]
@@ -151,6 +155,7 @@ def greeting(registry: Registry, url: str) -> str:
 
 
 async def _follow(operation: Operation, bars: Bars) -> None:
+    """Show the progress of a load in a bar until it has ended."""
     async for _ in operation.watch():
         if operation.ended_at is None:
             bars.show(operation.model, operation.stage, operation.fraction)
@@ -160,6 +165,7 @@ async def _follow(operation: Operation, bars: Bars) -> None:
 
 
 def _bytes(text: str) -> int:
+    """Parse a size for typer. Raise BadParameter if it is none."""
     try:
         return num_bytes(text)
     except ValueError:
@@ -199,6 +205,7 @@ HELP_ALL = f"{__name__}.help_all"  # key of the context's data: whether the help
 
 
 def _show_all(ctx: typer.Context, asked: bool) -> None:
+    """If asked, print the help with all options and end the program."""
     if asked:
         ctx.meta[HELP_ALL] = True
         typer.echo(ctx.get_help())
@@ -206,7 +213,7 @@ def _show_all(ctx: typer.Context, asked: bool) -> None:
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Give the function a signature for typer, with one parameter per setting."""
+    """Give the function a signature for typer, with one parameter for each option, and HELP as its docstring. Return the function."""
     model = Annotated[
         list[str] | None,
         typer.Argument(help="PATH_OR_ID[=NAME], 'demo', or a name in `ls --available`.", metavar="MODEL", show_default=False),
@@ -254,5 +261,6 @@ serve = _with_options(_serve)
 
 
 def add_to(app: typer.Typer) -> typer.Typer:
+    """Register `serve` as a command of `app`, and return `app`."""
     app.command("serve", cls=ServeCommand, rich_help_panel=SERVING)(serve)
     return app

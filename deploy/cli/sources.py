@@ -24,11 +24,11 @@ Command = Callable[..., None]
 class LoadOption:
     """An option that sets a field of a load. A command gets None if the option is not given; the field then keeps its default."""
 
-    kind: Any
-    meaning: str
-    metavar: str = "TEXT"
+    kind: Any  # type of the option's value
+    meaning: str  # help text of the option
+    metavar: str = "TEXT"  # what the help shows as the option's value; "" for a flag
     names: tuple[str, ...] = ()  # empty: the name of the field
-    parser: Callable[[str], Any] | None = None
+    parser: Callable[[str], Any] | None = None  # returns the value of a text; None: typer does, by the type
 
     def annotation(self, panel: str | None) -> Any:
         """Return the annotation of a parameter for typer. `panel`: title of the part of the help that shows the option."""
@@ -39,7 +39,7 @@ class LoadOption:
 
 
 def _within(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of numbers. Typer's own ranges would add a wide column to the help."""
+    """Return a parser of whole numbers from `least` to `most`. Typer's own ranges would add a wide column to the help."""
 
     def parsed(text: str) -> int:
         if not re.fullmatch(r"-?\d{1,18}", text) or not least <= int(text) <= most:
@@ -50,6 +50,7 @@ def _within(least: int, most: int) -> Callable[[str], int]:
 
 
 def _bytes_or_share(text: str) -> int | float:
+    """Parse a size or a share for typer. Raise BadParameter if it is neither."""
     try:
         return num_bytes_or_share(text)
     except ValueError:
@@ -57,6 +58,7 @@ def _bytes_or_share(text: str) -> int | float:
 
 
 def _device(text: str) -> str:
+    """Return the name of a device. Raise BadParameter if it is none; whether the machine has the device is not checked."""
     if not re.fullmatch(DEVICE_NAME, text):
         raise typer.BadParameter(f"device is {text!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
     return text
@@ -148,6 +150,7 @@ def signed(command: Command, parameters: Iterable[inspect.Parameter]) -> Command
 
 
 def load_of(source: str, **form: Any) -> Load:
-    """Return the load of a source with the fields that are given."""
+    """Return the load of a source with the fields that are given. Raise SettingsError if the source neither exists here nor can be
+    downloaded."""
     spec = model_spec(source)
     return msgspec.structs.replace(Load(spec.name, spec.source), **form)

@@ -1,4 +1,5 @@
-"""Let a model and the tools of MCP servers take turns in the terminal. Each call is shown, and made only if the user approves it."""
+"""Let a model and the tools of MCP servers take turns in the terminal. Each call is shown, and made only if the user approves it, or has
+approved all calls, or all of this tool, before."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from deploy.toolbox import Offer, Toolbox
 from server.mcp.tools import ToolResult
 
 MAX_TURNS = 32  # turns in one answer in which the model calls tools
-SHOWN_CHARS = 2000
+SHOWN_CHARS = 2000  # characters of a call or of its result that the terminal shows at most
 REFUSED = ToolResult("The user did not approve this call.", is_error=True)
 CANCELLED = ToolResult("The user cancelled this call.", is_error=True)
 
@@ -30,6 +31,8 @@ class Approval:
         self._always: set[tuple[str, str]] = set()
 
     def approves(self, offer: Offer) -> bool:
+        """Return whether a call of a tool may be made. Ask the user unless all calls, or all of this tool, are approved. Without a terminal
+        to ask on, return False and say so."""
         key = (offer.session.name, offer.tool.name)
         if self._approves_all or key in self._always:
             return True
@@ -52,7 +55,9 @@ class ToolTurns:
         self._approval = approval
 
     def take(self, turns: list[dict[str, Any]], answer: Answer) -> None:
-        """Add messages to `turns` until the model calls nothing more."""
+        """Let the model answer the messages in `turns`, and add its answers, their calls and the results of these to `turns`, until it
+        calls nothing more. After MAX_TURNS answers with calls, stop and say so. A call that is refused, cancelled or of an unknown tool has
+        a text that says so as its result."""
         tools = self._toolbox.offered()
         for _ in range(MAX_TURNS):
             calls: list[dict[str, Any]] = []
@@ -66,6 +71,7 @@ class ToolTurns:
         errors.print(f"stopped after {MAX_TURNS} turns with calls", style="red", highlight=False)
 
     def _made(self, name: str, arguments: str) -> ToolResult:
+        """Make a call if the user approves it, and show it with its result. An interrupt cancels the call."""
         offer = self._toolbox.find(name)
         if offer is None:
             return ToolResult(f"there is no tool {name}", is_error=True)
@@ -89,6 +95,7 @@ def attached(texts: Sequence[str], *, approves_all: bool) -> Generator[ToolTurns
 
 
 def _asked(question: str) -> str:
+    """Ask the user, and return the answer in lower case. The end of input counts as no."""
     try:
         return input(question).strip().lower()
     except EOFError:

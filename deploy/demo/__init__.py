@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-MODEL = Path(__file__).parent / "model"
-NAME = "demo"
+MODEL = Path(__file__).parent / "model"  # the folder of its files
+NAME = "demo"  # the name by which commands know it

@@ -1,7 +1,4 @@
-"""Turn the events of `/inference/v1/generate` into the chunks that Dynamo's frontend expects.
-
-BrokenOff        the server reports an error in a stream
-"""
+"""Turn the events of `/inference/v1/generate` into the chunks that Dynamo's frontend expects."""
 
 from __future__ import annotations
 
@@ -17,11 +14,12 @@ NAME = "token_id:"  # precedes the number of a token in log-probabilities
 
 
 class BrokenOff(Exception):
-    """The server has reported an error after the answer had begun."""
+    """Raised if the server reports an error in a stream, after the answer has begun."""
 
 
 def chunk_of(event: bytes) -> dict[str, Any] | None:
-    """Return the chunk of an event, or None if it brings no tokens: a comment, the last usage, the end of the stream."""
+    """Return the chunk of an event, or None if it brings no tokens: a comment, the last usage, the end of the stream. The last chunk also
+    has the usage and the reason why the answer ended. Raise BrokenOff if the event reports an error."""
     if not event.startswith(DATA) or event[len(DATA) :].startswith(DONE):
         return None
     found = msgspec.json.decode(event[len(DATA) :])
@@ -51,6 +49,7 @@ def message_of(answer: object) -> str:
 
 
 def _ranked(top: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the most probable tokens at a position in Dynamo's form, in the order of their ranks."""
     return [
         {
             "rank": rank,

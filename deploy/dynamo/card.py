@@ -33,7 +33,8 @@ class Card:
 
 
 def write_card(source: str) -> Card:
-    """Write the files of a model. Raise LoadError if they cannot be read, and SettingsError if the cache is disabled."""
+    """Write the files of a model, without those in subfolders, and with the fields of the configuration that Dynamo needs. Raise LoadError
+    if they cannot be read, and SettingsError if the cache is disabled."""
     files = load_files(source)
     contents = {name: content for name, content in files.contents.items() if "/" not in name}
     # Dynamo requires these fields, which the configuration of a GGUF file lacks, and reads which tokens end an answer.
@@ -43,7 +44,8 @@ def write_card(source: str) -> Card:
 
 
 def _written(contents: Mapping[str, bytes]) -> Path:
-    """Write files into the folder of the cache that is named by their digest, unless it exists. Return the folder."""
+    """Write files into the folder of the cache that is named by their digest, unless it exists. Return the folder. Raise SettingsError if
+    the cache is disabled."""
     cache = kept()
     if cache is None:
         raise SettingsError(
@@ -64,4 +66,5 @@ def _written(contents: Mapping[str, bytes]) -> Path:
 
 
 def _has_template(files: TokenizerFiles) -> bool:
+    """Return whether one of a model's files has a chat template."""
     return "chat_template" in files.object("tokenizer_config.json") or any(name in files.contents for name in TEMPLATES)

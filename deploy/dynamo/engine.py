@@ -1,4 +1,5 @@
-"""A server as an engine of Dynamo's worker, which registers the model, passes requests and answers, and ends the engine when it drains.
+"""Let Dynamo's worker use a server as its engine. The worker registers the model, passes requests to the engine and its answers to Dynamo's
+frontend, and ends the engine when it drains.
 
 Dynamo sends token ids, and cuts stop texts and calls of tools from the answer by itself. If a worker is lost, Dynamo's frontend sends the
 request to another one, with the tokens generated so far appended to the prompt. The token at a position depends only on the seed and the
@@ -44,17 +45,17 @@ from server.settings import SettingsError
 log = logging.getLogger(__name__)
 
 PATH = "/inference/v1/generate"
-RANK = 0  # a server has one worker per model, which Dynamo counts as one rank
+RANK = 0  # number of the only rank: a server has one worker per model, which Dynamo counts as a rank
 WATCH_S = 1.0  # interval at which Dynamo hears of the load
 LIST_EVERY = 10  # every tenth look at the server asks whether it still has the model; not each, because the server logs such a request
-DRAIN_POLL_S = 0.1
+DRAIN_POLL_S = 0.1  # interval at which a worker that ends looks whether requests are left
 MOST_FAILED = 3  # consecutive looks at a server that is silent or lacks the model, after which the server counts as lost
 BREAK_OFF_S = 5.0  # longest time for telling Dynamo that requests are broken off
 STOP_S = 60.0  # longest wait for the end of a server that has no requests; then it is killed
 
 
 class Engine(LLMEngine):
-    """The engine of one worker."""
+    """The engine of one worker: a server with one model. Dynamo calls the methods that LLMEngine declares."""
 
     def __init__(self, name: str, server: Server, card: Path) -> None:
         """`name`: the name of the model. `card`: the folder with the files that Dynamo's frontend needs."""
@@ -75,7 +76,8 @@ class Engine(LLMEngine):
         raise NotImplementedError("`run` makes the engine, with options that it has parsed")
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Wait until the server is ready, and describe its model to Dynamo."""
+        """Wait until the server is ready, describe its model to Dynamo, and begin to watch the server. Raise GivenUp if `end` was called
+        before, and another error, whose reason is in `failure`, if the server cannot be used."""
         del worker_id
         try:
             await until_ready(self._server, lambda: self._must_end)
@@ -106,7 +108,8 @@ class Engine(LLMEngine):
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         """Pass a request to the server, and yield the chunks of its answer. If that fails, raise an error of Dynamo. Its class tells Dynamo
-        whether another worker may serve the request."""
+        whether another worker may serve the request. If the client has stopped the request, the last chunk says that it is cancelled. When
+        this generator ends, the connection to the server is closed."""
         assert self._client is not None, "start comes first"
         if self.failure is not None:
             raise CannotConnect(str(self.failure))
@@ -148,6 +151,7 @@ class Engine(LLMEngine):
                 _close(opening)
 
     async def kv_event_sources(self) -> list[KvEventSource]:
+        """Return where Dynamo hears of changes of the prefix cache; []: the server does not publish them."""
         events = self._server.events
         return [] if events is None else [ZmqSource(events, dp_rank=RANK)]
 
@@ -161,8 +165,8 @@ class Engine(LLMEngine):
         return build_health_check_payload(0)
 
     async def cleanup(self) -> None:
-        """Wait until the running requests have ended, and stop the server. Dynamo calls this when the worker has left the registry for as
-        long as its grace period."""
+        """Wait until the running requests have ended, and stop the server. If the server is lost, break off the requests instead. Dynamo
+        calls this when the worker has left the registry for as long as its grace period."""
         while self._running and self.failure is None:
             await asyncio.sleep(DRAIN_POLL_S)
         with suppress(TimeoutError):
@@ -175,17 +179,18 @@ class Engine(LLMEngine):
         await asyncio.to_thread(self._server.stop, STOP_S)
 
     async def _break_off(self) -> None:
-        """Break off the requests of a lost server, so that Dynamo continues them elsewhere."""
+        """Break off the running requests, so that Dynamo continues them elsewhere, and wait until they have ended."""
         for opening in self._running.values():
             _close(opening)
         while self._running:
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _entry(self) -> Entry:
-        """Return how the server describes the model."""
+        """Return how the server describes the model. Raise SettingsError if the worker cannot serve it, and OSError as `ask` does."""
         return entry_in(await asyncio.to_thread(self._server.ask, "/v1/models"), self._name, self._server.url)
 
     async def _read_figures(self) -> Figures:
+        """Return the figures of the model's cache. Raise SettingsError if they cannot be read from the page, and OSError as `ask` does."""
         page = await asyncio.to_thread(self._server.ask, "/metrics")
         try:
             return figures_in(page.decode(), self._name)
@@ -193,7 +198,7 @@ class Engine(LLMEngine):
             raise no_relaxserve(self._server.url, f"its figures at /metrics cannot be read, {error!r}") from error
 
     async def _watch(self) -> None:
-        """Wait until the server is lost. Then leave the registry, and end the worker."""
+        """Wait until the server is lost, or cannot be watched. Then record the reason and end the worker, which leaves the registry."""
         try:
             why = await self._until_lost()
         except Exception as error:  # otherwise nothing would watch the server
@@ -203,7 +208,8 @@ class Engine(LLMEngine):
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def _until_lost(self) -> str:
-        """Tell Dynamo the load of the server until the server is lost. Return the reason in words."""
+        """Tell Dynamo the load of the server until the server is lost: it has ended, is silent, or lacks the model. Return the reason in
+        words."""
         num_failed = num_looks = 0
         while True:
             await asyncio.sleep(WATCH_S)
@@ -224,7 +230,7 @@ class Engine(LLMEngine):
 
 
 def _fault_of(error: ServerEnded | OSError | SettingsError, url: str) -> SettingsError | ServerFault:
-    """Return why a worker cannot start."""
+    """Return the error with which a worker ends that cannot start. `error` is what `Engine.start` caught."""
     match error:
         case SettingsError():
             return error
@@ -237,7 +243,8 @@ def _fault_of(error: ServerEnded | OSError | SettingsError, url: str) -> Setting
 
 
 async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChunk, None]:
-    """Yield the chunks of an answer of the server. Raise an error of Dynamo if the server has refused the request."""
+    """Yield the chunks of an answer of the server. Raise an error of Dynamo if the server has refused the request, BrokenOff if the stream
+    reports an error, and an error of aiohttp if it ends too soon."""
     if answer.status != 200:
         why = message_of(_json(await answer.read())) or f"the server answers with status {answer.status}"
         match answer.status:
@@ -258,6 +265,7 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncGenerator[GenerateChun
 
 
 def _json(content: bytes) -> object:
+    """Return the value of a JSON text, or None for other texts."""
     try:
         return json.loads(content)
     except ValueError:
@@ -265,14 +273,16 @@ def _json(content: bytes) -> object:
 
 
 def _close(opening: asyncio.Task[aiohttp.ClientResponse]) -> None:
-    """Break the connection, so that the server stops computing."""
+    """Break the connection of a request, so that the server stops computing. If there is no connection yet, make none; if it is closed, do
+    nothing."""
     if not opening.cancel() and not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
 
 def run(argv: list[str]) -> None:
-    """Serve a model until SIGTERM, or until its server is lost. Raise SettingsError or LoadError if it cannot be served, and ServerFault if
-    the server is lost."""
+    """Serve a model until SIGTERM or SIGINT, or until its server is lost. A model without a chat template serves only completions, unless
+    the options name the endpoints. Raise SettingsError or LoadError if it cannot be served, and ServerFault if the server cannot be used or
+    is lost."""
     import uvloop
 
     options = parse(argv)
@@ -300,6 +310,8 @@ def run(argv: list[str]) -> None:
 
 
 def _server_of(options: Options) -> Server:
+    """Return the server that the options describe. A server of the worker's own is started. Raise SettingsError if its settings are
+    wrong."""
     if options.url is None:
         return OwnServer(options.entry, options.settings)
     return FoundServer(options.url, options.key, options.events)

@@ -17,11 +17,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
+    """The answer to `/v1/models`."""
+
     data: tuple[Entry, ...]
 
 
 def entry_in(answer: bytes, name: str, url: str) -> Entry:
-    """Find a model in the answer to `/v1/models`. Raise SettingsError if a worker cannot serve it, or if the server is no relaxserve."""
+    """Find a model by its name in the answer to `/v1/models`. Raise SettingsError if the server has not loaded it, if it generates no text,
+    or if the server at `url` is no relaxserve."""
     try:
         listed = msgspec.json.decode(answer, type=Listed).data
     except (ValueError, RecursionError) as error:
@@ -38,4 +41,5 @@ def entry_in(answer: bytes, name: str, url: str) -> Entry:
 
 
 def no_relaxserve(url: str, why: str) -> SettingsError:
+    """Return the error that says that another server is at this address."""
     return SettingsError(f"the server at {url} is no relaxserve: {why}; expected the address of a relaxserve, http://HOST:PORT")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINE = re.compile(r'^(vllm:\w+)\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+)$', re.MULTILINE)
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+LINE = re.compile(r'^(vllm:\w+)\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+)$', re.MULTILINE)  # name of a metric, its labels, its value
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')  # name and value of a label
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The figures of one model's cache. A block is a page."""
 
-    block_size: int = 0  # tokens; 0: the model is not ready
+    block_size: int = 0  # tokens of a block; 0: the model is not ready
     num_blocks: int = 0
     usage: float = 0.0  # share of the blocks that running requests hold
     num_looked_up: float = 0.0  # prompt tokens since the start of the server
@@ -21,15 +21,18 @@ class Figures:
 
     @property
     def num_used(self) -> int:
+        """The number of blocks that running requests hold."""
         return round(self.usage * self.num_blocks)
 
     @property
     def hit_rate(self) -> float | None:
+        """The share of the prompt tokens that were in the prefix cache; None: there was no prompt yet."""
         return self.num_found / self.num_looked_up if self.num_looked_up else None
 
 
 def figures_in(page: str, model: str) -> Figures:
-    """Read the figures of a model from a page of metrics."""
+    """Read the figures of a model from a page of metrics. Those that the page lacks are 0. Raise ValueError or KeyError if a line of the
+    model has no numbers where they belong."""
     values: dict[str, float] = {}
     block_size = num_blocks = 0
     for name, labels, value in LINE.findall(page):

@@ -19,22 +19,22 @@ from server.models.state import ModelSpec
 from server.settings import SettingsError
 
 PLACE = "backend.generate"  # component and endpoint of a worker, unless --endpoint names others
-TYPES = "chat,completions"
+TYPES = "chat,completions"  # Dynamo's default for the endpoints that its frontend offers for the model
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """The parsed options of a worker."""
 
-    spec: ModelSpec
+    spec: ModelSpec  # the model
     entry: str | dict[str, Any]  # the model as in the configuration file of a server
     settings: Mapping[str, Any]  # settings of the server that the worker starts
     url: str | None  # URL of a server that runs already; None: the worker starts one
     events: str | None  # address at which the server at `url` publishes its cache events
     key: str | None  # API key of the server at `url`
     runtime: DynamoRuntimeConfig
-    component: str
-    endpoint: str
+    component: str  # Dynamo's name of the group of workers to which this one belongs
+    endpoint: str  # Dynamo's name of what the component serves
 
 
 def parse(argv: Sequence[str]) -> Options:
@@ -69,6 +69,7 @@ def parse(argv: Sequence[str]) -> Options:
 
 
 def _require_address(url: str) -> None:
+    """Raise SettingsError unless a URL is one of HTTP or HTTPS with a host, without a user, a query or a fragment."""
     with suppress(ValueError):  # the port is not a number
         parts = urlsplit(url)
         is_plain = url.isascii() and url.isprintable() and " " not in url and not (parts.query or parts.fragment or parts.username)
@@ -78,7 +79,8 @@ def _require_address(url: str) -> None:
 
 
 def _model_of(model: str | None, config: Path | None) -> tuple[str | dict[str, Any], Mapping[str, Any]]:
-    """Return the entry of the only model, and the settings of the configuration file."""
+    """Return the entry of the only model, which is named in one of two places, and the settings of the configuration file without it. Raise
+    SettingsError if there is another number of models, or if the file is wrong."""
     if config is None:
         if model is None:
             raise SettingsError("MODEL is missing; name a folder, a .gguf file, a hub id or 'demo'")

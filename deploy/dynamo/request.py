@@ -1,7 +1,4 @@
-"""Turn a request of Dynamo's frontend, which has token ids, into a request to `/inference/v1/generate` of the server.
-
-Refused        the request has a field that the server does not offer
-"""
+"""Turn a request of Dynamo's frontend, which has token ids, into a request to `/inference/v1/generate` of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-# Fields that have the same name and meaning on both sides.
+# Fields of `sampling_options`, of `stop_conditions` and of `guided_decoding` that have the same name and meaning on both sides.
 SAMPLING = (
     "temperature",
     "top_p",
@@ -22,7 +19,7 @@ SAMPLING = (
 )
 STOPPING = ("max_tokens", "min_tokens", "ignore_eos")
 GUIDES = ("json", "regex", "choice", "grammar")
-# Fields that must be absent or neutral, with the values that are neutral.
+# Fields that must be absent or neutral, with the values that are neutral, by the part of a request that has them ("": the request itself).
 # Dynamo reads an answer until the first choice has ended, so there is only one.
 REFUSED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "": dict.fromkeys(("prompt_embeds", "multi_modal_data", "encoder_result", "prefill_result", "bootstrap_info"), ()),
@@ -34,11 +31,12 @@ REFUSED: Mapping[str, Mapping[str, tuple[object, ...]]] = {
 
 
 class Refused(ValueError):
-    """A request has a field that the server does not offer."""
+    """Raised if a request has a field that the server does not offer."""
 
 
 def body_of(request: Mapping[str, Any], request_id: str, model: str) -> dict[str, Any]:
-    """Return the body for the server. The stop texts stay with the frontend, which has the text of the answer."""
+    """Return the body for the server. The stop texts stay with the frontend, which has the text of the answer. A request without a seed
+    gets one that depends only on `request_id`. Raise Refused if the request has a field that the server does not offer."""
     sampling, stopping, output = (_fields(request, name) for name in ("sampling_options", "stop_conditions", "output_options"))
     guide = _fields(sampling, "guided_decoding")
     for where, fields in zip(REFUSED, (request, sampling, stopping, output, guide), strict=True):
@@ -74,17 +72,20 @@ def _seed_of(request_id: str) -> int:
 
 
 def _ends(stopping: Mapping[str, Any]) -> list[int]:
-    """Return the tokens that end the answer. The hidden ones are those that end any answer of the model."""
+    """Return the tokens that end the answer. The hidden ones are those that end any answer of the model, unless the request ignores
+    these."""
     visible, hidden = (stopping.get(name) or [] for name in ("stop_token_ids", "stop_token_ids_hidden"))
     visible = [*visible, *(stopping.get("stop_token_ids_visible") or [])]
     return sorted({*visible, *([] if stopping.get("ignore_eos") else hidden)})
 
 
 def _fields(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a request, or {} if the request lacks it or it is null."""
     return request.get(name) or {}
 
 
 def _require_neutral(where: str, fields: Mapping[str, Any]) -> None:
+    """Raise Refused if a field of REFUSED[where] is neither absent, nor null, nor neutral."""
     for name, neutral in REFUSED[where].items():
         value = fields.get(name)
         if value is not None and value not in neutral:

@@ -17,7 +17,7 @@ from deploy.settings import PREFIX
 
 log = logging.getLogger(__name__)
 
-READY_POLL_S = 0.1
+READY_POLL_S = 0.1  # interval at which a server is asked whether it is ready
 SAY_S = 30.0  # interval at which the log says why the server is not ready yet
 NOT_YET = (502, 503, 504)  # statuses of a server that is not ready yet, and of a proxy in front of it
 KEYS = ("api_keys", "api_key_file", "admin_keys", "admin_key_file")  # settings of a server that only the worker reaches
@@ -35,24 +35,33 @@ class Server(Protocol):
         ...
 
     @property
-    def access_key(self) -> str | None: ...
+    def access_key(self) -> str | None:
+        """The API key for requests to the server, or None if it needs none."""
+        ...
 
-    def require(self) -> None: ...
+    def require(self) -> None:
+        """Raise ServerEnded if the server has ended, as far as this process can see that without asking it."""
+        ...
 
-    def require_answer(self) -> None: ...
+    def require_answer(self) -> None:
+        """Ask the server whether it is alive. Raise OSError if it does not answer, and ServerEnded if it has ended."""
+        ...
 
     def ask(self, path: str) -> bytes:
         """Return the body of the answer. Raise HTTPError, which is an OSError, if the server answers with an error."""
         ...
 
-    def stop(self, within_s: float | None = None) -> None: ...
+    def stop(self, within_s: float | None = None) -> None:
+        """Stop the server if the worker has started it, at the latest after `within_s` seconds."""
+        ...
 
 
 class OwnServer(ServerProcess):
     """A server that the worker has started. Only the worker has its key, and the kernel kills it when the worker ends."""
 
     def __init__(self, model: str | dict[str, Any], settings: Mapping[str, Any]) -> None:
-        """Raise SettingsError if the model or a setting is wrong."""
+        """Start the server. Its keys are only the worker's: those in `settings` and in the environment of this process, from which they are
+        removed, do not count. Raise SettingsError if the model or a setting is wrong."""
         self.access_key = secrets.token_hex(16)
         for name in KEYS:
             os.environ.pop(f"{PREFIX}{name.upper()}", None)
@@ -64,6 +73,7 @@ class FoundServer:
     """A server that runs already. It goes on when the worker ends."""
 
     def __init__(self, url: str, access_key: str | None, events: str | None) -> None:
+        """`events`: the address of its cache events; None: Dynamo does not hear of them."""
         self.url = url.rstrip("/")
         self.access_key = access_key
         self.events = events
@@ -82,12 +92,13 @@ class FoundServer:
 
 
 class GivenUp(Exception):
-    """The worker must end before its server is ready."""
+    """Raised if the worker must end before its server is ready."""
 
 
 async def until_ready(server: Server, must_end: Callable[[], bool] = lambda: False) -> None:
-    """Wait until the server is ready. Raise ServerEnded if it ends first, OSError if waiting does not help, and GivenUp once `must_end`
-    returns True."""
+    """Wait until the server is ready, and log from time to time why it is not. Raise ServerEnded if it ends first, GivenUp once `must_end`
+    returns True, and OSError if waiting does not help: TLS fails, or the server answers with an error that does not mean that it is not
+    ready yet."""
     log.info("waiting for the server at %s", server.url)
     said_s = time.monotonic()
     while True:

@@ -33,13 +33,15 @@ from runtime.flat_program import FlatProgram, flat_program
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
+# Further names of targets for C libraries.
 ALIASES: Final = {"aarch64-linux": "aarch64-neon", "riscv64-linux": "riscv64", "riscv64-v-linux": "riscv64-v", "x86-64-linux": "x86-64-v3"}
-PREFIX: Final = "rs"
-QUESTION: Final = "What is the capital of France?"
+PREFIX: Final = "rs"  # default prefix of C names, which model.h and example.c of this package have
+QUESTION: Final = "What is the capital of France?"  # what the example program asks
 _ARCHITECTURES: Final = ("x86_64", "aarch64", "riscv64")
 
 
 def c_targets() -> list[str]:
+    """Return the names of all targets for C libraries."""
     return [*ALIASES, *(t.name for t in NAMED.values() if t.arch in _ARCHITECTURES)]
 
 
@@ -52,6 +54,7 @@ def c_prefix(text: str) -> str:
 
 
 def c_target(name: str) -> Target:
+    """Return the target with this name. Raise TargetError if there is none for C libraries."""
     found = NAMED.get(ALIASES.get(name, name))
     if found is None or found.arch not in _ARCHITECTURES:
         raise TargetError(f"target is {name!r}; expected web or one of {', '.join(c_targets())}")
@@ -59,7 +62,7 @@ def c_target(name: str) -> Target:
 
 
 def build_command(library: str) -> str:
-    """Return the command that builds the example. The program searches a shared library in its own folder."""
+    """Return the command that builds the example. The program then looks for a shared library in its own folder."""
     search = "-Wl,-rpath,'$ORIGIN' " if library.endswith(".so") else ""
     return f"cc -pthread example.c {library} {search}-o example"
 
@@ -130,7 +133,7 @@ def export_c(
 
 
 def write_weights(path: Path, flat: FlatProgram, executable: Executable, source: WeightSource) -> int:
-    """Write the weights and, after them, their fingerprint. Return the fingerprint."""
+    """Write the weights and, after them, their fingerprint of 64 bits. Return the fingerprint."""
     digest = write_block(path, flat, executable, source)
     with path.open("ab") as file:
         file.write(digest)
@@ -138,6 +141,7 @@ def write_weights(path: Path, flat: FlatProgram, executable: Executable, source:
 
 
 def _prompt(model: Servable) -> list[int]:
+    """Return the prompt of the example: the question, as a user's message if the model has a chat template."""
     template = model.tokenizer.chat_template
     if template is None:
         return model.tokenizer.encode(QUESTION, add_special_tokens=True)

@@ -1,6 +1,7 @@
 """Exports for browsers that are stored between starts, each under a digest of everything that determines its files.
 
-A server hard-links the files of an export into the folder that it publishes, so the stored export may be removed while it is served.
+A server links the files of an export into the folder that it publishes by hard links, or copies them if the file system has no such links.
+So the stored export may be removed while it is served.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class ExportParts(msgspec.Struct, frozen=True):
     """Everything that determines the files of an export; its digest is the name of the stored folder."""
 
     programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: the cache key and the ranges of its program
-    weights: str
+    weights: str  # digest of the checkpoint
     model: WebModel
-    tokenizer: str
+    tokenizer: str  # content of tokenizer.json
     sources: tuple[str, ...]  # digests of the exporter's code, and of the runtime, which is part of an export
 
 
@@ -51,6 +52,7 @@ def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: S
 
 
 def _link(source: str, target: str) -> None:
+    """Let `target` be a hard link to a file, or a copy if there are no hard links."""
     try:
         os.link(source, target)
     except OSError:  # the file system has no hard links
@@ -58,6 +60,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _move(written: Path, place: Path) -> None:
+    """Rename a folder that is complete, unless another server has put the same files at its place."""
     try:
         written.rename(place)
     except OSError:
@@ -66,6 +69,7 @@ def _move(written: Path, place: Path) -> None:
 
 
 def _digest(model: Servable, name: str, levels: Sequence[str]) -> str:
+    """Return the name under which an export is stored. Nothing is compiled for it."""
     keys = [key_of(model.module, get(level).key) for level in levels]
     page = hashlib.sha256(b"".join(content for _, content in sorted(page_files().items())))
     roots = [Path(package.__path__[0]) for package in (deploy.export, runtime)]

@@ -28,6 +28,8 @@ typedef struct rs_sequence rs_sequence;
 
 /* Return `bytes` bytes of memory, aligned to `alignment`, or NULL. `context` is the argument of rs_open. */
 typedef void *(*rs_allocate)(void *context, size_t bytes, size_t alignment);
+
+/* Free memory that the function of type rs_allocate returned. */
 typedef void (*rs_release)(void *context, void *memory);
 
 typedef struct {
@@ -64,7 +66,7 @@ const float *rs_step(rs_sequence *sequence, const int32_t *tokens, size_t count)
  * positive infinity, or if no token may be drawn. */
 int32_t rs_sample(rs_sequence *sequence, const rs_sampling *sampling);
 
-/* Shorten the sequence to its first `length` tokens. */
+/* Shorten the sequence to its first `length` tokens. A sequence that is not longer stays as it is. */
 void rs_rewind(rs_sequence *sequence, size_t length);
 
 void rs_free(rs_sequence *sequence);

@@ -31,8 +31,8 @@ def _sees_nothing(vision: Vision) -> bool:
 
 def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Servable:
     """Open a model and choose its program. A decoder gets a context of at most DEFAULT_CONTEXT tokens unless the load names another. It
-    reads images if `sees` returns True for its image encoder, which then takes one crop at a time. It never reads audio. Raise LoadError
-    for a model that embeds texts and images."""
+    reads images if `sees` returns True for its image encoder, which then takes one crop at a time. It never reads audio in conversations.
+    Raise LoadError for a model that embeds texts and images, or cannot be loaded."""
     known = advance(asked, Opened)
     if (config := known.files.config).reads_rows:
         if not config.is_causal:
@@ -47,13 +47,14 @@ def servable(asked: Asked, sees: Callable[[Vision], bool] = _sees_nothing) -> Se
 
 
 def require_generator(model: Servable, name: str) -> Generator:
+    """Return the mode of a model that generates text. Raise LoadError for other models."""
     if not isinstance(model.mode, Generator):
         raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{name} generates no text; expected a model that answers texts")
     return model.mode
 
 
 def cache_shapes(mode: Generator | Embedder | Transcriber) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the step's inputs that hold keys and values, or states, for one sequence."""
+    """Return the shapes of the step's inputs that hold keys and values, or states, for one sequence, by the names of the inputs."""
     return {
         name: shape
         for number, group in enumerate(mode.groups)
@@ -62,6 +63,7 @@ def cache_shapes(mode: Generator | Embedder | Transcriber) -> dict[str, tuple[in
 
 
 def _names(group: CacheGroup, number: str) -> tuple[str, ...]:
+    """Return the names of the inputs of a cache group: its data, and its scales, which only some formats have."""
     if isinstance(group, HeardGroup):
         return "heard", "heard_scales"
     return (f"states{number}",) if group.keeps_states else (f"cache{number}", f"scales{number}")

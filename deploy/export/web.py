@@ -55,8 +55,8 @@ PROGRAM, PIECES = "program.json", "pieces.bin"
 class Level(msgspec.Struct, frozen=True):
     """A program for WebAssembly engines with certain features."""
 
-    target: str
-    features: tuple[str, ...]
+    target: str  # name of the target, one of LEVELS
+    features: tuple[str, ...]  # features of WebAssembly that the module needs
     module: str  # file name
     memory_flags: int  # offset in the module's file of the byte that says whether the memory is shared between threads
     program: FlatProgram
@@ -66,9 +66,9 @@ class Level(msgspec.Struct, frozen=True):
 class WebEmbedding(msgspec.Struct, frozen=True):
     """How the model turns texts into vectors."""
 
-    normalize: bool
-    prompts: dict[str, str]
-    default_prompt: str | None
+    normalize: bool  # whether vectors are scaled to length 1
+    prompts: dict[str, str]  # by name: texts that a request may put before its texts
+    default_prompt: str | None  # name of the prompt for requests that name none; None: they get none
 
 
 class WebSpeechTokens(msgspec.Struct, frozen=True):
@@ -87,9 +87,9 @@ class WebSpeechTokens(msgspec.Struct, frozen=True):
 class WebSpeech(msgspec.Struct, frozen=True):
     """The size of the audio window that the model hears at once, and the tokens with which it writes transcripts."""
 
-    num_hops: int
-    num_frames: int
-    num_mels: int
+    num_hops: int  # steps of a window at each of which its spectrogram is computed
+    num_frames: int  # vectors of a window in the encoder
+    num_mels: int  # bands of the spectrogram
     hop: int  # samples of a hop
     around: int  # samples of a piece beyond its hops
     tokens: WebSpeechTokens
@@ -102,8 +102,8 @@ class WebVision(msgspec.Struct, frozen=True):
     crop_size: int  # pixels of an edge of a crop
     num_places: int  # vectors of a crop in the encoder
     num_tokens: int  # image tokens of a crop
-    image_token: int
-    fit: Tiles
+    image_token: int  # id of the token that stands for a part of an image
+    fit: Tiles  # how an image is resized and cut into tiles
     marker: str  # text that the chat template writes for an image
     begin: str  # text of the token that the tokenizer puts before every text; empty: there is none
     image_text: str  # text of the image token
@@ -117,7 +117,7 @@ class WebModel(msgspec.Struct, frozen=True):
     name: str
     kind: str  # "generator", "embedder" (a decoder without a language head), "encoder" or "transcriber"
     embeds: bool  # false for a generator, unless the export asks for its embeddings
-    entry: str
+    entry: str  # name of the function that runs a step
     vocab_size: int
     hidden_size: int
     max_context: int
@@ -144,7 +144,7 @@ class WebProgram(msgspec.Struct, frozen=True):
 
 
 def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
-    """Write the export of a model to `folder`. Raise LoadError if it cannot be exported."""
+    """Write the export of a model to `folder`, and return the content of program.json. Raise LoadError if it cannot be exported."""
     mode, dialect = mode_of_page(model, name), _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)
     programs = tuple(_level(model, mode, get(target), folder, progress) for target in levels)
@@ -200,14 +200,18 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
         )
 
 
+# The kind of a model in WebModel, by its mode.
 KINDS: dict[type[Mode], str] = {Generator: "generator", Embedder: "embedder", Encoder: "encoder", Transcriber: "transcriber"}
 
 
 def _dialect(model: Servable) -> Dialect | None:
+    """Return the format in which a model writes tool calls and reasoning, or None for a model that does not generate text."""
     return Dialect.of(model.tokenizer, None, None) if isinstance(model.mode, Generator) else None
 
 
 def _speech(model: Servable, name: str) -> WebSpeech | None:
+    """Return what the page needs to transcribe speech, or None if the model hears no audio. Raise LoadError if the tokenizer lacks the
+    special tokens."""
     hearing = model.files.config.hearing
     if hearing is None:
         return None
@@ -224,7 +228,7 @@ def _speech(model: Servable, name: str) -> WebSpeech | None:
 
 
 def _seen(model: Servable) -> tuple[Vision, Tiles] | None:
-    """Return the encoder of a model that reads images in the browser, and how images are cut for it."""
+    """Return the encoder of a model that reads images in the browser, and how images are cut for it. Return None for other models."""
     vision = model.files.config.vision
     if vision is None or not page_sees(vision) or not isinstance(vision.cutting.fit, Tiles):
         return None
@@ -232,6 +236,8 @@ def _seen(model: Servable) -> tuple[Vision, Tiles] | None:
 
 
 def _vision(model: Servable, name: str) -> WebVision | None:
+    """Return what the page needs to read images, or None if the model reads none in the browser. Raise LoadError if the tokenizer lacks the
+    image token."""
     found = _seen(model)
     if found is None:
         return None
@@ -256,6 +262,7 @@ def _vision(model: Servable, name: str) -> WebVision | None:
 
 
 def web_model(model: Servable, name: str) -> WebModel:
+    """Return the facts about a model for the page. Raise LoadError if a page cannot run it."""
     mode, dialect = mode_of_page(model, name), _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
     template, defaults = tokenizer.chat_template, tokenizer.generation_defaults

@@ -15,19 +15,20 @@ from compiler.frontend.weights import WeightSource
 from runtime.executable import Executable
 from runtime.flat_program import FlatProgram, constant_name, weight_name
 
-SHARD_BYTES = 128 << 20
+SHARD_BYTES = 128 << 20  # size of all shards but the last
 
 
 class Shard(msgspec.Struct, frozen=True):
     """A file with consecutive bytes of the block. Its name contains its digest, so programs can share it."""
 
-    file: str
-    begin: int
+    file: str  # its name
+    begin: int  # offset of its first byte in the block
     num_bytes: int
     sha256: str
 
 
 def write_shards(folder: Path, flat: FlatProgram, executable: Executable, source: WeightSource) -> tuple[Shard, ...]:
+    """Write the block as shards into a folder, and return them in order."""
     shards: list[Shard] = []
     begin = 0
     for content in _cut(_block(flat, executable, source), SHARD_BYTES):
@@ -63,6 +64,7 @@ def _block(flat: FlatProgram, executable: Executable, source: WeightSource) -> I
 
 
 def _cut(parts: Iterator[bytes], size: int) -> Generator[bytes]:
+    """Divide a stream of bytes into pieces of `size` bytes; the last one may be shorter."""
     held = bytearray()
     for part in parts:
         held += part

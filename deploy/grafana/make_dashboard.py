@@ -8,21 +8,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-SELECT = '{model_name=~"$model"}'
-QUANTILES = (0.5, 0.95, 0.99)
+SELECT = '{model_name=~"$model"}'  # selects the series of the models that are chosen in the dashboard
+QUANTILES = (0.5, 0.95, 0.99)  # the quantiles that a panel of times shows
 Panel = tuple[str, str, list[tuple[str, str]]]  # title, unit, (query, legend)
 
 
 def rate(metric: str, by: str = "model_name") -> str:
+    """Return a query for the increase of a counter per second, summed over all series with the same value of the label `by`."""
     return f"sum by ({by}) (rate({metric}{SELECT}[$__rate_interval]))"
 
 
 def quantiles(metric: str) -> list[tuple[str, str]]:
+    """Return a query with its legend for each quantile of a histogram, over all chosen models."""
     buckets = rate(f"{metric}_bucket", "le")
     return [(f"histogram_quantile({q}, {buckets})", f"p{q * 100:g}") for q in QUANTILES]
 
 
 def gauge(metric: str, legend: str = "{{model_name}}") -> tuple[str, str]:
+    """Return a query for the values of a metric, with the legend of each series."""
     return f"{metric}{SELECT}", legend
 
 
@@ -72,10 +75,11 @@ ROWS: dict[str, list[Panel]] = {
         ("Lookups of compiled programs", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
     ],
 }
-WIDTH, HEIGHT, COLUMNS = 8, 7, 3
+WIDTH, HEIGHT, COLUMNS = 8, 7, 3  # size of a panel in Grafana's units, and panels side by side
 
 
 def dashboard() -> dict[str, Any]:
+    """Return the dashboard: a heading for each row of ROWS, the panels below it, and the choice of models."""
     panels: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():
@@ -106,6 +110,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def _panel(number: int, title: str, unit: str, queries: list[tuple[str, str]], place: dict[str, int]) -> dict[str, Any]:
+    """Return a panel. `number` is its id, and `place` its position and size."""
     source = {"type": "prometheus", "uid": "prometheus"}
     targets = [{"refId": chr(65 + i), "expr": e, "legendFormat": legend, "datasource": source} for i, (e, legend) in enumerate(queries)]
     defaults = {"unit": unit, "min": 0}

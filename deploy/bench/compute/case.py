@@ -20,6 +20,7 @@ class Case(NamedTuple):
 
     @property
     def is_prefill(self) -> bool:
+        """Whether a sequence of the step has more than one new token."""
         return self.sequences < self.tokens
 
     def __str__(self) -> str:
@@ -29,5 +30,5 @@ class Case(NamedTuple):
 class Work(NamedTuple):
     """The least work of a step: bytes to read and operations to compute."""
 
-    num_bytes: float  # bytes read
-    operations: float
+    num_bytes: float  # bytes to read; states of a recurrence are also written, and count twice
+    operations: float  # a multiply-add counts as two

@@ -1,11 +1,12 @@
-"""`relaxserve bench kernels`: for every kernel of a model's step, its time and the time that this machine's limits allow. Kernels
-are sorted by the difference of these times, the largest first.
+"""`relaxserve bench kernels`: for every kernel of a model's step, its time and the time that this machine's limits allow. The kernels of a
+step are sorted by the difference of these times, the largest first.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
 all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
-from memory counts at most as many bytes as the largest other operand. Only a share of the weights of experts counts: the share that a step
-reads on average if tokens choose experts independently. Attention reads the keys and values of each sequence once per step, and multiplies
-with the keys and values to which a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
+from memory counts at most as many bytes as the largest other operand. So do all buffers together that a kernel changes in place. Only a
+share of the weights of experts counts: the share that a step reads on average if tokens choose experts independently. Attention reads the
+keys and values of each sequence once per step, and multiplies with the keys and values to which a token attends. Operands in a cache are
+read faster than the limit, so a share may exceed one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from deploy.bench.compute.model import Model, attention_operations, chosen_share
 from deploy.bench.limits import Gauge
 
 STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # (tokens, sequences, context)
-RUNS = 5
+RUNS = 5  # runs of each step, of which the shortest time of a kernel counts
 Dims = Mapping[DimVar, int]
 
 
@@ -52,28 +53,30 @@ class Work:
 
     num_bytes: float = 0.0
     operations: float = 0.0
-    multiplies_weights: bool = False
+    multiplies_weights: bool = False  # whether its limit is that of the unit that multiplies weights; otherwise it is that of f32
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """The figures of one kernel in one step."""
 
-    step: str
-    kernel: str
-    launches: int
-    seconds: float
-    num_bytes: float
-    operations: float
+    step: str  # such as "decode 1 x 128"
+    kernel: str  # name of the kernel
+    launches: int  # how often the step launches it
+    seconds: float  # time of all these launches
+    num_bytes: float  # bytes of all these launches
+    operations: float  # operations of all these launches
     share: float  # limit time divided by measured time
 
     @property
     def lost_s(self) -> float:
+        """The measured time minus the limit time."""
         return self.seconds * (1 - self.share)
 
 
 def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
-    """Measure all kernels. `products` measures the peak of the unit that multiplies weights, `others` the peak of f32."""
+    """Measure all kernels of the steps of STEPS. Return them in the order of the steps, those of a step by the time that they lose.
+    `products` measures the peak of the unit that multiplies weights, `others` the peak of f32."""
     rows: list[Row] = []
     for tokens, sequences, context in STEPS:
         args = model.step(tokens, sequences, context)
@@ -90,8 +93,8 @@ def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
 
 
 def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[str, float], dict[str, int]]:
-    """Return the shortest time of each kernel in several runs, and how often a run launches it. Each phase of a kernel counts as a
-    launch."""
+    """Return the shortest time of each kernel in several runs, and how often a run launches it. Each phase of a kernel counts as a launch.
+    After each run, the gauges take a sample. One run before is not counted."""
     model.run(args)
     best: dict[str, float] = {}
     count: dict[str, int] = {}
@@ -179,6 +182,7 @@ def _bytes(prim: PrimFunc, env: Dims, config: ModelConfig, tokens: int) -> Itera
 
 
 def _is_per_expert(buffer: Buffer, config: ModelConfig) -> bool:
+    """Return whether a buffer is a tensor of weights with an axis of experts."""
     return config.mixture is not None and len(buffer.shape) > 2 and buffer.shape[0] == Dim.of(config.mixture.num_experts)
 
 
@@ -204,6 +208,8 @@ def _certain(scalar: Scalar) -> Scalar:
 
 
 def _points(fold: AnyFold, env: Dims) -> float:
+    """Count the operations of a fold and of the folds within it: two for each term of a sum, none for other folds such as maxima. Of a
+    product with two planes, only the first dot counts."""
     env = {**env, **{var: 0 for var, _ in fold.axes}}
     points = prod(extent.evaluate(env) for _, extent in fold.axes)
     own = 0.0 if isinstance(fold, Reduce) and fold.fn is not ReduceFn.SUM else 2.0

@@ -1,10 +1,11 @@
 """`relaxserve bench model`: for prefill and decode of one model, the measured time and the time that this machine's limits allow.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
-which it attends. Operations are two per weight and token, and two per head and element of a key or of a value. In a mixture, only the
-weights of the chosen experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence,
-with eight operations per token and element of the state. The head multiplies one token per sequence. For a model with windows, the command
-also states how many pages a sequence holds in each cache group while it grows.
+which it attends. Operations are two per weight and token, and, for each token and each token to which it attends, two per head and element
+of a key or of a value. In a mixture, only the weights of the chosen experts count, as many as independent choices give on average. A hybrid
+also reads and writes a state per sequence, with eight operations per token and element of the state. The head multiplies one token per
+sequence. For a model with windows, the command also states how many pages a sequence holds in each cache group while it grows, and for a
+hybrid how much longer decoding takes after a long context.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ LONG = 32768  # a hybrid also decodes one token after a context of this length
 class Row:
     """The figures of one step."""
 
-    name: str
-    tokens_per_s: float
-    num_bytes: float
-    operations: float
+    name: str  # such as "prefill 512" or "decode 4 x 128"
+    tokens_per_s: float  # new tokens of the step over its shortest time
+    num_bytes: float  # least bytes that the step reads
+    operations: float  # least operations that it computes
     share: float  # limit time divided by measured time
 
 
@@ -76,7 +77,7 @@ class Row:
 class Growth:
     """The largest number of pages of a cache group that a growing sequence holds at a time."""
 
-    window: int | None
+    window: int | None  # window of the group in tokens; None: its layers attend to the whole context
     pages: list[int]  # largest numbers until the sequence is one, two, three and four times as long as the longest window
 
 
@@ -105,7 +106,8 @@ class Model:
         device: str = CPU,
         bounds: StepBounds | None = None,
     ) -> None:
-        """`bounds`: the bounds of the steps that will run; by default, those of the steps that `works` lists."""
+        """`threads`: None takes as many as a model on this machine. `target`: None is this machine's CPU. `bounds`: the bounds of the steps
+        that will run; by default, those of the steps that `works` lists."""
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
         longest = max(CONTEXTS) + PAGE_SIZE if bounds is None else bounds.max_context
@@ -133,6 +135,7 @@ class Model:
         bounds: StepBounds,
         pages: int,
     ) -> None:
+        """Compile the step for these weights and bind them on the device, and fill at most `pages` pages of each cache group."""
         config = self.config
         self.options = Options(target or host())
         forms, numerics = forms_of(source.tensors), Numerics.on(self.options.target)
@@ -151,7 +154,8 @@ class Model:
         self.session.device.settle()  # as in a server that has filled its cache
 
     def product_bytes(self, tokens: int) -> float:
-        """Return the bytes of weights that a step with this many tokens reads."""
+        """Return the bytes of weights that a step with this many tokens reads: all matrices with the head but without the table of
+        embeddings, and a share of the experts."""
         read = [a for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n]
         # Panels of experts have an extra first axis. So have those of heads in multi-head latent attention.
         count = 0 if self.config.mixture is None else self.config.mixture.num_experts
@@ -160,7 +164,7 @@ class Model:
 
     @property
     def product_elements(self) -> int:
-        """Return the number of weights with which each token is multiplied, without the head."""
+        """The number of weights with which each token is multiplied, without the head."""
         c = self.config
         attention = c.hidden_size * ((3 if gates_attention(c) else 2) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         if (m := c.latent) is not None:
@@ -176,6 +180,7 @@ class Model:
 
     @property
     def head_elements(self) -> int:
+        """The number of weights of the language head."""
         return self.config.hidden_size * self.config.vocab_size
 
     def step(self, tokens: int, sequences: int, context: int) -> Any:
@@ -185,6 +190,8 @@ class Model:
         return *arguments_of(batch, self.groups), batch.logit_rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
+        """Run the step with arguments that `step` returned, and return its logits as views. On a GPU, the step may still run when this
+        function returns."""
         return self.session.call(ENTRY, *args, views=True)
 
     def prepared(self, tokens: int, sequences: int, context: int) -> Run:
@@ -203,7 +210,8 @@ class Model:
 
     @property
     def works(self) -> dict[Case, Work]:
-        """Return the work of all steps whose keys and values fit into the pages."""
+        """The work of each step to measure: prefills, decoding for each number of sequences and each context whose keys and values fit into
+        the pages, and for a hybrid one token after a long context."""
         decodes = [Case(batch, batch, context) for context in CONTEXTS for batch in BATCHES if batch * context // PAGE_SIZE < self.pages]
         decodes += [Case(1, 1, context) for context in self.contexts if context not in CONTEXTS]
         return {case: self.work(case) for case in (*(Case(length, 1, length) for length in PREFILLS), *decodes)}
@@ -228,7 +236,7 @@ class Model:
 
     @staticmethod
     def kv_bytes(group: CacheGroup) -> float:
-        """Return the bytes of a token's keys and values."""
+        """Return the bytes of a token's keys and values in all layers of a cache group."""
         return group.bytes_per_page / PAGE_SIZE
 
 
@@ -239,7 +247,8 @@ def attention_operations(config: ModelConfig) -> float:
 
 
 def chosen_share(config: ModelConfig, tokens: int) -> float:
-    """Return the average share of the experts that at least one of the tokens chooses, if choices are independent."""
+    """Return the average share of the experts that at least one of the tokens chooses, if choices are independent. Return 0 for a model
+    without experts."""
     return 0.0 if config.mixture is None else 1 - (1 - config.mixture.num_chosen / config.mixture.num_experts) ** tokens
 
 
@@ -254,6 +263,8 @@ def fill(pool: KVPool, device: Device) -> None:
 
 
 def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]:
+    """Run each step of `works` several times, in turns with a measurement of the limits. `steps` returns the function that runs a step.
+    Return the figures in the order of `works`."""
     rows: list[Row] = []
     for case, work in works.items():
         run = steps(*case)
@@ -274,7 +285,7 @@ def lengthening(model: Model) -> float | None:
 
 def growth(model: Model) -> list[Growth]:
     """Measure how many pages of the engine's cache pool a sequence holds in each group, while it grows token by token to four times the
-    longest window. Return [] for models without windows."""
+    longest window. Return [] for models without windows, and for hybrids."""
     windows = [group.window for group in model.limits.groups if group.window is not None and not group.keeps_states]
     if not windows or any(group.keeps_states for group in model.groups):
         return []
@@ -294,6 +305,8 @@ def growth(model: Model) -> list[Growth]:
 
 
 def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that describe a model and how it runs. `prog` and `description` are what the help shows of the
+    program."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="size of a head; by default the shape's")
@@ -308,6 +321,9 @@ def model_options(prog: str, description: str | None) -> argparse.ArgumentParser
 
 
 def config_of(options: argparse.Namespace) -> ModelConfig:
+    """Return the configuration that the options describe. A mixture has as many layers as this machine's memory holds, unless an option
+    gives their number. Raise SettingsError if the options do not fit the shape."""
+
     def shape(layers: int | None) -> ModelConfig:
         return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads, layers=layers)
 
@@ -318,8 +334,8 @@ def config_of(options: argparse.Namespace) -> ModelConfig:
 
 
 def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) -> int:
-    """Return the number of layers whose weights fill half of the memory. The other half is for keys, values and the preparation of
-    weights."""
+    """Return how many layers of the model have weights that fit into half of the memory, but at least one. The other half is for keys,
+    values and the preparation of weights."""
     own = {name: prod(shape) for name, shape in shapes_of(config).items()}
     layer = sum(count for name, count in own.items() if name.startswith("model.layers.0."))
     others = 2 * sum(count for name, count in own.items() if not name.startswith("model.layers."))
@@ -328,15 +344,19 @@ def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) ->
 
 
 def model_of(options: argparse.Namespace, device: str = CPU) -> Model:
+    """Compile the model that the options describe, and bind its weights on the device."""
     config, kv_dtype, target = config_of(options), DType(options.kv_dtype), target_of(options, device)
     return Model(config, options.quantize, options.threads, kv_dtype=kv_dtype, target=target, device=device)
 
 
 def target_of(options: argparse.Namespace, device: str) -> Target:
+    """Return the target for which to compile. For a GPU, the option `target` only says which instructions the host's part of a program
+    may use."""
     return get(options.target) if device == CPU else of_gpu(options.target, capability_of(number_of(device)))
 
 
 def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
+    """Return a gauge for the limits of the device."""
     target = target_of(options, device)
     return Gauge(multiplied(options), options.threads, target) if device == CPU else CardGauge(target, number_of(device))
 
@@ -348,11 +368,13 @@ def multiplied(options: argparse.Namespace) -> str:
 
 
 def measured(model: Model, gauge: Gauge) -> Measured:
+    """Measure all figures of a model, and the limits of its device in turns with them."""
     rows = measure(model.prepared, model.works, gauge)
     return Measured(gauge.limits, rows, growth(model), lengthening(model))
 
 
 def options_with_device(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of `model_options` with an option for the device."""
     parser = model_options(prog, description)
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     return parser
@@ -369,6 +391,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def show(found: Measured, title: str) -> None:
+    """Print the figures of a model for people."""
     title = f"{title}: {found.limits.bytes_per_s / 1e9:.1f} GB/s, {found.limits.flops / 1e9:.0f} GFLOP/s"
     table = Table("", "tokens/s", "MB read", "GFLOP", "share of the limit", title=title)
     for r in found.rows:

@@ -4,8 +4,8 @@ weights.
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
 how often the most probable token is the same, and the perplexity. The text is a file (`--text`), cut into sequences that begin without
 context, or else it is sampled from the float model itself, so that no corpus is needed. `rounded` is the float program with weights that
-NumPy rounds to nearest in the same format; formats with a budget of bits have none. The difference between `rounded` and the scheme is
-caused by our kernels.
+NumPy rounds to nearest in the same format. `auto` and formats with a budget of bits have no `rounded`, because their weights are not
+rounded alike. The difference between `rounded` and the scheme is caused by our kernels.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are for plainly rounded weights."""
+    """How far the predictions of a scheme are from those of the reference. The fields `rounded_...` are for plainly rounded weights; None:
+    the scheme has none."""
 
     scheme: str
     kl_divergence: float  # nats per token
-    top1_agreement: float
-    perplexity: float
+    top1_agreement: float  # share of tokens after which the same next token is the most probable
+    perplexity: float  # perplexity of the scheme
     exact_perplexity: float  # perplexity of the reference
     rounded_kl_divergence: float | None = None
     rounded_top1_agreement: float | None = None
@@ -84,6 +85,7 @@ class Rounded:
     the embedding becomes a separate tensor."""
 
     def __init__(self, source: WeightSource, format: WeightFormat, *, head_from: str | None) -> None:
+        """`head_from`: the table of embeddings from which the head is made; None: the checkpoint has a head."""
         self._source = source
         self._format = format
         # The format in which the program holds the head.
@@ -108,6 +110,7 @@ class Rounded:
 
 
 def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
+    """Return the model's files with rounded weights, and with a head of its own."""
     tied = files.config.tie_word_embeddings
     head_from = next(name for name in files.weights.tensors if name.endswith(EMBEDDINGS)) if tied else None
     weights = Rounded(files.weights, format, head_from=head_from)
@@ -128,8 +131,8 @@ class Texts:
     """Equally long sequences that run in the same batch. Each step computes one token of each sequence."""
 
     num_seqs: int
-    length: int
-    seed: int
+    length: int  # tokens of each sequence
+    seed: int  # with which `draw` samples
 
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
         """Return the logits at every position. `next_tokens` returns the tokens at a position, given the logits of the previous
@@ -169,8 +172,8 @@ class Texts:
 
 
 def compare(expected: list[Floats], found: list[Floats]) -> tuple[float, float]:
-    """Return the KL divergence in nats and the share of tokens at which the most probable next token is the same, averaged over all
-    tokens."""
+    """Return the KL divergence of `found` from `expected` in nats, averaged over all tokens, and the share of tokens after which the most
+    probable next token is the same. Both lists have an array of logits per position."""
     divergences, agreements = [], []
     for e, f in zip(expected, found, strict=True):
         p, q = _log_softmax(e), _log_softmax(f)
@@ -194,7 +197,8 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def measure(folder: Path, schemes: list[str], texts: Texts, text: Path | None = None) -> list[Row]:
-    """Measure each scheme on the beginning of a file, `text`, or on texts that the float model writes."""
+    """Measure each scheme on the beginning of a file, `text`, or on texts that the float model writes. Raise LoadError if the model cannot
+    be loaded or does not generate text, or if the file has too few tokens."""
     files = open_files(locate(str(folder)))
     if not files.config.is_causal:
         raise LoadError(
@@ -223,7 +227,7 @@ def measure(folder: Path, schemes: list[str], texts: Texts, text: Path | None = 
 
 
 def _sequences(tokens: list[int], texts: Texts) -> NDArray[np.int32]:
-    """Cut a text into sequences: tokens [length, sequences]."""
+    """Cut a text into sequences: tokens [length, sequences]. Raise LoadError if the text is too short."""
     needed = texts.num_seqs * texts.length
     if len(tokens) < needed:
         raise LoadError(

@@ -16,7 +16,7 @@ from deploy.model_loading.costs import largest_step, sizes_of, step_of
 from server.engine.scheduling.pace import extrapolated_s
 from server.engine.step_model import StepLimits, StepModel
 
-DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+DECODING = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # numbers of decoding sequences whose steps are measured
 NEAR, FAR = 128, 1024  # tokens of context in the two steps whose times give `context_s`
 NUM_RUNS, ENOUGH_S = 9, 0.5  # runs of a step, and seconds after which it is not run again
 # Costs that a file must have, because they would be 0 otherwise: the seconds that each of these adds to a step.
@@ -26,14 +26,14 @@ ADDED = {"context_s": "a token of context of a decoding sequence", "pair_s": "a 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """The costs and the limits of a replica. A step that computes prompts and decodes costs as much as two steps, but reads the weights
-    once."""
+    once: it costs the smallest step less."""
 
     prompt: Mapping[int, float]  # tokens of one prompt -> seconds of a step
     decode: Mapping[int, float]  # sequences that decode -> seconds of a step
     context_s: float = 0.0  # added by each token of context beyond NEAR of a decoding sequence
     pair_s: float = 0.0  # added by each pair of a prompt token and a token of context before its chunk
     max_tokens: int = 512  # largest number of tokens in a step
-    max_seqs: int = 64
+    max_seqs: int = 64  # largest number of sequences that run at the same time
     capacity: int = 65536  # tokens whose pages fit into memory
     token_bytes: int = 0  # bytes of pages per token
 
@@ -62,15 +62,17 @@ class Costs:
         return computing_s + self.pair_s * num_pairs
 
 
-CostsAt = Callable[[float], tuple[Costs, float]]  # the costs at a time, and until when they hold
+CostsAt = Callable[[float], tuple[Costs, float]]  # the costs at a time, and the time until which they hold
 
 
 def constant(costs: Costs) -> CostsAt:
+    """Return costs that never change."""
     return lambda _: (costs, inf)
 
 
 def between(costs: Mapping[int, float], size: int) -> float:
-    """Interpolate linearly between two measured sizes, and extrapolate beyond the largest. Smaller steps cost as much as the smallest."""
+    """Return the seconds of a step of a size. Interpolate linearly between two measured sizes, and extrapolate beyond the largest. Smaller
+    steps cost as much as the smallest. `costs` is sorted by size."""
     sizes = list(costs)
     at = bisect_right(sizes, size)
     if at == 0:
@@ -82,7 +84,8 @@ def between(costs: Mapping[int, float], size: int) -> float:
 
 
 def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) -> Costs:
-    """Measure the costs of a model's steps on this machine."""
+    """Measure the costs of a model's steps on this machine, and return them with the model's limits. `pair_s` is 0 if the context is too
+    short to measure it."""
     limits, seconds = model.limits, partial(_seconds, model, clock)
     prompt = {size: seconds(1, size, size) for size in sizes_of(largest_step(limits))}
     counts = [count for count in DECODING if count <= limits.max_seqs]
@@ -97,8 +100,8 @@ def measure(model: StepModel, clock: Callable[[], float] = time.perf_counter) ->
 
 
 def read(path: Path) -> Costs:
-    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else, or was printed before some costs
-    were measured, which would count as 0."""
+    """Read what `relaxserve bench fleet --measure` has printed. Raise ValueError if it is something else, or has impossible numbers, or was
+    printed by a version that did not measure some of the costs, which would count as 0."""
     try:
         text = path.read_bytes()
         found, given = msgspec.json.decode(text, type=Costs), msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -124,11 +127,13 @@ def read(path: Path) -> Costs:
 
 
 def _capacity(limits: StepLimits) -> int:
+    """Return the number of tokens whose pages fit into memory in each cache group without a window."""
     return min(group.num_pages * group.page_size for group in limits.groups if group.window is None)
 
 
 def _seconds(model: StepModel, clock: Callable[[], float], num_seqs: int, num_each: int, context: int) -> float:
-    """Return the median time of a step. The shortest time would be too short for a machine that also does other work."""
+    """Run a step several times and return its median time. The shortest time would be too short for a machine that also does other
+    work."""
     batch, took_s = step_of(model.limits, num_seqs=num_seqs, num_each=num_each, context=context), list[float]()
     while len(took_s) < NUM_RUNS and sum(took_s) < ENOUGH_S:
         began_s = clock()

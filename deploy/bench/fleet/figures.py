@@ -19,23 +19,25 @@ class Objective:
     token_s: float = 0.1  # per token after the first, on average over an answer
 
     def is_met(self, job: Job) -> bool:
+        """Return whether a request has an answer that satisfies its client."""
         return first_s(job) <= self.first_s and token_s(job) <= self.token_s
 
 
 def first_s(job: Job) -> float:
-    """Return the time to the first token."""
+    """Return the time from a request's arrival to its first token, infinite if it never got one."""
     return float("inf") if job.first_s is None else job.first_s - job.arrival.at_s
 
 
 def token_s(job: Job) -> float:
-    """Return the time per token after the first."""
+    """Return the time per token after the first, infinite if the request has not ended, and 0 if its answer has one token."""
     if job.end_s is None or job.first_s is None:
         return float("inf")
     return (job.end_s - job.first_s) / max(1, job.arrival.num_new - 1)
 
 
 def figures_of(outcome: Outcome, objective: Objective, price: float) -> list[Figure]:
-    """Return the figures of a simulated fleet. `price` is the cost of one replica for an hour."""
+    """Return the figures of a simulated fleet. Times are those of requests that have ended. A refused request does not meet the objective.
+    `price` is the cost of one replica for an hour."""
     ended = [job for job in outcome.jobs if job.end_s is not None]
     num_all = len(outcome.jobs) + outcome.num_refused
     first, token = [first_s(job) for job in ended], [token_s(job) for job in ended]
@@ -68,4 +70,5 @@ def _text(objective: Objective) -> str:
 
 
 def _ms(values: Sequence[float], share: float) -> float:
+    """Return a percentile of seconds in milliseconds, or 0 if there are no values."""
     return percentile(values, share) * 1e3 if values else 0.0

@@ -11,10 +11,11 @@ from deploy.ray.owners import Owners
 from deploy.ray.ranking import ranked
 from deploy.ray.wish import Wish
 
-WishOf = Callable[[Arrival], Wish]
+WishOf = Callable[[Arrival], Wish]  # what the router knows about a request
 
 
 def _session(arrival: Arrival) -> bytes:
+    """Return the key that stands for the session of a request."""
     return key_of(b"", f"session {arrival.session}")
 
 
@@ -23,6 +24,8 @@ def _of_session(arrival: Arrival) -> Wish:
     return Wish(extended((_session(arrival),), "any", arrival.num_prompt))
 
 
+# For each policy that uses the ranking: what the router knows about a request. "load": nothing; "sessions": its session and the length of
+# its prompt; "prefix": its session and the beginnings of its prompt.
 WISHES: Mapping[str, WishOf] = {
     "load": lambda _: Wish(),
     "sessions": _of_session,
@@ -32,10 +35,11 @@ POLICIES = ("round-robin", *WISHES)
 
 
 class Cell:
-    """Replicas behind one router. A request enters and stays in one cell, so that no router knows more than its replicas."""
+    """Replicas behind one router. A request enters one cell and stays there, so that a router needs to know only its own replicas."""
 
     def __init__(self, name: str, replicas: Sequence[Replica], policy: str, prefill: Sequence[Replica] = ()) -> None:
-        """`prefill`: replicas that compute long prompts for the others."""
+        """`policy`: one of POLICIES. `prefill`: replicas that compute long prompts for the others; `choose` never returns one of
+        these."""
         self.name = name
         self.replicas = replicas
         self.prefill = prefill
@@ -46,18 +50,21 @@ class Cell:
 
     @property
     def is_up(self) -> bool:
+        """Whether a replica of the cell is up."""
         return any(replica.is_up for replica in self.replicas)
 
     def advance(self, until_s: float) -> None:
+        """Let the clocks of the cell and of all its replicas run up to a time."""
         self.now_s = until_s
         for replica in (*self.replicas, *self.prefill):
             replica.advance(until_s)
 
     def least_load(self) -> int:
+        """Return the load of the replica with the least. At least one must be up."""
         return min(replica.load for replica in self.replicas if replica.is_up)
 
     def choose(self, arrival: Arrival) -> Replica:
-        """Choose a replica. At least one must be up."""
+        """Choose a replica for a request, and remember that it gets these prefixes. At least one must be up."""
         present = {replica.name: replica for replica in self.replicas if replica.is_up}
         self._num_routed += 1
         if self._wish_of is None:
@@ -69,5 +76,5 @@ class Cell:
         return present[best]
 
     def forget(self) -> None:
-        """Forget which prefixes the replicas that are down had."""
+        """Let the router forget which prefixes the replicas had that are down now."""
         self._owners.forget({replica.name for replica in self.replicas if replica.is_up})

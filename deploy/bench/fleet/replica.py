@@ -27,7 +27,7 @@ class Job:
 
     arrival: Arrival
     first_s: float | None = None  # time of the first token
-    end_s: float | None = None
+    end_s: float | None = None  # time of the last token; None: the request has not ended
     num_cached: int = 0  # prompt tokens that a prefix cache had when the request was first admitted
     num_sent: int = 0  # how many times the request was sent to a replica
     left: int = 0  # prompt tokens that the present replica has not computed
@@ -41,20 +41,24 @@ class Prefixes:
         self._stored_s: OrderedDict[bytes, float] = OrderedDict()
 
     def num_found(self, keys: Sequence[bytes]) -> int:
+        """Return how many blocks at the beginning of a prompt the cache has."""
         return next((at for at, key in enumerate(keys) if key not in self._stored_s), len(keys))
 
     def use(self, keys: Sequence[bytes], now_s: float) -> None:
+        """Store the blocks that are missing, and let all of them be the most recently used."""
         for key in reversed(keys):  # the beginnings are used last, because other prompts may share them
             self._stored_s.setdefault(key, now_s)
             self._stored_s.move_to_end(key)
 
     def shrink(self, most: int) -> None:
+        """Evict the least recently used blocks until at most `most` are left."""
         while len(self._stored_s) > most:
             self.kept_since_s = max(self.kept_since_s, self._stored_s.popitem(last=False)[1])
 
 
 class Replica:
-    """`costs_at` returns the costs at a time, if they change, as on a machine that replicas share. Their limits are those of `costs`."""
+    """A simulated replica, whose clock is `now_s`. `costs_at` returns the costs at a time, if they change, as on a machine that replicas
+    share. Their limits are those of `costs`."""
 
     def __init__(self, name: str, costs: Costs, costs_at: CostsAt | None = None) -> None:
         self.name = name
@@ -68,6 +72,7 @@ class Replica:
         self._restart()
 
     def _restart(self) -> None:
+        """Begin without jobs and with an empty cache."""
         self._pace = Pace(self._costs.max_tokens, Measured(self._costs.prompt), MAX_GAP_MS / 1000)
         self.prefixes = Prefixes()
         self._prompts: list[Job] = []  # admitted jobs whose prompts are not computed yet
@@ -77,6 +82,7 @@ class Replica:
 
     @property
     def num_requests(self) -> int:
+        """The number of jobs that were submitted and have not ended."""
         return len(self.waiting) + len(self._prompts) + len(self._decoding)
 
     @property
@@ -96,11 +102,12 @@ class Replica:
         self.is_up = True
 
     def submit(self, job: Job) -> None:
+        """Let a job wait until it is admitted."""
         job.num_sent += 1
         self.waiting.append(job)
 
     def drop(self, job: Job) -> None:
-        """Take back a job that nobody waits for any more, if its prompt is not computed yet."""
+        """Take back a job that nobody waits for any more. If its prompt is computed already, do nothing: the job goes on."""
         if job in self.waiting:
             self.waiting.remove(job)
         elif job in self._prompts:
@@ -116,19 +123,21 @@ class Replica:
         return lost
 
     def advance(self, until_s: float) -> None:
-        """Run all steps that begin before a time."""
+        """Run all steps that begin before a time, and let the clock run at least up to this time."""
         while self.now_s < until_s and self.num_requests:
             self._admit()
             self._step(until_s)
         self.now_s = max(self.now_s, until_s)
 
     def finish(self) -> None:
+        """Run steps until all jobs have ended."""
         while self.num_requests:
             self._admit()
             self._step(float("inf"))
 
     def _admit(self) -> None:
-        """Admit waiting jobs in their order, as long as their prompts and answers fit into the memory."""
+        """Admit waiting jobs in their order, as long as the batch has places and their prompts and answers fit into the memory. A job that
+        does not fit into the whole memory is admitted when it is alone."""
         costs = self._costs
         while self.waiting and len(self._prompts) + len(self._decoding) < costs.max_seqs:
             job = self.waiting[0]
@@ -148,6 +157,7 @@ class Replica:
             self._shrink()
 
     def _shrink(self) -> None:
+        """Evict blocks of the prefix cache for which running jobs leave no pages."""
         self.prefixes.shrink(max(0, self._costs.capacity - self._num_held) // BLOCK_TOKENS)
 
     def _step(self, until_s: float) -> None:
@@ -210,11 +220,13 @@ class Replica:
         return num_steps
 
     def _compute(self, seconds: float) -> None:
+        """Let the clock run while the replica computes, and record this time in `busy`. Spans without a gap are joined."""
         began_s = self.busy.pop()[0] if self.busy and self.busy[-1][1] == self.now_s else self.now_s
         self.now_s += seconds
         self.busy.append((began_s, self.now_s))
 
     def _begin(self, job: Job) -> None:
+        """Record a job's first token: its prompt is computed. The job then decodes, or ends if its answer has one token."""
         arrival = job.arrival
         if job.first_s is None:
             job.first_s = self.now_s
@@ -228,6 +240,8 @@ class Replica:
         self._shrink()
 
     def _end(self, job: Job) -> None:
+        """Record a job's last token and free its pages. The prefix cache keeps its blocks, with those of its answer if the job has keys for
+        them."""
         arrival = job.arrival
         job.end_s = self.now_s
         self._num_context -= arrival.num_prompt + arrival.num_new - 1

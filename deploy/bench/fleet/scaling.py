@@ -14,17 +14,20 @@ class Scaler:
     """Starts and stops the replicas of a cell. A replica that stops gets no new requests, and is paid for until its requests have ended."""
 
     def __init__(self, cell: Cell, least: int, target_requests: float) -> None:
+        """Let the first `least` replicas of the cell be up, the least number at any time, and the others down. `target_requests` is the
+        number of requests per replica that the policy aims at."""
         self.paid_s = 0.0  # seconds for which replicas are paid, summed over all of them
         self._cell = cell
         self._least = least
         self._target_requests = target_requests
-        self._starting: dict[Replica, float] = {}  # when they will be ready
-        self._since_s: dict[bool, float] = {}  # since when more, or fewer, replicas are wanted
+        self._starting: dict[Replica, float] = {}  # replicas that were started -> when they will be ready
+        self._since_s: dict[bool, float] = {}  # True: the time since which more replicas are wanted; False: fewer
         for replica in cell.replicas[least:]:
             replica.is_up = False
 
     def look(self, now_s: float) -> None:
-        """Decide the number of replicas. Called every LOOK_S seconds."""
+        """Let the cell run up to this time, count what its replicas cost since the last call, and start or stop replicas if another number
+        has been wanted long enough. Replicas that have been starting for START_S come up. This is called every LOOK_S seconds."""
         self._cell.advance(now_s)
         for replica in [replica for replica, ready_s in self._starting.items() if ready_s <= now_s]:
             del self._starting[replica]
@@ -47,10 +50,12 @@ class Scaler:
                     self._stop(up, present - number)
 
     def _start(self, number: int, now_s: float) -> None:
+        """Begin to start at most `number` replicas that are down and have no requests."""
         free = [replica for replica in self._cell.replicas if not (replica.is_up or replica.num_requests or replica in self._starting)]
         self._starting.update(dict.fromkeys(free[:number], now_s + START_S))
 
     def _stop(self, up: list[Replica], number: int) -> None:
+        """Stop `number` of the replicas that are up, those with the fewest requests, but leave one up."""
         most = len(up) - 1  # one replica stays up; those that are starting are not stopped
         for replica in sorted(up, key=lambda replica: replica.num_requests)[: min(number, most)]:
             replica.is_up = False

@@ -24,7 +24,7 @@ class Failure:
 
     at_s: float
     lasting_s: float
-    cell: int
+    cell: int  # index of the cell
     num_replicas: int
 
 
@@ -37,7 +37,7 @@ class Plan:
     num_replicas: int = 2  # replicas of each cell
     most_replicas: int = 0  # largest number of replicas of a cell, if it follows the load from num_replicas on; 0: it does not
     target_requests: float = TARGET_REQUESTS  # running and waiting requests per replica that the policy aims at
-    policy: str = "prefix"
+    policy: str = "prefix"  # one of POLICIES: how the router of a cell chooses a replica
     most_requests: int = 128  # if the least loaded replica of a cell has so many, the edge takes another cell, or refuses
     failures: tuple[Failure, ...] = ()
     costs_at: CostsAt | None = None  # returns the costs at a time, if they change
@@ -54,14 +54,15 @@ class Outcome:
     """The result of a simulated fleet."""
 
     jobs: list[Job] = field(default_factory=list[Job])  # the admitted requests
-    num_refused: int = 0
-    num_again: int = 0  # requests that were sent again, because a replica failed
+    num_refused: int = 0  # requests that no cell took
+    num_again: int = 0  # how often a request was sent again, because a replica failed
     busy: list[list[tuple[float, float]]] = field(default_factory=list[list[tuple[float, float]]])  # spans of each replica's steps
-    paid_s: float = 0.0  # seconds for which replicas were up, summed over all of them
-    wall_s: float = 0.0  # seconds until the last request has ended
+    paid_s: float = 0.0  # seconds for which replicas are paid, summed over all of them; if their number is fixed, also while they are away
+    wall_s: float = 0.0  # seconds from the beginning until the last request has ended
 
     @property
     def busy_s(self) -> float:
+        """The seconds in which replicas computed, summed over all of them."""
         return sum(end_s - began_s for spans in self.busy for began_s, end_s in spans)
 
 
@@ -73,16 +74,19 @@ class Timeline:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
 
     def at(self, at_s: float, event: Callable[[float], None]) -> None:
+        """Let an event happen at a time, which it gets as its argument."""
         heappush(self._events, (at_s, next(self._number), event))
 
     def run(self, until_s: float) -> None:
+        """Run all events up to a time, also those that they add."""
         while self._events and self._events[0][0] <= until_s:
             now_s, _, event = heappop(self._events)
             event(now_s)
 
 
 def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
-    """Let a fleet serve the requests of a trace."""
+    """Let a fleet serve the requests of a trace, until all admitted ones have ended. A request whose replica fails is lost if no replica is
+    up then."""
     size = max(plan.num_replicas, plan.most_replicas)
     cells = [
         Cell(
@@ -116,6 +120,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     transfers = {} if network is None else {cell.name: Transfers(cell, network, plan.costs, timeline.at, again) for cell in cells}
 
     def fail(failure: Failure, now_s: float) -> None:
+        """Let the replicas of a failure go down, and send the requests that they lose again."""
         cell = cells[failure.cell]
         cell.advance(now_s)
         gone = [replica for replica in cell.replicas[: failure.num_replicas] if replica.is_up]
@@ -159,8 +164,9 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
 
 
 def _cell_for(job: Job, now_s: float, cells: Iterable[Cell], most_requests: float) -> Cell | None:
-    """Return the first cell that takes a job. The order of cells is the session's own, so that its prefixes stay in one cell, and the
-    sessions of a cell that fails are spread over all others."""
+    """Return the first cell that is up and has a replica with fewer than `most_requests` requests, or None if there is none. The order of
+    cells is the session's own, so that its prefixes stay in one cell, and the sessions of a cell that fails are spread over all others. The
+    clocks of the cells that are asked run up to now."""
     session = f"session {job.arrival.session}"
     for cell in sorted(cells, key=lambda cell: key_of(cell.name.encode(), session)):
         if not cell.is_up:

@@ -22,10 +22,10 @@ DAY_S = 86400.0
 class Arrival:
     """One request of a trace."""
 
-    at_s: float
-    session: int
-    num_prompt: int  # tokens
-    num_new: int
+    at_s: float  # time of arrival in seconds since the beginning of the trace
+    session: int  # number of its session
+    num_prompt: int  # tokens of the prompt
+    num_new: int  # tokens of the answer
     keys: tuple[bytes, ...]  # keys of the prompt's beginnings, the shortest first
     keys_after: tuple[bytes, ...] = ()  # keys of the prompt with its answer, if a later prompt begins with both
 
@@ -42,15 +42,18 @@ class Shape:
 
     @property
     def num_requests(self) -> int:
+        """The rate times the duration: about how many requests the trace has."""
         return int(self.rate * self.duration_s)
 
 
 def key_of(before: bytes, name: str) -> bytes:
+    """Return the key of a block with this name that follows the block with the key `before`."""
     return blake2b(before + name.encode(), digest_size=KEY_BYTES).digest()
 
 
 def extended(keys: tuple[bytes, ...], name: str, num_tokens: int) -> tuple[bytes, ...]:
-    """Return the keys of a prompt of `num_tokens` tokens that begins with what `keys` name and goes on with a text of its own."""
+    """Return the keys of a prompt of `num_tokens` tokens that begins with what `keys` name and goes on with a text of its own, called
+    `name`. Only whole blocks have keys."""
     found = list(keys[: num_tokens // BLOCK_TOKENS])
     while len(found) < num_tokens // BLOCK_TOKENS:
         found.append(key_of(found[-1] if found else b"", f"{name} {len(found)}"))
@@ -71,6 +74,8 @@ def _arrivals(shape: Shape, rng: random.Random, share: Callable[[float], float],
 
 
 def _alone(shape: Shape, share: Callable[[float], float], most: float) -> list[Arrival]:
+    """Return requests that share nothing, each in a session of its own. Their rate at time t is `shape.rate * share(t)`, at most
+    `shape.rate * most`."""
     rng = random.Random(shape.seed)
     found: list[Arrival] = []
     for number, at_s in enumerate(_arrivals(shape, rng, share, most)):
@@ -99,7 +104,8 @@ def day(shape: Shape) -> list[Arrival]:
 
 def sessions(shape: Shape) -> list[Arrival]:
     """Agents: sessions of about twelve requests, each of which begins with the one before and its answer. Sessions of one of four kinds
-    begin with the same instructions, four times as long as the text that each request adds."""
+    begin with the same instructions, four times as long as the text that a request adds on average. Requests after the end of the trace are
+    left out."""
     rng = random.Random(shape.seed)
     num_turns, found = 12, list[Arrival]()
     starts = Shape(shape.rate / num_turns, shape.duration_s)

@@ -1,9 +1,9 @@
 """Pages that travel between simulated replicas: from one that has more of a prompt, or from a prefill replica that computes it first.
 
 The ingress decides as `deploy/ray/directory.py` and `deploy/ray/prefill.py` do, and the server as `server/engine/page_exchange.py`. A
-replica receives one transfer at a time and sends one at a time, at the full rate: if several transfers shared the rate, all would end
-later. The simulation leaves out pages that the giver evicts meanwhile, and the time between two steps for which a giver waits before it
-reads more.
+replica takes part in one transfer at a time, as the taker or the giver of pages, at the full rate: if several transfers shared the rate,
+all would end later. The simulation leaves out pages that the giver evicts meanwhile, and the time between two steps for which a giver waits
+before it reads more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Transfers:
     """The deliveries to the replicas of one cell."""
 
     def __init__(self, cell: Cell, network: Network, costs: Costs, at: At, again: Again) -> None:
-        """`again` gets the jobs whose replica was lost while they waited for pages."""
+        """`at` lets an event happen at a time. `again` gets the jobs whose replica was lost while they waited for pages."""
         self._cell = cell
         self._network = network
         self._costs = costs
@@ -64,7 +64,8 @@ class Transfers:
         self._free_s: dict[Replica, float] = {}  # when the last transfer of a replica ends
 
     def deliver(self, job: Job, now_s: float) -> None:
-        """Choose a replica, and submit the job to it once the pages that it takes have arrived."""
+        """Choose a replica, and submit the job to it once the pages that it takes have arrived, at once if it takes none. If computing the
+        prompt on a prefill replica pays, the replica takes the pages from there, else from the replica that has most of the prompt."""
         cell, arrival = self._cell, job.arrival
         found = {replica: replica.prefixes.num_found(arrival.keys) for replica in cell.replicas if replica.is_up}
         taker, owner = cell.choose(arrival), max(found, key=found.__getitem__)
@@ -91,7 +92,8 @@ class Transfers:
     def _asked(
         self, job: Job, taker: Replica, giver: Replica, num_here: int, num_there: int, now_s: float, *, computes: bool = False
     ) -> Delivery | None:
-        """Return a delivery if the taker asks for pages, and the giver has a place for it."""
+        """Return a delivery and count it, or None if computing the tokens is faster than fetching their pages, or if the taker or the giver
+        has too many transfers. `computes`: the giver computes the pages first, for which the taker also waits."""
         num_tokens = (num_there - num_here) * BLOCK_TOKENS
         computing_s = self._costs.prompt_s(num_tokens)
         is_slow = num_tokens * self._costs.token_bytes > computing_s * self._network.rate_bytes
@@ -103,7 +105,8 @@ class Transfers:
         return Delivery(job, taker, giver, num_here, num_there, limit_s)
 
     def _look(self, now_s: float) -> None:
-        """Send the pages of prompts that prefill replicas have computed, and give up those that are late."""
+        """Send the pages of prompts that prefill replicas have computed, and give up those that are late: their jobs go on without pages.
+        While prompts are left, look again after LOOK_S."""
         self._cell.advance(now_s)
         computing, self._computing = self._computing, []
         for delivery in computing:
@@ -137,6 +140,8 @@ class Transfers:
         self._at(max(end_s, now_s), ended)
 
     def _arrive(self, delivery: Delivery, num_blocks: int, now_s: float) -> None:
+        """End a delivery: the taker has the first `num_blocks` blocks of the prompt and gets the job. If the taker is down, `again` gets
+        the job."""
         taker = delivery.taker
         taker.num_coming -= 1
         self._num_taking[taker] -= 1

@@ -22,6 +22,7 @@ class Driver(Protocol):
 
 
 def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value that has this share of the sorted values before it, or the largest one. There must be values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
@@ -39,6 +40,7 @@ class InProcess:
     """Drives the engine as a worker does, but without a socket. The arrival time of a token is when the engine publishes it."""
 
     def __init__(self, loaded: LoadedModel, *, temperature: float) -> None:
+        """Start an engine for a model that generates text."""
         assert loaded.step_model is not None
         self.engine = OverlappedEngine(loaded.step_model, self._hear, eos_ids=loaded.eos_ids, pace=loaded.pace)
         self._temperature = temperature
@@ -48,7 +50,8 @@ class InProcess:
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None, beside: Beside | None = None) -> list[Stream]:
         """Run the engine until all streams have ended. Times of streams do not include the time of `beside`. If there is a late prompt,
-        `beside` begins when it arrives."""
+        `beside` begins when it arrives. The late prompt is never sent if a stream ends with fewer than LATE_AFTER tokens. Raise
+        RuntimeError if a request fails."""
         self._streams = {}
         began_s, num_before = self._now_s(), self.engine.timing.num_tokens
         coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
@@ -69,11 +72,13 @@ class InProcess:
         return list(self._streams.values())
 
     def _let(self, beside: Beside, num_tokens: int) -> None:
+        """Let the other work catch up, and count the time that it takes."""
         began_s = time.perf_counter()
         beside.catch_up(num_tokens)
         self._beside_s += time.perf_counter() - began_s
 
     def _now_s(self) -> float:
+        """Return the time without the time of other work."""
         return time.perf_counter() - self._beside_s
 
     def close(self) -> None:
@@ -87,6 +92,7 @@ class InProcess:
         self.engine.submit(Submit(request_id, prompt.ids, params))
 
     def _hear(self, message: FromWorker) -> None:
+        """Record the tokens that the engine publishes. Raise RuntimeError if it reports a failed request."""
         now_s = self._now_s()
         if isinstance(message, Failed):
             raise RuntimeError(f"request {message.request_id} failed: {message.message}")

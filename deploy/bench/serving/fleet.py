@@ -92,10 +92,13 @@ def _run(plan: Plan, trace: Sequence[Arrival], objective: Objective, price: floa
 
 
 def _named(policy: str, figure: Figure) -> Figure:
+    """Return the figure with the policy before its name."""
     return Figure(f"{policy}: {figure.name}", figure.value, figure.unit, figure.goal, figure.at_least, figure.note)
 
 
 def _failures(options: argparse.Namespace, shape: Shape) -> tuple[Failure, ...]:
+    """Return the failures that the options ask for, all in the middle of the trace. Raise ValueError if there is no cell of a given
+    number."""
     for cell in options.fail:
         if not 0 <= cell < options.cells:
             raise ValueError(f"--fail is {cell}; expected a cell from 0 to {options.cells - 1}")
@@ -103,6 +106,7 @@ def _failures(options: argparse.Namespace, shape: Shape) -> tuple[Failure, ...]:
 
 
 def _measured(model: str) -> dict[str, object]:
+    """Load a model and measure its costs. End the program with a message if the model generates no tokens."""
     from deploy.bench.checkpoint import model_folder
     from deploy.model_loading.load import load_model
     from server.messages import Load

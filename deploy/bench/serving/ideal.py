@@ -23,8 +23,8 @@ LENGTH = 128  # tokens in each client's prompt, and new tokens of each client, u
 class Took:
     """The time that the ideal has taken so far, in seconds."""
 
-    prompts_s: float = 0.0
-    decoding_s: float = 0.0
+    prompts_s: float = 0.0  # time of steps with prompts
+    decoding_s: float = 0.0  # time of the steps after them
     processor_s: float = 0.0  # CPU time of all threads, which other load on the machine does not increase
     busy_s: float = 0.0  # seconds in kernels
 
@@ -37,6 +37,7 @@ class Ideal:
     """Steps with prompts, as large as possible, and then steps with one token of each client."""
 
     def __init__(self, model: CompiledModel, prompts: Sequence[StepBatch], decoding: Sequence[StepBatch]) -> None:
+        """`prompts`: the steps with prompts. `decoding`: the steps after them. None is run yet."""
         self.took = Took()
         self._model = model
         self._num_prompts = len(prompts)  # number of steps with prompts
@@ -45,6 +46,8 @@ class Ideal:
 
     @staticmethod
     def of_clients(model: CompiledModel, num_clients: int, length: int = LENGTH) -> Ideal:
+        """Return the ideal of clients that come together, each with a prompt of `length` tokens and as many new tokens. A step with prompts
+        has as many whole prompts as fit, at least one."""
         limits = model.limits
         together = max(1, min(num_clients, limits.max_tokens // length))
         counts = [min(together, num_clients - first) for first in range(0, num_clients, together)]
@@ -64,7 +67,7 @@ class Ideal:
         return Ideal(model, [step_of(model.limits, num_seqs=1, num_each=end - start, context=end) for start, end in chunks], [])
 
     def run(self) -> Took:
-        """Run all steps that are left."""
+        """Run all steps that are left. Return the time of all steps, also of those before."""
         while self._num_done < len(self._steps):
             self._step()
         return self.took
@@ -75,6 +78,7 @@ class Ideal:
             self._step()
 
     def _step(self) -> None:
+        """Run the next step, and add the times that it takes to `took`."""
         batch, took = self._steps[self._num_done], self.took
         took.busy_s -= self._model.busy_s
         took.processor_s -= time.process_time()

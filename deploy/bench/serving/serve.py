@@ -7,7 +7,7 @@ kernels.
     burst N     N clients at once, as the first requests after a start; a second burst; then 2 N clients that arrive at random, at
                 0.7 of the rate that the model can serve; then `arrival`
 
-The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process. The
+The engine runs in this process, as in a worker. `--http` also measures the loads before `burst` through a separate server process. The
 throughput is compared with the ideal: the model, without the engine, runs all prompts in full chunks, and then steps of all streams
 together. The engine and the ideal run in turns, step by step, so that changes of the machine's speed affect both.
 """
@@ -41,27 +41,30 @@ from server.messages import Load
 from server.models.state import ModelSpec
 from server.settings import SettingsError
 
-CLIENTS = (1, 4, 8, 16, 32, 64)
+CLIENTS = (1, 4, 8, 16, 32, 64)  # the numbers of clients that are measured by default
 ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
-NUM_SHARED = 1000
+NUM_SHARED = 1000  # tokens that the two prompts of `prefix` share
 NUM_ARRIVING, NUM_LATE, NUM_DECODING = 2000, 8, 16  # tokens of the late prompt; new tokens after it; streams that decode beside it
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
-JUDGED_CLIENTS = 32
-NAME = "bench"
+JUDGED_CLIENTS = 32  # number of clients for which the throughput and the first tokens have goals
+NAME = "bench"  # name of the model
 JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4-32")  # the goals apply to this model in these formats
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Random prompts. The same number always gives the same prompt, and no two prompts share a prefix."""
+    """Random prompts. The same number and length always give the same prompt, and prompts of different numbers share no prefix."""
 
     vocab_size: int
     length: int = LENGTH  # tokens of a client's prompt, and new tokens
 
     def make(self, number: int, length: int) -> tuple[int, ...]:
+        """Return the token ids of the prompt with this number."""
         return tuple(np.random.default_rng(number).integers(3, self.vocab_size, length).tolist())
 
     def several(self, number: int, count: int, num_new: int | None = None) -> list[Prompt]:
+        """Return prompts of `count` clients, each for `num_new` new tokens, or else as many as its prompt has. `number` is the number of
+        the load."""
         return [Prompt(self.make(1000 * number + i, self.length), num_new or self.length) for i in range(count)]
 
 
@@ -69,13 +72,15 @@ class Texts:
 class Run:
     """The times of one run of clients, without the time that the ideal took between its steps."""
 
-    name: str
-    wall_s: float
+    name: str  # name of the load
+    wall_s: float  # seconds from its begin to the end of the last stream
     processor_s: float  # processor time of all threads
     first_s: Sequence[float]  # for each client, seconds until its first token
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
+    """Load the model in this process, measure the loads that the options name, and then, with `--http`, measure them with a server. Raise
+    SettingsError if the model cannot run prompts of `--length`."""
     numbers: list[int] = options.clients
     spec = spec_of(folder, options)
     load = Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch, device=spec.device)
@@ -103,18 +108,22 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
 
 
 def spec_of(folder: Path, options: argparse.Namespace) -> ModelSpec:
+    """Return how a server loads the model: for as many sequences as the largest load has clients, and at least for those of
+    `arrival`."""
     most = max(options.burst or max(options.clients), NUM_DECODING + 1)
     return ModelSpec(NAME, str(folder), options.quantize, max_batch=most, device=options.device)
 
 
 def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int, texts: Texts) -> list[Figure]:
+    """Measure the two bursts of clients, and then the clients that arrive at random."""
     names = [f"{which} burst of {num_clients}" for which in ("first", "second")]
     figures = run_figures(driver, model, names, num_clients, texts)
     return figures + arrivals_figures(driver, model, num_clients, texts)
 
 
 def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int, texts: Texts) -> list[Figure]:
-    """Run the same number of clients once per name, in turns with the ideal."""
+    """Run the same number of clients once per name, in turns with the ideal, with other prompts each time. Return the figures of all runs,
+    and behind them their comparisons with the ideal."""
     figures: list[Figure] = []
     compared: list[Figure] = []
     for number, name in enumerate(names):
@@ -132,7 +141,8 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
 
 
 def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
-    """Compare a run with the ideal, in which the model runs all prompts first and then all streams together."""
+    """Compare a run with the ideal `least`, in which the model runs all prompts first and then all streams together. The figures have goals
+    only if `is_judged` is set."""
     share, median, worst = (0.95, 0.55, 1.15) if is_judged else (None, None, None)
     name, note = run.name, f"all prompts without the engine: {least.prompts_s:.2f} s"
     by_clock = f"{run.wall_s:.2f} s; ideal {least.wall_s:.2f} s"
@@ -170,6 +180,8 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int, 
 
 
 def http_figures(driver: OverHttp, limits: StepLimits, numbers: Sequence[int], inside: list[Figure], texts: Texts) -> list[Figure]:
+    """Measure `clients`, `prefix` and `arrival` with a server. `inside` has the figures of the same numbers of clients without a server,
+    with which the throughput is compared. One short request before is not counted."""
     driver.run(texts.several(0, 1, num_new=8))
     rates = {figure.name: figure.value for figure in inside}
     figures: list[Figure] = []
@@ -183,11 +195,13 @@ def http_figures(driver: OverHttp, limits: StepLimits, numbers: Sequence[int], i
 
 
 def throughput(streams: Sequence[Stream]) -> float:
+    """Return the tokens per second of all streams together, from the first request to the last token."""
     wall_s = max(stream.times_s[-1] for stream in streams) - min(stream.began_s for stream in streams)
     return sum(stream.num_tokens for stream in streams) / wall_s
 
 
 def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
+    """Return what clients see: the throughput, the times to the first token, and the gaps between tokens if there are any."""
     first = [stream.ttft_s * 1e3 for stream in streams]
     gaps = [gap * 1e3 for stream in streams for gap in stream.gaps_s]
     return [
@@ -198,6 +212,8 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
 
 
 def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
+    """Compare the times to the first token of two prompts with a common beginning. `where` begins the name of the figure. Return [] if the
+    model's context is too short."""
     num_own, num_new = 16, 8
     if limits.max_context < NUM_SHARED + num_own + num_new:
         return []
@@ -208,7 +224,8 @@ def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str)
 
 
 def arrival_figures(driver: InProcess, model: CompiledModel, texts: Texts) -> list[Figure]:
-    """Measure a long prompt that arrives while other streams run. The model computes the same prompt alone in turns with the engine."""
+    """Measure a long prompt that arrives while other streams run. The model computes the same prompt alone in turns with the engine. Return
+    [] if the model's context is too short."""
     if not fits_late_prompt(model.limits):
         return []
     alone = Ideal.of_prompt(model, NUM_ARRIVING, driver.engine.scheduler.pace.prefill_budget(0))
@@ -217,6 +234,8 @@ def arrival_figures(driver: InProcess, model: CompiledModel, texts: Texts) -> li
 
 
 def arrival_over_http_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
+    """Measure a long prompt that arrives while other streams run, and another one alone, afterwards. Return [] if the model's context is
+    too short."""
     if not fits_late_prompt(limits):
         return []
     *others, late = driver.run(decoding_prompts(texts), late=late_prompt(texts, 5))
@@ -225,6 +244,7 @@ def arrival_over_http_figures(driver: Driver, texts: Texts, limits: StepLimits, 
 
 
 def fits_late_prompt(limits: StepLimits) -> bool:
+    """Return whether the context of the model holds the late prompt and its answer."""
     return limits.max_context >= NUM_ARRIVING + NUM_LATE
 
 
@@ -238,7 +258,8 @@ def decoding_prompts(texts: Texts) -> list[Prompt]:
 
 def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:
     """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
-    token. Alone, its first token comes after `alone_s`. If no stream has text before and during that time, nothing is measured."""
+    token. Alone, its first token comes after `alone_s`. Return [] if no gap of the other streams lies in this time, or none outside it
+    after all have begun."""
     end_s = late.times_s[0]
     beside = [b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s]
     quiet_s = max(stream.times_s[0] for stream in others)
@@ -259,6 +280,7 @@ def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: 
 
 
 def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
@@ -278,6 +300,7 @@ def _numbers_of_clients(text: str) -> list[int]:
 
 
 def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """Parse the arguments. End the program with a message if options contradict each other."""
     options = parser.parse_args(argv)
     if options.http and options.burst is not None:
         parser.error("--http measures --clients: leave out --burst")
@@ -285,7 +308,7 @@ def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
 
 
 def judged(figures: list[Figure], options: argparse.Namespace) -> list[Figure]:
-    """Return the figures with their goals only if these apply to the model."""
+    """Return the figures, without their goals unless these apply to the model, the format and the length of prompts."""
     if options.model == JUDGED_MODEL and options.length == LENGTH and options.quantize in JUDGED_FORMATS:
         return figures
     return [replace(figure, goal=None) for figure in figures]

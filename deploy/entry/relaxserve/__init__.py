@@ -11,6 +11,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
+    """Run the command that the arguments name. An interrupt during the imports ends the process without a traceback."""
     if (interrupt := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
     _load_launch()
