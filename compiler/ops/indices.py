@@ -141,8 +141,9 @@ def safe_dtype(treatment: Treatment, dtype: DType) -> DType:
 
 
 def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the NumPy function of an operator, so that it is called with safe indices. `names` are the names of its operands; `indices` says
-    which of them are indices, and of what."""
+    """Wrap the NumPy function of an operator, so that each index operand is first treated as `indices` says. `names` are the names of the
+    operands; `indices` has the treatment and the bound of each operand with indices. The function gets SKIPPED operands unchanged, and must
+    itself skip indices outside of the range. The wrapped function raises BadIndex for an index that is refused."""
 
     def safe(*args: Any, **attrs: Any) -> Any:
         given = dict(zip(names, args, strict=False))

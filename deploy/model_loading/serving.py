@@ -168,8 +168,8 @@ def _vector_size(config: ModelConfig) -> int:
 
 
 def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup], stream: Vectors | None = None) -> tuple[Any, ...]:
-    """Return the arguments of a compiled step that precede its rows. A step that begins at a later layer takes the residual stream of the
-    tokens."""
+    """Return the arguments of a compiled step up to `logit_rows` or `hidden_rows`, which the caller adds. In a step that begins at a later
+    layer, `stream`, the residual stream of the tokens, takes the place of the token ids."""
     slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
     tokens = batch.tokens if stream is None else stream
     return step_arguments(groups, tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)

@@ -28,7 +28,7 @@ class IsolatedMatcher(Matcher):
         self._token_ids = list(token_ids)
         self._num_sent = 0  # number of tokens sent to the current process
         self._asked: Question | None = None  # the question that is not answered yet
-        self._is_put = False  # the question was sent to the current process
+        self._is_put = False  # the current process has the question, or will send the answer, a mask, without being asked
         self._give_way_s = 0.0  # monotonic time until which the present step waits for the answer
         self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
         self._comes_mask = False  # the process will send a mask without being asked
@@ -119,9 +119,9 @@ class IsolatedMatcher(Matcher):
             self._put()
 
     def _put(self) -> None:
-        """Send the open question to the process, unless it was sent already. If there is no process, start one; do nothing while the
-        grammar is being compiled, or while it is too early to replace a lost process. Raise ConstraintError if the grammar cannot be
-        compiled, or if too many processes were lost."""
+        """Send the open question to the process, unless the process has it or will answer it unasked. If there is no process, start one; do
+        nothing while the grammar is being compiled, or while it is too early to replace a lost process. Raise ConstraintError if the
+        grammar cannot be compiled, or if too many processes were lost."""
         if self._socket is None:
             if not self._retries.is_due:
                 return

@@ -155,9 +155,10 @@ class PageExchange:
     # --- take ------------------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request) -> bool:
-        """Begin to take pages of the prompt from the server that a request names, and return whether the request is to wait for them. It is
-        not if it names no server or lacks no whole page, if computing is probably faster, if MOST_TRANSFERS are under way, or if the server
-        has failed a short time ago. A server that computes prompts for others is not asked to compute one with images or audio."""
+        """Begin to take pages of the prompt from the server that a request names. Return True if the request has to wait for them. Take
+        nothing and return False if the request names no server, if this server holds all whole pages of the prompt, if the named server
+        would have to compute a prompt with images or audio, if computing the pages here is probably faster, if MOST_TRANSFERS transfers are
+        under way, or if the named server has failed a short time ago."""
         giver, submit = request.submit.giver, request.submit
         living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
         seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
@@ -255,7 +256,7 @@ class PageExchange:
                     self._end(request, taking, fault or "it ended before the last page", blames=bool(fault))
                 case Offer():
                     self._plan(taking, arrival)
-                    if not self._has_room(taking):
+                    if not self._has_room():
                         self._end(request, taking, "the pages do not fit into this server's cache now", blames=False)
                     elif not taking.pages:
                         self._end(request, taking, "")
@@ -277,10 +278,10 @@ class PageExchange:
         taking.room = [ask.num_held // size + sum(group == number for group, _ in pages) for number, size in enumerate(sizes)]
         taking.pages = pages
 
-    def _has_room(self, taking: Taking) -> bool:
-        """Return whether the pages of this transfer and of all others fit beside those that sequences hold: they must not evict each
-        other."""
-        needed = zip(*(other.room for other in self._takings.values() if other.room), strict=True)
+    def _has_room(self) -> bool:
+        """Return whether the pages of all transfers together fit beside the pages that sequences hold. If they did not, the pages of one
+        transfer would evict those of another."""
+        needed = zip(*(taking.room for taking in self._takings.values() if taking.room), strict=True)
         return all(sum(room) <= pool.num_available for pool, room in zip(self._scheduler.pool.pools, needed, strict=True))
 
     def _require_whole(self, taking: Taking, num_bytes: int) -> None:

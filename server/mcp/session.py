@@ -204,8 +204,9 @@ class Session:
         return False
 
     def _discover(self, transport: Transport, attempt: Attempt) -> None:
-        """Ask a server of the newest version what it can do. If it does not have the version MODERN, close the connection and raise
-        McpError."""
+        """Send `server/discover`, which only servers of the newest version know, and note whether the server announces changes of its
+        tools. If the server does not support the version MODERN, close the connection and raise McpRefused. Raise McpError if there is no
+        result."""
         found = self._send(transport, "server/discover", {}, attempt)
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or MODERN not in versions:

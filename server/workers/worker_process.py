@@ -150,8 +150,8 @@ class WorkerProcess:
             return  # `receive` notices the end as well
 
     async def _send(self, message: FromFront) -> None:
-        """Send a message. A request that is too large or cannot be written fails. If that happens to a message for which no request can
-        fail, kill the process."""
+        """Send a message. If it is too large or cannot be encoded, the request to which it belongs fails. If it belongs to no request, kill
+        the process, which cannot do without it. Raise OSError if the connection has ended."""
         try:
             for framed in frames(message):
                 self._writer.write(framed)

@@ -111,8 +111,8 @@ class DimNames(Names):
 
 
 def _word(wish: str) -> str:
-    """Return a word close to the preferred name. It is a name, or becomes one if `_fresh` appends a number; a reserved word, for example,
-    does."""
+    """Return a word close to the preferred name. Either the word is a name, or it becomes one when `_fresh` appends a number: `for` is
+    reserved, but `for_1` is a name."""
     word = re.sub(r"[^A-Za-z0-9_.]", "_", wish)
     if not re.match("[A-Za-z_]", word):
         word = f"v{word}" if word else "v"

@@ -91,7 +91,8 @@ class PartCode(AttendCode):
             self._copy_as_second(VALUES, following, end // PART - 1, self.find_pages(following))
 
     def _copy_as_second(self, half: int, turn: str, part: int, pages: Sequence[str]) -> None:
-        """In the second warpgroup, copy a part for a turn, unless this is after the last one."""
+        """In the second warpgroup, wait until its warps no longer read the memory of a part, and copy the part for a turn. Do nothing if
+        there is no such turn."""
         code = self.code
         with code.when(code.op(f"and i1 {self.is_second}, {code.op(f'icmp slt i64 {turn}, {self.splits}')}")):
             self.meet()

@@ -28,11 +28,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class Beside(Protocol):
-    """Work that runs in turns with the engine."""
+    """Work, such as `Ideal`, whose steps run in turns with those of the engine, so that changes of the machine's speed affect both."""
 
     def catch_up(self, num_tokens: int) -> None:
-        """Run steps as long as all steps of this work together have at most `num_tokens` tokens: as many as the engine has computed since
-        this work began, at the start of the run or when the late prompt arrived."""
+        """Run the next steps of this work as long as all its steps together have at most `num_tokens` tokens. `num_tokens` is the number of
+        tokens that the engine has computed since the start of the run or, if there is a late prompt, since that prompt arrived."""
         ...
 
 

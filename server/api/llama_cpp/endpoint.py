@@ -115,7 +115,7 @@ def router(context: Context) -> APIRouter:
         """Write the text between two given texts, with models that have tokens for this task."""
 
         async def write(_: Model, loaded: Loaded) -> WrittenPrompts:
-            return WrittenPrompts(await off_loop(caller(request).num_body_bytes, lambda: _gap(body, loaded)))
+            return WrittenPrompts(await off_loop(caller(request).num_body_bytes, lambda: _infill_prompt(body, loaded)))
 
         return await complete(request, body, write)
 
@@ -161,10 +161,11 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
-    """Return the token ids of the fill-in-the-middle prompt, after the special tokens that the tokenizer puts before a text. The files of
-    `input_extra` come first. Their names precede them if the model has a token for file names. Raise ApiError if the model has no tokens
-    for filling in the middle, or if a text certainly exceeds the context."""
+def _infill_prompt(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
+    """Return the token ids of the fill-in-the-middle prompt: the special tokens that the tokenizer puts before a text, the files of
+    `input_extra`, prefix and suffix with their markers, and `prompt`, the beginning of the text that is missing. If the model has a token
+    for file names, each file's name precedes it. Raise ApiError if the model has no tokens for filling in the middle, or if a text
+    certainly exceeds the context."""
     infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
     if infill is None:
         message = "/infill is not supported: this model has no tokens for filling in the middle"

@@ -31,9 +31,10 @@ from compiler.ir.loops.write import Array, Kernel, halvings, less, less_equal
 from compiler.ir.prove import prove_divisible
 
 WARP = 32
-# (longest row, number of threads of a block for rows up to this length); longer rows, and rows of unknown length, get _MOST_THREADS
+# (longest row, number of threads of a block for rows up to this length); longer rows get _MOST_THREADS
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
+_ASSUMED_LENGTH = 512  # of rows whose length is a variable
 
 Point = dict[DimVar, Dim]
 Combine = Callable[[Scalar, Scalar], Scalar]
@@ -91,8 +92,9 @@ def _reads_along_rows(program: RowProgram) -> bool:
 
 
 def num_threads(lengths: Sequence[Dim]) -> int:
-    """Return the number of threads of a block that reduces rows of these lengths. A length may be a variable."""
-    longest = max(length.const for length in lengths) if all(length.is_const for length in lengths) else _MOST_THREADS
+    """Return the number of threads of a block that reduces rows of these lengths. If one of them is a variable, all count as rows of
+    _ASSUMED_LENGTH elements."""
+    longest = max(length.const for length in lengths) if all(length.is_const for length in lengths) else _ASSUMED_LENGTH
     return next((threads for length, threads in _THREADS if longest <= length), _MOST_THREADS)
 
 

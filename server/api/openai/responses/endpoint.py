@@ -211,8 +211,8 @@ async def _conversation(
     body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
 ) -> tuple[ChatBody, Items]:
     """Return the conversation as a chat request, and its items for the store: those of the conversation that `previous_response_id` names,
-    then those of this request. Raise ApiError if the earlier response is unknown or still runs, if the conversation is too large or has no
-    item, or if an item is not valid."""
+    then those of this request. Raise ApiError if the earlier response is unknown or still runs, if the conversation is too large or has
+    neither items nor instructions, or if an item is not valid."""
     earlier: Items = ()
     if body.previous_response_id is not None:
         kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
