@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.covering import covering
+from tests.plain_pytest import plain_pytest
 
 
 @pytest.mark.parametrize("sizes", [(4,), (2, 3), (3, 17, 6), (2, 2, 2, 2, 2), (1, 5, 1)], ids=str)
@@ -58,8 +56,7 @@ def pytest_collection_modifyitems(items):
 def run(folder: Path, text: str, *options: str) -> str:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", folder, "-q", "--collect-only"]
-    done = subprocess.run([*command, *options, folder / "test_it.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = plain_pytest(folder, "--collect-only", *options, folder / "test_it.py")
     return done.stdout + done.stderr
 
 

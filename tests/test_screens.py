@@ -34,5 +34,6 @@ def test_another_test_does_not(pytester: pytest.Pytester, monkeypatch: pytest.Mo
 
 def run(text: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.RunResult:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing the plugins of all packages takes each process a second
     pytester.makepyfile(test_it=text)
-    return pytester.runpytest_subprocess("-p", "tests.screens", "-p", "no:cacheprovider", "-n", "2")
+    return pytester.runpytest_subprocess("-p", "xdist", "-p", "tests.screens", "-p", "no:cacheprovider", "-n", "2")

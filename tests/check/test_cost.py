@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.check.cost import by_function
-from tests.conftest import ROOT
+from tests.plain_pytest import plain_pytest
 
 TESTS = """
 import subprocess, sys, time
@@ -31,8 +29,7 @@ def test_asleep():
 
 def test_seconds_of_tests_and_their_children_are_added_up(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    options = ["-p", "tests.check.cost", "--cost", tmp_path / "cost", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", tmp_path]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", *options, tmp_path / "test_it.py"], cwd=ROOT, check=True, capture_output=True)
+    plain_pytest(tmp_path, "-p", "tests.check.cost", "--cost", tmp_path / "cost", tmp_path / "test_it.py").check_returncode()
     found = by_function((tmp_path / "cost").read_text())
     assert list(found) == [f"test_it.py::test_{name}" for name in ("in_a_child", "here", "asleep")]
     assert found["test_it.py::test_in_a_child"] > 0.5 and found["test_it.py::test_here"] > 0.25

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from tests.check.plugin import SECONDS
-from tests.conftest import ROOT
+from tests.plain_pytest import plain_pytest
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     for name, body in {"a": "pass", "b": "assert 1 == 2, 'a fault'", "c": "pass"}.items():
         (folder / f"test_{name}.py").write_text(f"def test_{name}():\n    {body}\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.check.plugin",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(folder),
-        "-c",
-        "/dev/null",
-    ]
-    return subprocess.run(
-        [*command, *options, *map(str, sorted(folder.glob("test_*.py")))], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return plain_pytest(folder, "-p", "tests.check.plugin", *options, *sorted(folder.glob("test_*.py")))
 
 
 def test_files_run_in_the_given_order_and_failures_are_shown_at_once(tmp_path: Path) -> None:

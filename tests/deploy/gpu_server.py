@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import tokenizers
 
 from compiler.frontend.registry import load_config
+from deploy.model_loading import costs
+from deploy.model_loading.load import load_model
+from server.engine.scheduling.pace import Measured
+from server.engine.worker import LoadedModel
+from server.messages import Load
 from tests.conftest import BIN, GOLDEN, ROOT, greeting, workers_of
 from tests.gpu.fixtures import SoftwareGpu
 
@@ -70,6 +76,13 @@ def copy_golden(names: Sequence[str], root: Path) -> None:
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
         tokenizer.save(str(folder / "tokenizer.json"))
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+
+
+def loaded_here(load: Load) -> LoadedModel:
+    """Load a model in this process. Its steps are not measured, because their times on a software GPU are long and mean nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "measured", lambda _model: Measured({1: 0.01}))
+        return load_model(load, lambda _stage, _fraction: None)
 
 
 def words_of(tokens: Sequence[int]) -> str:

@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from deploy.model_loading.load import load_model
 from runtime.device.cuda.device import CudaDevice
 from server.engine.worker import LoadedModel, engine_of
 from server.messages import Failed, FinishReason, FromWorker, Load, SamplingParams, Submit, TokenEvent, Tokens
-from tests.deploy.gpu_server import copy_golden
+from tests.deploy.gpu_server import copy_golden, loaded_here
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.fixtures import needs_pycuda
 
@@ -53,7 +52,7 @@ def model(_library: Path, tmp_path_factory: pytest.TempPathFactory) -> LoadedMod
     folder = tmp_path_factory.mktemp("models")
     copy_golden(["llama"], folder)
     load = Load("m", str(folder / "llama"), "bf16", max_context=64, max_batch=BATCH, device="cuda", kv_cache_bytes=32 << 20)
-    return load_model(load, lambda _stage, _fraction: None)
+    return loaded_here(load)
 
 
 def run(model: LoadedModel, submits: Sequence[Submit], heard: Heard | None = None, *, max_steps: int = 1000) -> Heard:

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.model_loading.load import load_model
 from server.engine.worker import LoadedModel, engine_of
 from server.messages import Load, SamplingParams, Submit
-from tests.deploy.gpu_server import copy_golden
+from tests.deploy.gpu_server import copy_golden, loaded_here
 from tests.e2e.test_gpu_bits import Heard, run, same
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
@@ -33,7 +32,7 @@ def loaded(library: Path | None, folder: Path, family: str, count: int, format: 
         if not (folder / family).exists():
             copy_golden([family], folder)
         load = Load("m", str(folder / family), format, max_context=64, max_batch=8, device="cuda", kv_cache_bytes=KV_BYTES)
-        return load_model(msgspec.structs.replace(load, tensor_parallel=count), lambda _stage, _fraction: None)
+        return loaded_here(msgspec.structs.replace(load, tensor_parallel=count))
 
 
 @pytest.fixture(scope="module")

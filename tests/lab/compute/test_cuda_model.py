@@ -14,9 +14,12 @@ from deploy.bench.compute.case import Case
 from tests.lab.compute import cuda_model
 from tests.lab.compute.cuda_model import CARDS, TARGET, Step, as_json, code_of, square
 from tests.lab.planned import Sizes
+from tests.lab.sass.kept_steps import kept_step
 from tests.lab.sass.model import CARDS_OF, Card, copies_early, predict
 from tests.lab.sass.step import Launched, ProgramCode, StepCode, is_scan
 from tests.lab.sass.tools import ToolMissing
+
+pytestmark = pytest.mark.xdist_group("machine code")  # with test_speed.py and test_kinds.py, which read the same steps
 
 ONE, MANY, PREFILL = Case(1, 1, 1024), Case(64, 64, 1024), Case(2048, 1, 2048)
 
@@ -26,17 +29,9 @@ def predicted(code: StepCode, case: Case, card: Card) -> Step:
     return cuda_model.predicted(code, "bf16", case, card)
 
 
-def built(shape: str) -> StepCode:
-    """Return the code of the steps ONE and MANY, or skip the test if a tool is missing."""
-    try:
-        return code_of(shape, "bf16", (ONE, MANY))
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
 @pytest.fixture(scope="module")
 def code() -> StepCode:
-    return built("8b-shape")
+    return kept_step("8b-shape", "bf16")
 
 
 def test_a_step_reads_the_weights_of_all_layers(code: StepCode) -> None:
@@ -64,7 +59,10 @@ def test_the_goals_of_decoding_are_met_by_the_model(code: StepCode) -> None:
 
 @pytest.fixture(scope="module")
 def mixture() -> StepCode:
-    return built("30b-a3b")
+    try:
+        return code_of("30b-a3b", "bf16", (ONE, MANY))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
 
 
 def test_a_mixture_decodes_as_fast_as_it_did(mixture: StepCode) -> None:
@@ -128,7 +126,7 @@ def test_slower_tensor_cores_and_memory_slow_down_the_products_that_they_bound(b
 
 @pytest.fixture(scope="module")
 def hybrid() -> StepCode:
-    return built("0.6b-hybrid")
+    return kept_step("0.6b-hybrid", "bf16")
 
 
 def test_a_hybrid_launches_the_kernels_of_all_its_layers(hybrid: StepCode) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.plain_pytest import plain_pytest
 
 TESTS = """
 import pytest
@@ -23,9 +21,7 @@ def test_skipped(): pytest.skip("needs a card")
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_some.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", folder, "-p", "no:cacheprovider", "-p", "tests.lab.gpu_day.plugin"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*map(str, command), *options, "test_some.py"], cwd=folder, env=environment, capture_output=True, text=True)
+    return plain_pytest(folder, "-p", "tests.lab.gpu_day.plugin", *options, "test_some.py", cwd=folder)
 
 
 def test_a_run_in_which_no_test_passed_has_failed(tmp_path: Path) -> None:

@@ -3,14 +3,12 @@ stack, products copy while they multiply, and the loops that read most have seve
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 
-from compiler.frontend.decoder import StepBounds
 from deploy.bench.synthetic import FP8, synthetic_config
 from tests.compiler.backends.cuda.codegen.test_speed import AWAY, KINDS_OF_ATTENTION, attention
 from tests.lab.sass.facts import facts_of
+from tests.lab.sass.kept_steps import kept_step
 from tests.lab.sass.model import loops_of_tiles
 from tests.lab.sass.programs import MXFP4
 from tests.lab.sass.step import Kernel, ProgramCode, StepCode
@@ -27,14 +25,6 @@ OTHERS = [
 OLDER = ["sm_80", "sm_89", "sm_100a"]
 
 
-@cache
-def built(shape: str, form: str, target: str) -> StepCode:
-    try:
-        return StepCode(synthetic_config(shape), form, target, StepBounds(2048, 64, 2048))
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
-
-
 def stacks(code: ProgramCode) -> dict[str, int]:
     """Return the bytes of the stack of each kernel that has one. Loads and stores in local memory say the same."""
     for kernel in code.kernels.values():
@@ -43,7 +33,7 @@ def stacks(code: ProgramCode) -> dict[str, int]:
 
 
 def check_stacks(shape: str, form: str, target: str) -> None:
-    code = built(shape, form, target)
+    code = kept_step(shape, form, target)
     assert stacks(code) == {}
     assert not SERIALISED.search(code.assembled.said), "the assembler serialised operations that should overlap"
 
@@ -79,7 +69,7 @@ def by_wgmma(code: StepCode) -> list[Kernel]:
 @pytest.mark.parametrize(("shape", "form"), MODELS)
 def test_products_copy_at_least_one_stage_while_they_multiply_another(shape: str, form: str) -> None:
     """The loops along k load nothing but scales, which are used only after other weights have been converted."""
-    kernels = by_wgmma(built(shape, form, "sm_90a"))
+    kernels = by_wgmma(kept_step(shape, form))
     assert kernels
     for kernel in kernels:
         for loops in loops_of_tiles(kernel):
@@ -92,7 +82,7 @@ def test_products_copy_at_least_one_stage_while_they_multiply_another(shape: str
 def test_experts_of_mxfp4_are_multiplied_on_tensor_cores(target: str) -> None:
     """Groups of 32 weights share a scale, so the product is one by mma.sync. It copies at least one stage while it multiplies another, and
     begins to load the scales of a group long before their use."""
-    kernels = [k for k in built("gpt-oss-shape", MXFP4, target).kernels.values() if "expert_linear" in k.name]
+    kernels = [k for k in kept_step("gpt-oss-shape", MXFP4, target).kernels.values() if "expert_linear" in k.name]
     assert len(kernels) == 2
     for kernel in kernels:
         assert kernel.tiles and all(tile.op.stages >= 2 for tile in kernel.tiles), kernel.name
@@ -103,7 +93,7 @@ def test_experts_of_mxfp4_are_multiplied_on_tensor_cores(target: str) -> None:
 
 def test_the_router_of_gpt_oss_is_computed_in_tiles() -> None:
     """Its depth, 2880, is a multiple of 64, and not of 128."""
-    code = built("gpt-oss-shape", MXFP4, "sm_90a")
+    code = kept_step("gpt-oss-shape", MXFP4)
     experts = synthetic_config("gpt-oss-shape").mixture
     assert experts is not None
     routers = [k for k in code.kernels.values() if "linear" in k.name and k.prim.outputs[0].shape[-1].const == experts.num_experts]
@@ -113,6 +103,6 @@ def test_the_router_of_gpt_oss_is_computed_in_tiles() -> None:
 @pytest.mark.parametrize(("shape", "form"), MODELS)
 def test_all_large_products_have_tiles(shape: str, form: str) -> None:
     """Only products of few columns, such as those of routers and gates, are computed without tensor cores."""
-    for kernel in built(shape, form, "sm_90a").kernels.values():
+    for kernel in kept_step(shape, form).kernels.values():
         if "linear" in kernel.name and not kernel.tiles:
             assert all(out.shape[-1].const <= 256 for out in kernel.prim.outputs), f"{kernel.name} has no tile"

@@ -10,19 +10,18 @@ import pytest
 
 from compiler.backends.cuda.schedule.attention.walk import SPLIT
 from compiler.driver import Options, compile_module
-from compiler.frontend.decoder import StepBounds
 from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.wgmma_attend import PART
 from compiler.machine.target import get
-from deploy.bench.synthetic import synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from tests.lab.sass.facts import LoopFacts, facts_of
+from tests.lab.sass.kept_steps import kept_step
 from tests.lab.sass.listing import Loop
 from tests.lab.sass.model import WARPGROUPS_ATTEND, TileLoops, attend_tile, loops_of_tiles, splits_of
 from tests.lab.sass.step import Kernel, ProgramCode, StepCode
 from tests.lab.sass.tools import SERIALISED, Assembled, ToolMissing, assemble
 
-pytestmark = pytest.mark.xdist_group("machine code")  # with test_kinds.py, which reads the same attention
+pytestmark = pytest.mark.xdist_group("machine code")  # with test_kinds.py and test_cuda_model.py, which read the same code
 
 FORMATS = ("bf16", "int4-128", "int8")
 AWAY = 32  # fewest instructions between a load and its first use, in a warp that shares its scheduler with others
@@ -30,17 +29,9 @@ BARRIERS_OF_TURNS = 4  # barriers by which two warpgroups that take turns wait f
 IN_FLIGHT = 32 << 10  # bytes of weights that a multiprocessor with work should have in flight
 
 
-@cache
-def built(form: str) -> StepCode:
-    return StepCode(synthetic_config("8b-shape"), form, "sm_90a", StepBounds(2048, 64, 2048))
-
-
 @pytest.fixture(params=FORMATS)
 def code(request: pytest.FixtureRequest) -> StepCode:
-    try:
-        return built(request.param)
-    except ToolMissing as missing:
-        pytest.skip(str(missing))
+    return kept_step("8b-shape", request.param)
 
 
 def products(code: StepCode) -> Iterator[tuple[Kernel, TileLoops]]:
