@@ -209,7 +209,7 @@ def _certain(scalar: Scalar) -> Scalar:
 
 def _points(fold: AnyFold, env: Dims) -> float:
     """Count the operations of a fold and of the folds within it: two for each term of a sum, none for other folds such as maxima. Of a
-    product with two planes, only the first dot counts."""
+    product whose second plane only some rows need, only the first dot counts."""
     env = {**env, **{var: 0 for var, _ in fold.axes}}
     points = prod(extent.evaluate(env) for _, extent in fold.axes)
     own = 0.0 if isinstance(fold, Reduce) and fold.fn is not ReduceFn.SUM else 2.0

@@ -1,9 +1,10 @@
 """`python -m tests.lab real`: real models, served by relaxserve and by llama.cpp (package xllamacpp).
 
 Both servers have room for the keys and values of the same number of tokens, read the same file and run the same requests in turns, with
-the same number of threads; all other settings are their defaults. The figures are medians of the quotients of the rounds. The speed that
-`relaxserve inspect --quality` states is compared with what a client of our server gets. The quality of both is measured against the exact
-weights of the file on the text of the quality label. Each model comes from the catalogue: `relaxserve pull NAME` downloads it.
+the same number of threads. llama.cpp also gets one slot per client, and one pool of keys and values for all slots. All other settings are
+the defaults. The figures are medians of the quotients of the rounds. The speed that `relaxserve inspect --quality` states is compared with
+what a client of our server gets. The quality of both is measured against the exact weights of the file on the text of the quality label.
+Each model comes from the catalogue: `relaxserve pull NAME` downloads it.
 `--peer-python`, or the variable PEER_PYTHON, is an interpreter that has xllamacpp.
 """
 
