@@ -92,17 +92,25 @@ def test_in_a_batch(count: int, model: LoadedModel, alone: Heard) -> None:
     same(run(model, [*others, *watched()]), alone)
 
 
-def test_from_the_prefix_cache(model: LoadedModel, alone: Heard) -> None:
-    heard, again = Heard(), [msgspec.structs.replace(submit, request_id=f"{submit.request_id} again") for submit in watched()]
+def test_in_chunks_and_from_the_prefix_cache(model: LoadedModel, alone: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunked_and_again(model, watched(), alone, monkeypatch)
+
+
+def chunked_and_again(model: LoadedModel, submits: Sequence[Submit], alone: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the answers to requests whose prompts are computed in chunks of at most 16 tokens, and then to the same requests again, whose
+    prompts are in the prefix cache. The last prompt has 40 tokens."""
+    assert model.step_model is not None
+    monkeypatch.setattr(model.step_model, "_limits", replace(model.step_model.limits, max_tokens=16, max_seqs=8))
+    heard, again = Heard(), [msgspec.structs.replace(submit, request_id=f"{submit.request_id} again") for submit in submits]
     engine = engine_of(model, heard, None)
-    for submits in (watched(), again):
-        for submit in submits:
+    for asked in (submits, again):
+        for submit in asked:
             engine.submit(submit)
         while engine.has_work:
             engine.step()
     engine.close()
     same(heard, alone)
-    assert heard.num_cached["r39 again"] == 32, "two pages of 16 tokens"
+    assert heard.num_cached[again[-1].request_id] == 32, "two pages of 16 tokens"
     assert {name.removesuffix(" again"): tokens for name, tokens in heard.tokens.items() if name.endswith("again")} == alone.tokens
 
 
@@ -112,9 +120,3 @@ def test_after_a_kill(model: LoadedModel, alone: Heard) -> None:
     assert heard.tokens and not heard.ended, "the engine should end in the middle of its answers"
     sent = {name: tuple(token for token, _ in tokens) for name, tokens in heard.tokens.items()}
     same(run(model, [msgspec.structs.replace(s, emitted=(sent.get(s.request_id, ()),)) for s in watched()], heard), alone)
-
-
-def test_in_chunks_of_at_most_16_tokens(model: LoadedModel, alone: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert model.step_model is not None
-    monkeypatch.setattr(model.step_model, "_limits", replace(model.step_model.limits, max_tokens=16, max_seqs=16))
-    same(run(model, watched()), alone)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from server.engine.worker import LoadedModel, engine_of
+from server.engine.worker import LoadedModel
 from server.messages import Load, SamplingParams, Submit
 from tests.deploy.gpu_server import copy_golden, loaded_here
-from tests.e2e.test_gpu_bits import Heard, run, same
+from tests.e2e.test_gpu_bits import Heard, chunked_and_again, run, same
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.fixtures import _library as _library
 
@@ -66,26 +65,8 @@ def test_in_a_batch(divided: LoadedModel, alone: Heard) -> None:
     same(run(divided, SUBMITS), alone)
 
 
-def test_in_chunks_of_at_most_16_tokens(divided: LoadedModel, alone: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert divided.step_model is not None
-    monkeypatch.setattr(divided.step_model, "_limits", replace(divided.step_model.limits, max_tokens=16, max_seqs=8))
-    same(run(divided, WATCHED), of_watched(alone))
-
-
-def test_from_the_prefix_cache(divided: LoadedModel, alone: Heard) -> None:
-    heard, again = Heard(), [msgspec.structs.replace(submit, request_id=f"{submit.request_id} again") for submit in WATCHED]
-    engine = engine_of(divided, heard, None)
-    for submits in (WATCHED, again):
-        for submit in submits:
-            engine.submit(submit)
-        while engine.has_work:
-            engine.step()
-    engine.close()
-    same(heard, of_watched(alone))
-    assert heard.num_cached["r1 again"] == 32, "two pages of 16 tokens"
-    assert {name.removesuffix(" again"): tokens for name, tokens in heard.tokens.items() if name.endswith("again")} == of_watched(
-        alone
-    ).tokens
+def test_in_chunks_and_from_the_prefix_cache(divided: LoadedModel, alone: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    chunked_and_again(divided, WATCHED, of_watched(alone), monkeypatch)
 
 
 def test_after_a_kill(divided: LoadedModel, alone: Heard) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.bench.synthetic import FP8, synthetic_config
-from tests.compiler.backends.cuda.codegen.test_speed import AWAY, KINDS_OF_ATTENTION, attention
+from tests.compiler.backends.cuda.codegen.test_speed import AWAY, attention, kinds_of_attention
 from tests.lab.sass.facts import facts_of
 from tests.lab.sass.kept_steps import kept_step
 from tests.lab.sass.model import loops_of_tiles
@@ -52,8 +52,7 @@ def test_no_kernel_of_other_models_or_for_older_cards_has_a_stack(shape: str, fo
     check_stacks(shape, form, target)
 
 
-# Attention with a cap has the loops of attention without one, and needs more registers.
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.slow) if k == "heads of 256" else k for k in KINDS_OF_ATTENTION])
+@kinds_of_attention
 def test_attention_has_no_stack(kind: str) -> None:
     try:
         assert stacks(attention(kind)) == {}
