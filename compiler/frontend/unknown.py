@@ -14,7 +14,7 @@ from compiler.frontend.decoder import UNUSED as DECODER_UNUSED
 from compiler.frontend.decoder import StepBounds, build_step
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
-from compiler.frontend.errors import ConfigError, ModelError, WeightMismatch
+from compiler.frontend.errors import ModelError
 from compiler.frontend.fields import read_json
 from compiler.frontend.registry import FAMILIES, parse_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -51,7 +51,7 @@ def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
         dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
         module, unused = _program(config, dtypes)
         require_weights(module, source, unused)
-    except (ConfigError, WeightMismatch):
+    except ModelError:
         return False
     return True
 

@@ -161,3 +161,13 @@ def test_fields_that_the_twin_does_not_read_are_no_proof(tmp_path: Path) -> None
 def test_no_advice_without_weights(tmp_path: Path) -> None:
     fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["LlamaForCausalLM"], "model_type": "unheard_of"})) == ""
+
+
+def test_no_advice_if_two_tensors_would_be_one_parameter(tmp_path: Path) -> None:
+    """EXAONE's tensors are renamed to those of Llama. A file that has a tensor under both names is none of EXAONE."""
+    source = open_safetensors(MODELS / "exaone")
+    tensors = {name: np.array(source.read(name)) for name in source.tensors}
+    doubled = {"model.embed_tokens.weight": tensors["transformer.wte.weight"]}
+    save_file({**tensors, **doubled}, tmp_path / "model.safetensors")
+    fields = {**config_of("exaone"), "architectures": ["ExaoneForCausalLM"], "model_type": "unheard_of"}
+    assert remedy(write(tmp_path, **fields)) == ""
