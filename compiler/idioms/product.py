@@ -106,7 +106,8 @@ class Product(Generic[S]):
         return _node(self.sums[0]).axes[0][1]
 
     def stride(self, rows: Load) -> Dim:
-        """Return the number of elements from one row to the next in the buffer that holds the rows."""
+        """Return the number of elements from one row to the next in the buffer that holds the rows. Without a row axis, the number has
+        no meaning."""
         place = next((i for i, d in enumerate(rows.indices) if d.var is self.row_axis), len(rows.indices) - 1)
         return product_of(rows.buffer.shape[place + 1 :])
 
