@@ -128,7 +128,7 @@ def signatures_of(module: IRModule, planned: Planned) -> dict[str, Signature]:
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
     """Emit the code and the instructions of a module after all passes, and link them. With `options.kept`, keep the machine code of the
-    kernels that were compiled here."""
+    kernels that were compiled here, if the back end keeps kernels."""
     target, backend, kept = options.target, backend_of(options.target), options.kept
     started = time.perf_counter()
     kernels: dict[str, KernelCode] = {}
@@ -162,7 +162,8 @@ def _kernel(name: str, prim: PrimFunc, options: Options) -> KernelCode:
 
 
 def _keep(kept: KeptCode, planned: IRModule, kernels: Mapping[str, KernelCode], objects: Mapping[str, bytes]) -> None:
-    """Keep the machine code of the kernels that were emitted here, and count emitted and reused kernels."""
+    """Keep the machine code of the kernels that were emitted here, and count emitted and reused kernels. A kernel whose function has no key
+    (`KEPT`) is not kept. Functions have no keys if the pass RecallKernels did not run."""
     for name, prim in planned.prim_functions.items():
         key, code = prim.attrs.get(KEPT), kernels[name]
         if key is not None and not code.object:

@@ -34,7 +34,8 @@ class Accounting:
         self._unscaled: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...]) -> None:
-        """Record that the model needs this tensor in this shape. If the source does not have it so, `check` reports that."""
+        """Record that the model needs this tensor in this shape. `check` reports the tensor if the source lacks it, if it has another shape
+        there, or if it is a matrix of integers, which needs scales."""
         self._taken.add(name)
         if (info := self._tensors.get(name)) is None:
             self._missing.append(f"{name} {list(shape)}")

@@ -31,7 +31,7 @@ class Listening:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    merge: int  # neighbouring frames of 20 ms that become one row; if windows consist of pieces, a longer frame has as many
+    merge: int  # frames of 20 ms that become one row; if windows consist of pieces: that make up a longer frame, which becomes one row
     joining: Joining
     audio_token: int  # token whose embeddings the rows replace
     connector_activation: Activation | None = None

@@ -54,9 +54,9 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
 
 
 def read_scores(fields: Fields, num_classes: int) -> Scores:
-    """Return how outputs become scores: by the activation function that the file names, or else as `problem_type` says. Without both,
-    several outputs pass through a softmax. A single output then passes through a sigmoid, as also with `single_label_classification`. Raise
-    ConfigError for another function or `problem_type`."""
+    """Return how outputs become scores: by the activation function that the file names, or else as `problem_type` says. If the file has
+    neither, or if `problem_type` is `single_label_classification`, several outputs pass through a softmax, and a single output passes
+    through a sigmoid. Raise ConfigError for another function or `problem_type`."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
     activation = fields.raw("sbert_ce_default_activation_function", activation)

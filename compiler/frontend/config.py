@@ -109,7 +109,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class BranchFactors:
-    """Factors that multiply the inputs and outputs of a layer's attention, state (Mamba-2) and MLP."""
+    """Factors that multiply the inputs and outputs of a layer's attention and state (Mamba-2), and the gate and output of its MLP."""
 
     attention_in: float
     attention_out: float

@@ -80,6 +80,8 @@ class Ct2Whisper:
         }
 
     def read(self, name: str) -> Tensor:
+        """Return a tensor: some rows of a variable. Integers become floats: they are divided by their scales, one per row or a single
+        one."""
         rows = self._places[name]
         found = self._array(rows.variable)
         count = len(found) // rows.parts
@@ -113,6 +115,7 @@ class Ct2Whisper:
             yield from ((f"model.encoder.{name}.{part}", _Rows(f"encoder/{name}/{part}")) for part in ("weight", "bias"))
 
     def _num_layers(self, side: str) -> int:
+        """Return the number of layers of a side, `encoder` or `decoder`, for which the file has variables."""
         layers = {name.split("/")[1] for name in self._variables if name.startswith(f"{side}/layer_") and name.count("/") > 2}
         return len(layers - {"layer_norm"})
 
@@ -152,6 +155,8 @@ class Ct2Whisper:
 
 
 def _layer(name: str, variable: str, *, crosses: bool) -> Any:
+    """Yield the name in transformers of each tensor of a layer, with its rows. `name` begins these names, and `variable` begins the names
+    of the layer's variables. `crosses` says whether the layer also attends to the audio."""
     own = f"{variable}self_attention/"
     for part, projection in enumerate(("q_proj", "k_proj", "v_proj")):
         yield from _linear(f"{name}self_attn.{projection}", _Rows(f"{own}linear_0", part, 3))
@@ -211,6 +216,8 @@ class _Header:
         return variables, first
 
     def _variable(self, name: str) -> _Variable:
+        """Read the description of a variable, and skip its data. Raise DamagedFile if its rank or type is not supported, or if its shape
+        needs another number of bytes than the file states."""
         rank = self._number(1)
         if rank > MAX_RANK:
             raise DamagedFile(f"{FILE}: {name} has {rank} dimensions; at most {MAX_RANK} are read")

@@ -120,6 +120,7 @@ def build_observed(
 
 
 def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DType, entry: str, layers: range | None = None) -> IRModule:
+    """Build the module that `build_step` and `build_observed` return: declare the parameters of the program, and add the programs."""
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32
@@ -153,6 +154,7 @@ def _module(net: Net, config: ModelConfig, bounds: StepBounds, cache_dtype: DTyp
 
 
 def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: str) -> KVCache:
+    """Return the parameters of a program for a group that caches keys and values. `suffix` ends their names."""
     pages = DimVar(f"pages{suffix}", 1)
     held = group.arrays(pages)
     return KVCache(
@@ -166,6 +168,7 @@ def _kv_cache(group: KVGroup, t: DimVar, s: DimVar, bounds: StepBounds, suffix: 
 
 
 def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateCache:
+    """Return the parameters of a program for a group that keeps states. `suffix` ends their names."""
     arrays = group.arrays(DimVar(f"pages{suffix}", 1))
     names = ["states" if len(arrays) == 1 else f"states_{part}_" for part in range(len(arrays))]
     return StateCache(
@@ -181,6 +184,7 @@ def _heard_cache(group: HeardGroup, s: DimVar) -> HeardCache:
 
 
 def _seen_rows(config: ModelConfig, t: DimVar, bounds: StepBounds) -> SeenRows:
+    """Return the parameters of a program for the rows that it reads in the places of tokens."""
     v, i32 = DimVar("v", 0, bounds.max_tokens), DType.I32
     vision, size = config.vision, config.hidden_size * (1 if config.vision is None else config.vision.num_depths)
     lasts = Var("seen_lasts", tensor((v,), i32)) if vision is not None and vision.both_ways else None

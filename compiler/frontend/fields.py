@@ -134,6 +134,8 @@ class Fields:
         return ConfigError(f"{name} of {self.where} is {self.values.get(name)!r:.80}, expected {expected}")
 
     def _get(self, name: str, default: Any, expected: str, fits: Any) -> Any:
+        """Return the value of a field, or the default if the field is absent. Raise ConfigError if an absent field has no default, or if
+        `fits` is false for the value. `expected` describes the values that fit."""
         if name not in self:
             if default is REQUIRED:
                 raise ConfigError(f"{self.where} has no {name}, expected {expected}")

@@ -62,6 +62,7 @@ def heard_tensors(group: HeardGroup, parts: DimVar) -> tuple[Var, ...]:
 
 
 def _encoded(net: Net, config: ModelConfig, hearing: Hearing, x: Var) -> Var:
+    """Return the encoder's result for each frame, [frames, size], from the spectrogram `x`."""
     frames = hearing.num_frames
     layers = AudioLayers(net, ENCODER, config.hidden_size, hearing.num_heads, hearing.intermediate_size)
     x = layers.embedded(x, hearing.num_mels, frames, frames)
@@ -99,6 +100,7 @@ class _Pages:
         )
 
     def attend(self, net: Net, q: Var, k: Var, v: Var, scale: float) -> Var:
+        """Write the keys and values of all frames to the pages, and return the attention of each frame to all frames."""
         frames, first = self.num_frames, ScalarValue(Dim.of(0))
         written = net.call(KV_APPEND, self.cache, k, v, Constant(np.arange(frames, dtype=np.int32)), first, self.scales)
         self.cache, self.scales = net.field(written, 0), net.field(written, 1)

@@ -151,7 +151,8 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
     """Read `rope_parameters`, the field since transformers 5, which may have an entry per layer type, or the older `rope_theta` and
     `rope_scaling`. `theta` is the base if no field states it. If `layer_type` is given, its entry counts if there is one. Raise ConfigError
-    for a scaling that is not supported, or if not a positive, even number of a head's dimensions rotates."""
+    for a scaling that is not supported, or if not a positive, even number of a head's dimensions rotates; with proportional scaling, any
+    number may rotate, and an odd one is rounded down."""
     fields = rope_fields(config)
     if layer_type is not None and layer_type in fields:
         fields = fields.fields(layer_type)
@@ -235,6 +236,9 @@ def _at_least_one(fields: Fields, name: str) -> float:
 
 
 def _yarn_attention_factor(fields: Fields, factor: float) -> float:
+    """Return the factor that multiplies cos and sin: `attention_factor`, or else the usual factor times `attn_factor`. The usual factor
+    follows from the factor of the scaling, and from `mscale` and `mscale_all_dim` if both are given."""
+
     def strength(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 

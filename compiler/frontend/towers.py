@@ -84,7 +84,8 @@ def _common(
     inner: Fields, names: FieldNames, defaults: Mapping[str, Any], *, num_left: int = 0, rotates: bool = False, **others: Any
 ) -> dict[str, Any]:
     """Return `others`, completed by the fields of Vision that all encoders have in their files. The epsilon of norms, the intermediate size
-    and the base of RoPE are not read if `others` has them."""
+    and the base of RoPE are not read if `others` has them. Raise ConfigError if heads do not divide the hidden size as RoPE requires, if an
+    image has another number of colours than 3, or if no layer is left."""
     size, heads = inner.integer(names.size), inner.integer(names.heads)
     if rotates and size % (4 * heads):
         raise inner.error(names.heads, f"a number that divides {size} into heads whose halves consist of pairs")
@@ -113,7 +114,8 @@ def _common(
 
 
 def read_merge(fields: Fields, name: str, default: Any = REQUIRED) -> int:
-    """Return the edge, in patches, of the squares that become one row, in encoders of images of any size."""
+    """Return the edge, in patches, of the squares that become one row, in encoders of images of any size. Raise ConfigError if a square has
+    more than MOST_PATCHES patches."""
     merge: int = fields.integer(name, default)
     if merge**2 > MOST_PATCHES:
         raise fields.error(name, f"at most {isqrt(MOST_PATCHES)}")
@@ -121,7 +123,7 @@ def read_merge(fields: Fields, name: str, default: Any = REQUIRED) -> int:
 
 
 def read_theta(inner: Fields, default: float = 10_000.0) -> float:
-    """Return the base of RoPE by row and column."""
+    """Return the base of RoPE by row and column, or `default` if no field states it. Raise ConfigError for another kind of RoPE."""
     rope = inner.fields("rope_parameters")
     if rope.text("rope_type", KINDS[0]) not in KINDS:
         raise rope.error("rope_type", " or ".join(KINDS))
@@ -152,7 +154,8 @@ def read_pixtral(fields: Fields, **others: Any) -> Vision:
 
 
 def require_windows(config: ModelConfig) -> None:
-    """Raise ConfigError if the tokens of an image, which attend to all of them, may be more than a window holds."""
+    """Raise ConfigError if the tokens of an image attend to each other, layers have windows, and an image may have more tokens than the
+    smallest window holds."""
     vision, least = config.vision, min((window for window in config.windows if window is not None), default=None)
     if vision is None or not vision.both_ways or least is None:
         return

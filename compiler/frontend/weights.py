@@ -187,6 +187,7 @@ class Safetensors:
         info = self.tensors[name]
         if info.num_bytes == info.dtype.itemsize * math.prod(info.shape):
             return file.array(info.dtype, info.shape, start)
+        # The file has more bytes than the type needs: it stores f64, which is read as f32.
         with np.errstate(over="ignore"):
             return file.array(DOUBLE, info.shape, start).astype(info.dtype)
 
@@ -311,6 +312,8 @@ def _open_sharded(directory: Path, index: Path) -> Safetensors:
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and the offset at which the data begin. Raise DamagedFile if the header is longer than the file or than
+    MAX_HEADER_BYTES, or is malformed."""
     name = file.path.name
     if file.num_bytes < 8:
         raise DamagedFile(f"{name} has {file.num_bytes} bytes; a safetensors file has at least 8")

@@ -106,7 +106,8 @@ class Product(Generic[S]):
         return _node(self.sums[0]).axes[0][1]
 
     def stride(self, rows: Load) -> Dim:
-        """Return the number of elements from one row to the next in the buffer that holds the rows."""
+        """Return the number of elements from one row to the next in the buffer that holds the rows. Without a row axis, the number has
+        no meaning."""
         place = next((i for i, d in enumerate(rows.indices) if d.var is self.row_axis), len(rows.indices) - 1)
         return product_of(rows.buffer.shape[place + 1 :])
 
@@ -137,8 +138,9 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
 
 
 def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
-    """Return the product, with its choice if the nest reads an integer. Return None if the nest reads different integers or one that does
-    not depend on the row alone, or if it then has other axes than the row axis and the columns' axis."""
+    """Return the product, with its choice if the nest reads an integer between its loops. In a nest that reads integers, all of them must
+    be the same one, this integer must depend on the row alone, and the row axis and the columns' axis must be the only axes. Otherwise
+    return None."""
     if not nest.lets:
         return Product(nest, sums, row_axis)
     names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
@@ -227,8 +229,8 @@ def _dot(dot: Contraction) -> _Dot | None:
 
 
 def _is_tiled(s: Contraction, column: DimVar) -> bool:
-    """Whether a tile can compute the sum. The elements of rows must be loads, possibly cast, because a tile reads each row again for every
-    panel."""
+    """Whether a tile can compute the sum. The sum must be an f32. Its columns must depend on `column` and contain no fold. Its rows must
+    not depend on `column`, and their elements must be loads, possibly cast, because a tile reads each row again for every panel."""
     if dtype_of(s) is not DType.F32 or outermost_folds(s.columns):
         return False
     return column not in free_dims(s.rows) and column in free_dims(s.columns) and is_loaded(s.rows)

@@ -64,7 +64,8 @@ def folds_in(scalar: Scalar) -> tuple[Reduce, ...]:
 
 
 def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match stages on whole rows, which may depend on what other rows write."""
+    """Match stages on whole rows, each of which writes one number per row, or elements along the row. Return None for other stages, and if
+    no stage folds. The caller checks that no row depends on what other rows write (`_rows_are_independent`)."""
     folding = [n for n in nests if folds_in(n.store.value)]
     if not folding:
         return None
@@ -103,7 +104,8 @@ def _rows_are_independent(nests: Sequence[PerfectNest], rank: int) -> bool:
 
 
 def _is_own_element(nest: PerfectNest, indices: Sequence[Dim], writer: PerfectNest, rank: int) -> bool:
-    """Whether no other row's loop of `writer` writes the element that `nest` accesses at `indices`."""
+    """Whether `writer` writes the element that `nest` accesses at `indices`, if at all, only while its first `rank` loops are at the same
+    iteration as those of `nest`."""
     places, names = [*zip(writer.store.indices, indices, strict=True)], dict(zip(writer.vars[:rank], nest.vars[:rank], strict=True))
     if any(w.is_const and r.is_const and w != r for w, r in places):
         return True  # the writer writes another part of the buffer, such as another plane

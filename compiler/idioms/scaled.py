@@ -83,7 +83,8 @@ def _kind_of(format: Format) -> Kind:
 
 
 def _looked_up(number: Scalar, kind: Kind) -> Load | None:
-    """Match the number for which a half byte stands, and return the load of the byte."""
+    """Match the number for which a half byte stands in the table of `kind`, and return the load of the byte. Return None for any other
+    scalar."""
     loads = list[Load]()
 
     def matches(found: Scalar, pattern: Scalar) -> bool:

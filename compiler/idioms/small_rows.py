@@ -58,7 +58,8 @@ def match_small_rows(prim: PrimFunc) -> SmallRows | None:
 
 
 def _shared_inputs(parts: Sequence[Part], num_rows: Dim, written: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """Return the inputs of which several parts read their own row, and no part reads another row."""
+    """Return the inputs of which several parts read their own row, and no part reads another row. Only matrices with a row for each row of
+    the parts, and with at most LONGEST columns, are returned."""
     found: dict[Buffer, int] = {}
     for part in parts:
         for buffer in dict.fromkeys(load.buffer for load in _loads(part)):
@@ -86,7 +87,9 @@ def _parts(stmts: Sequence[Stmt]) -> list[Part] | None:
 
 
 def _is_small(nest: SpatialNest) -> bool:
-    """Whether the nest writes each element of its rows once, unconditionally, and its rows and folds are short."""
+    """Whether the nest writes each element of its rows once, unconditionally, and its rows and folds are short. If a nest writes one
+    element per row and folds, each fold must combine up to LONGEST values along one axis, and the nest must read no integers. Otherwise, a
+    row may have up to LONGEST elements, and each fold may take up to MOST_FOLDED values."""
     (_, *inner), folds = nest.axes, [s for value in _values(nest) for s in walk_scalar(value) if isinstance(s, Fold)]
     if nest.cond is not None or nest.store.indices != tuple(var.dim for var, _ in nest.axes):
         return False

@@ -375,7 +375,8 @@ class _Frame:
                 return _fold_dims(np.maximum, [self.dim(d) for d in operands])
 
     def _divisor(self, dim: Dim) -> Any:
-        """Return the value of a divisor. Where it is 0 at an inactive point, return 1 instead."""
+        """Return the value of a divisor, with 1 in place of 0 at inactive points. Raise InterpretError if the divisor is 0 at an active
+        point."""
         value = self.dim(dim)
         zero = value == 0
         if isinstance(value, np.ndarray) and self.active is not None and not np.any(zero & self.active):

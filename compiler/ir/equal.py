@@ -97,6 +97,7 @@ class _Pairing:
         self._same: set[tuple[Scalar, Scalar]] = set()
 
     def compare(self, place: str, a: Any, b: Any) -> None:
+        """Raise `_Found` if the nodes differ. `place` is their place in the node that contains them."""
         try:
             self._compare(_plain(a), _plain(b))
         except _Found as found:
@@ -104,6 +105,7 @@ class _Pairing:
             raise
 
     def _compare(self, a: Any, b: Any) -> None:
+        """Raise `_Found` if the nodes differ, by the rules at the head of this file. Differences that `_plain` removes are gone already."""
         if type(a) is not type(b):
             raise _differ(a, b)
         if isinstance(a, Scalar):

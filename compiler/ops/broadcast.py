@@ -68,7 +68,8 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
 
 
 def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
-    """Return the annotation of an elementwise result whose element type is `dtype`."""
+    """Return the annotation of an elementwise result whose element type is `dtype`. It has no shape if the shape of a tensor is unknown.
+    Raise AnnotationError if an operand is neither a tensor nor a scalar, if no operand is a tensor, or if the shapes do not broadcast."""
     tensors: list[TensorType] = []
     for arg in args:
         match arg:
@@ -141,7 +142,8 @@ def broadcast_fits(operands: Operands, shape: Shape) -> tuple[Fit, ...]:
 
 
 def fits(operand: int, given: Shape, shape: Shape) -> Iterator[Fit]:
-    """Yield the run-time checks for the extents of one operand."""
+    """Yield the run-time checks for those extents of one operand that are not proved to be 1, or to equal the extent of `shape`. `operand`
+    is the index of the operand, and `given` its shape."""
     for axis, (g, s) in enumerate(zip(given, shape[len(shape) - len(given) :], strict=True)):
         if not prove_eq(g, 1) and not prove_eq(g, s):
             yield Fit(operand, axis, s, g)

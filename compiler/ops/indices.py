@@ -157,6 +157,8 @@ def with_safe_indices(op: str, names: Sequence[str], indices: Indices, compute: 
 
 
 def _safe(place: str, declared: Index, given: Mapping[str, Any], name: str, bound: Any) -> Any:
+    """Return operand `name` with its indices treated as `declared` says. Raise BadIndex, which names `place`, if a scalar is outside its
+    range, or if there are clamped indices or owners and nothing that they can number. `given` has all operands by name."""
     value = given[name]
     if declared.treatment is Treatment.CHECKED:
         if not 0 <= value < bound:

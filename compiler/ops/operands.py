@@ -60,14 +60,16 @@ def agree(wanted: Dim, given: Dim, what: str) -> None:
 
 
 def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[tuple[int, Type], ...]:
-    """Return the run-time checks of the operands that are not proved to have the extents in `wanted`, by number of the operand."""
+    """Return a run-time check for each operand that is not proved to have its extents in `wanted`. `wanted` maps the index of an operand to
+    its extents. A check is the index of the operand and the annotation that it must have."""
     given = {i: operands.buffer(i) for i in wanted}
     wrong = [i for i, shape in wanted.items() if not all(prove_eq(w, g) for w, g in zip(shape, given[i].shape, strict=True))]
     return tuple((i, TensorType(tuple(wanted[i]), given[i].dtype)) for i in wrong)
 
 
 def same_dtype(types: Sequence[TensorType]) -> DType | None:
-    """Return the element type that the tensors share, or None if none of them has a known one."""
+    """Return the element type that the tensors share, or None if none of them has a known one. Raise AnnotationError if two known element
+    types differ."""
     dtypes = dict.fromkeys(t.dtype for t in types if t.dtype is not None)
     if len(dtypes) > 1:
         raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one type")

@@ -255,9 +255,10 @@ class _Scan:
                 c = first + lane
                 products[p, c] = fma(state[r, c], cast(self.k[t, self._head(h), r], F32), products[p, c])
 
-    def _step(self, state: Array, products: Array, t: Dim, h: Dim, block: Dim) -> None:
-        """Update the state by one token and compute the token's output. The same pass over the rows multiplies the new state by the next
-        token's key; `products` has the product of the old state and this token's key. The sums of a group of columns stay in registers."""
+    def _step(self, state: Array, products: Array, t: Dim, h: Dim, begin: Dim) -> None:
+        """Update the state by one token and compute the token's output. With `beta`, `products` has the product of the old state and this
+        token's key, and the same pass over the rows replaces it by the product of the new state and the next token's key. The block begins
+        at column `begin` of the head. The sums of a group of columns stay in registers."""
         kernel, head = self.kernel, self._head(h)
         sums, added = kernel.local("sums", self.parts, self.width), kernel.local("added", self.width)
         factor = kernel.local("factor", 1)
@@ -266,7 +267,7 @@ class _Scan:
         with self._columns() as first:
             with kernel.vector(self.lanes) as lane:
                 c = first + lane
-                value = cast(self.v[t, h, block + c], F32)
+                value = cast(self.v[t, h, begin + c], F32)
                 if self.beta is not None:
                     value = cast(self.beta[t, h], F32) * (value - factor[0] * _over(products, c))
                 added[c] = value
@@ -281,7 +282,7 @@ class _Scan:
                     products[p, c] = fma(state[r, c], cast(self.k[following, head, r], F32), products[p, c])
             with kernel.vector(self.lanes) as lane:
                 c = first + lane
-                self.out[t, h, block + c] = cast(_over(sums, c), self.out.dtype)
+                self.out[t, h, begin + c] = cast(_over(sums, c), self.out.dtype)
 
     def _prefetch(self, t: Dim, h: Dim, first: Dim) -> None:
         """Prefetch what a later token reads and writes in head `h`, of values from column `first` on. The rows of a head are too far apart

@@ -40,6 +40,8 @@ def _inside(binding: Binding) -> Binding:
 
 
 def _blocks(bindings: list[Binding]) -> list[Block]:
+    """Group the bindings into blocks. `run` collects a sequence of bindings that need nothing from the host, and `rest` collects other
+    bindings. At most one of the two has bindings at a time."""
     blocks: list[Block] = []
     run: list[Binding] = []
     rest: list[Binding] = []

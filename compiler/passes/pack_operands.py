@@ -181,7 +181,8 @@ class _Packed:
 
 
 def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
-    """Return the operands to pack: none if the function has a schedule, is no product, or has no tile or panel among the options."""
+    """Return the operands to pack: none if the function has a schedule, is no product, or has no tile or panel among the options. An
+    operand is left out if its loads disagree on how to pack it, or one of them is not as `_read_as` requires."""
     if prim.attrs.get("schedule"):
         return []
     product = product_in(prim)
@@ -206,8 +207,9 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
 
 
 def _scaled_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
-    """Return the plan to pack the numbers and their scales. It is empty unless the tile supports every sum of the product, with its scales
-    in f32 or bf16, and numbers and scales are read at the column, the contracted axis and nothing else but a matrix."""
+    """Return the plan to pack the numbers and their scales. It is empty unless every sum of the product is as follows. The tile supports
+    the sum, and its numbers are not packed yet. The scales are f32 or bf16. The last two indices of numbers and scales are the column and
+    the place along the contracted axis. The indices before them, which select a matrix, depend on neither of these axes."""
     found: dict[Buffer, _Packed] = {}
     for s in product.sums:
         scaled = scaled_numbers(s)

@@ -32,7 +32,9 @@ NAMES = {
 
 
 def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Call:
-    """Return the call with safe copies of its index operands, or the call itself if it needs none. Emit the checks."""
+    """Emit the checks of the index operands, and return the call with safe copies of those tensors whose declaration says `ahead`. Other
+    index operands are passed unchanged, and so are those with a bound or a type that is not known. If no operand is replaced, return the
+    call itself."""
     names = OPERANDS[call.op.name]
     args = dict(zip(names, call.args, strict=False))
     shapes = {name: _shape(builder, atom) for name, atom in args.items()}

@@ -3,7 +3,7 @@ product that looks up codes.
 
 Before: a weight is `dequantize(q, scale, bits=4, kind="iq4")`. After: the weight is `dequantize(wide, scale, bits=8)`, with `wide =
 cast(dequantize(q, 1, bits=4, kind="iq4"), "i8")`, which is computed when weights are bound. No value changes. Floats of 4 bits (e2m1) stay,
-and so do weights whose scales have an unknown shape.
+and so do weights whose scales have a shape that is unknown or not constant.
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_vision(fields: Fields) -> Vision:
+    """Return the encoder, whose connector averages squares of patches to `mm_tokens_per_image` vectors. Raise ConfigError if the patches
+    cannot be divided into so many squares."""
     num_tokens = fields.integer("mm_tokens_per_image", 256)
     inner = fields.fields("vision_config", SIGLIP)
     edge = inner.integer("image_size") // inner.integer("patch_size")
@@ -63,6 +65,8 @@ def _read_vision(fields: Fields) -> Vision:
 
 
 def _read_text(fields: Fields) -> ModelConfig:
+    """Return the configuration of the decoder, or of a model of embeddings, whose attention is bidirectional. Raise ConfigError if
+    bidirectional attention has a softcap."""
     fields.fill(max_position_embeddings=131_072)
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))

@@ -73,6 +73,8 @@ def _read_altup(fields: Fields) -> AltUp:
 
 
 def _read_sparsities(fields: Fields, num_layers: int) -> tuple[float, ...]:
+    """Return the sparsity of each layer's MLP. Raise ConfigError if the field is no list of one number from 0 to less than 1 for each
+    layer."""
     num_sparse = NUM_SPARSE if num_layers > NUM_SPARSE else 0
     given = fields.raw("activation_sparsity_pattern", [SPARSITY] * num_sparse + [0.0] * (num_layers - num_sparse))
     if not isinstance(given, list) or len(given) != num_layers or not all(type(s) in (int, float) and 0 <= s < 1 for s in given):

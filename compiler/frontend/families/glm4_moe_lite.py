@@ -42,6 +42,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_latent(fields: Fields) -> Latent:
+    """Return the sizes of latent attention. Raise ConfigError if `qk_head_dim` is not the sum of the sizes of a head's two parts."""
     found = Latent(
         rank=fields.integer("kv_lora_rank", 512),
         query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means no latent
@@ -55,6 +56,8 @@ def _read_latent(fields: Fields) -> Latent:
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
+    """Return the mixture. The layers without experts are those that `mlp_layer_types` says, or else the first `first_k_dense_replace`.
+    Raise ConfigError if `mlp_layer_types` is no list of one of KINDS for each layer."""
     found = read_shared_mixture(fields)
     fields.require(topk_method="noaux_tc")
     kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])

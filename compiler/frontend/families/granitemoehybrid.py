@@ -49,6 +49,7 @@ def _read_mixture(fields: Fields) -> Mixture | None:
 
 
 def _read_recurrence(fields: Fields, num_layers: int, hidden_size: int) -> Recurrence | None:
+    """Return the layers with Mamba-2 and its sizes, or None if no layer has it. Raise ConfigError if no layer has attention."""
     kinds = read_kinds(fields, ["mamba"] * num_layers, KINDS)
     layers = [layer for layer, kind in enumerate(kinds) if kind in MAMBA]
     if len(layers) == num_layers:

@@ -36,6 +36,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def _attention(at: Layer, h: Var) -> Var:
+    """Attend, with queries, keys and values of the one matrix `QKV`, in which each key head's group of queries, its key and its value
+    follow each other."""
     net, t, c = at.step.net, at.step.t, at.step.config
     group = c.num_heads // c.num_kv_heads
     stacked = net.linear(h, at.name(QKV), c.hidden_size, c.num_kv_heads * (group + 2) * c.head_dim, bias=c.qkv_bias)

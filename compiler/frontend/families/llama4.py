@@ -144,7 +144,7 @@ def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> 
 
 def _read_growth(fields: Fields) -> QueryGrowth | None:
     """Return how queries grow in layers without RoPE, or None if the flag `attn_temperature_tuning` is false. Some files have an integer in
-    place of the flag, of which 0 stands for false."""
+    place of the flag, of which 0 stands for false. Raise ConfigError if the field is neither."""
     is_on = fields.raw("attn_temperature_tuning", True)
     if type(is_on) not in (bool, int):
         raise fields.error("attn_temperature_tuning", "true or false")
@@ -153,6 +153,8 @@ def _read_growth(fields: Fields) -> QueryGrowth | None:
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
+    """Return the mixture. The layers with experts are `moe_layers`, or else the last of every `interleave_moe_layer_step` layers. Raise
+    ConfigError if a token has more than one expert, or if `moe_layers` is no list of layers."""
     found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
     if found.num_chosen != 1:
         raise fields.error("num_experts_per_tok", "1, as in all models of the family")

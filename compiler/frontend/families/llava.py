@@ -57,6 +57,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_vision(fields: Fields) -> Vision:
+    """Return the encoder, without the layers after `vision_feature_layer`. Raise ConfigError if it is not one of ENCODERS or Pixtral, if it
+    selects other patches than the encoder supports, or if it has no such layer."""
     inner = fields.fields("vision_config", {"model_type": "clip_vision_model"} if "vision_config" in fields else OF_AUTHORS)
     if (kind := inner.text("model_type", "clip_vision_model")) == "pixtral":
         if fields.text("vision_feature_select_strategy", "full") != "full":

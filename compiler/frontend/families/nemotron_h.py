@@ -80,6 +80,8 @@ def _of_kind(kinds: Sequence[str], wanted: str) -> frozenset[int]:
 
 
 def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | None:
+    """Return the sizes of Mamba-2, which `layers` have, or None if there are no such layers. Raise ConfigError if the groups do not divide
+    the heads, or if fields ask for something that is not supported."""
     require_free_steps(fields)
     fields.require(mamba_hidden_act="silu", mamba_ssm_cache_dtype="float32")
     # Tokens are computed one by one, so there are no chunks, and step sizes are not bounded.

@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_dense(fields: Fields) -> frozenset[int]:
     """Return the dense layers: those in `mlp_only_layers`, and those whose number, counted from 1, is not a multiple of
-    `decoder_sparse_step`."""
+    `decoder_sparse_step`. Raise ConfigError if `mlp_only_layers` is no list of integers."""
     step, dense = fields.integer("decoder_sparse_step", 1), fields.raw("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
         raise fields.error("mlp_only_layers", "a list of the numbers of layers")

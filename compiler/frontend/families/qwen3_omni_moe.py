@@ -55,6 +55,8 @@ def _read_text(text: Fields) -> ModelConfig:
 
 
 def _read_listening(thinker: Fields, config: ModelConfig) -> Listening:
+    """Return the encoder of audio. Raise ConfigError if its output has another size than the decoder's vectors, if `n_window` is not
+    HALF_PIECE, or if `n_window_infer` is no multiple of a piece."""
     inner = thinker.fields("audio_config")
     inner.fill(**AUDIO)
     inner.skip("conv_chunksize")  # limits the memory that transformers uses

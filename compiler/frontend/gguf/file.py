@@ -307,6 +307,8 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: Mappe
 
 
 def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int, ...], Format, int, int]:
+    """Return the shape and the format of the next tensor, the offset at which its bytes begin in the data, and their number. Raise
+    ModelError for a format that is not read, and DamagedFile for too many dimensions, a row of no whole blocks, or an unaligned offset."""
     where = f"{cursor.name}, tensor {name[:80]!r}"
     num_dimensions = cursor.number(4)
     if num_dimensions > MAX_DIMENSIONS:

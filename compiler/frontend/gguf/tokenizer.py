@@ -293,6 +293,8 @@ class _Vocabulary:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    """Return a byte-level tokenizer without tokens, which splits texts into words as `tokenizer.ggml.pre` says. Raise ModelError if its
+    value is not known."""
     pre = vocabulary.pre
     tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in IGNORE_MERGES))
     if pre in PLAIN_WORDS:
@@ -311,6 +313,8 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+    """Return a sentencepiece tokenizer without tokens. Its unknown token is the one that the file names, or else the first of this kind, or
+    none."""
     unknown = vocabulary.role_id("unk_token")
     if unknown is None:
         unknown = next((id for id, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)

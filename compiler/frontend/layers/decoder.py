@@ -44,7 +44,7 @@ class Batch:
     positions: Var
     seq_ids: Var
     logit_rows: Var | None  # None: the program has no head
-    hidden_rows: Var | None  # in the program `both`: the tokens of whose hidden states, or attention to audio, it returns; otherwise None
+    hidden_rows: Var | None  # in the program `both`: tokens whose hidden states, or attention to audio, are returned; otherwise None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
     heard: HeardCache | None

@@ -124,6 +124,7 @@ class TowerLayers(ABC):
         self.angles: tuple[Var, Var] | None = None  # RoPE's cosines and sines, [places, pairs]; None: no RoPE
 
     def layer(self, x: Var, number: int) -> Var:
+        """Return the vectors of places after a layer: attention within `groups`, then an MLP, each after a norm."""
         net, vision, names = self.net, self.vision, self.names
         size, heads, prefix = vision.hidden_size, vision.num_heads, f"{self.encoder}{names.layers}.{number}."
         h = self.norm(x, f"{prefix}{names.norms[0]}")

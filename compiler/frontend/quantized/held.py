@@ -163,6 +163,8 @@ class HeldWeights:
         self.tensors: Mapping[str, TensorInfo] = {**values, **integers}
 
     def read(self, name: str) -> Tensor:
+        """Return a part of a matrix, or a tensor without a form. All parts of a matrix are made together; those that were not read yet are
+        kept for the latest MOST_UNREAD matrices."""
         matrix, _, part = name.rpartition(".")
         if matrix not in self._source.forms:
             return self._source.read(name)

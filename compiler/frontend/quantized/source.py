@@ -112,12 +112,16 @@ class QuantizedWeights:
         return self._stored.digest()
 
     def _form(self, name: str) -> Form | None:
+        """Return what the matrix's method returns as its form. Raise DamagedFile, with the matrix's name, if its parts do not fit
+        together."""
         try:
             return self._methods[name].form(self._infos(name), self._read_part(name))
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
 
     def _info(self, name: str) -> TensorInfo:
+        """Describe a quantised matrix: its shape once decoded to float32, and the bytes that its parts take. Raise DamagedFile, with the
+        matrix's name, if its parts do not fit together."""
         infos = self._infos(name)
         try:
             shape = self._methods[name].shape(infos, self._read_part(name))
@@ -132,6 +136,7 @@ class QuantizedWeights:
         return lambda part: self._stored.read(self._parts[name][part])
 
     def _checked(self, name: str, read: Callable[[Parts], T]) -> T:
+        """Return what `read` makes of the parts of a matrix. Add the matrix's name to the message of a DamagedFile that is raised."""
         try:
             return read({part: self._stored.read(own) for part, own in self._parts[name].items()})
         except DamagedFile as error:

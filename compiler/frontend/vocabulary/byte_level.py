@@ -72,6 +72,7 @@ def tokenizer_json(vocabulary: bytes, merges: bytes, kind: Kind, stated: Stated)
 
 
 def _vocabulary(content: bytes) -> dict[str, int]:
+    """Return the id of each token. Raise DamagedFile if the content is not that, or if ids are repeated or out of range."""
     try:
         found = msgspec.json.decode(content, type=dict[str, int])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -61,6 +61,8 @@ def real(value: int | memoryview) -> float:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Return the integer of variable length at index `at`, of which the lowest 64 bits count, and the index after it. Raise DamagedFile if
+    it does not end within the message or within MOST_VARINT_BYTES."""
     value = 0
     for count, byte in enumerate(message[at : at + MOST_VARINT_BYTES]):
         value |= (byte & 0x7F) << 7 * count

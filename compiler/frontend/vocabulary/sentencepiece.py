@@ -90,6 +90,7 @@ def read(content: bytes) -> Vocabulary:
 
 
 def _read_piece(found: Vocabulary, message: memoryview) -> None:
+    """Append the piece that the message describes."""
     piece, score, kind = "", 0.0, NORMAL
     for number, value in protobuf.fields(message):
         match number:
@@ -107,6 +108,7 @@ def _read_piece(found: Vocabulary, message: memoryview) -> None:
 
 
 def _read_training(found: Vocabulary, message: memoryview) -> None:
+    """Set the fields that depend on how the vocabulary was trained: the kind of model, the ids of special tokens, and where spaces are."""
     names = {3: "model", 40: "unknown_id", 41: "begin_id", 42: "end_id", 43: "pad_id"}
     for number, value in protobuf.fields(message):
         if number in names:
@@ -116,6 +118,7 @@ def _read_training(found: Vocabulary, message: memoryview) -> None:
 
 
 def _read_normalization(found: Vocabulary, message: memoryview) -> None:
+    """Set the fields that say how a text is normalised before it is split."""
     names = {3: "has_prefix", 4: "strips_spaces", 5: "marks_spaces"}
     for number, value in protobuf.fields(message):
         if number in names:

@@ -97,6 +97,9 @@ def require_library(call: CallLibrary) -> None:
 
 
 def _operator(call: Call, signature: Signature) -> Type:
+    """Deduce the annotation of a call of an operator. Attributes that the call leaves out get their defaults. Raise AnnotationError if the
+    operator does not have an attribute of the call, if an attribute without a default is missing, or if the operator cannot take the
+    operands."""
     op = call.op
     unknown = set(call.attrs) - set(op.attributes)
     if unknown:
@@ -182,8 +185,9 @@ def require_size(type_: Type) -> None:
 
 def _function(call: CallFunc, signature: Signature) -> Type:
     """Deduce the annotation of a call from the callee's signature and the arguments, without looking at the callee's body. The arguments
-    bind the variables of the signature; dimensions of the result with other variables are erased. Raise AnnotationError if an argument
-    cannot have the annotation of its parameter, or lacks a fact that the parameter states, such as a rank."""
+    bind the variables of the signature; dimensions of the result with other variables are erased. Raise AnnotationError if the callee is no
+    function, if the number of arguments is wrong, or if an argument cannot have the annotation of its parameter or lacks a fact that the
+    parameter states, such as a rank. If the callee's parameters are unknown, the arguments are not checked."""
     callee = type_of(call.callee, signature)
     if not isinstance(callee, FuncType):
         raise AnnotationError(f"{call.callee} is called, but it is {callee}; expected a function")
@@ -210,6 +214,8 @@ def _opaque(type_: Type) -> bool:
 
 
 def _field(type_: Type, index: int) -> Type:
+    """Return the annotation of a field of a tuple. A field of an object is an object. Raise AnnotationError if the value is neither an
+    object nor a tuple, or has no such field."""
     if isinstance(type_, ObjectType):
         return type_
     if not isinstance(type_, TupleType):

@@ -97,6 +97,8 @@ def attr_dims(value: Value) -> Iterator[Dim]:
 
 
 class _Uses:
+    """Collects the variables that values and bodies take from outside. `_inner` has the variables that bodies have defined so far."""
+
     def __init__(self) -> None:
         self._values: dict[Var, None] = {}
         self._dims: dict[DimVar, None] = {}
@@ -189,6 +191,8 @@ def fresh_function(func: Function) -> Function:
 
 
 class _Fresh:
+    """Copies a function, and puts a new variable in the place of each variable."""
+
     def __init__(self) -> None:
         self._values: dict[Var, Var] = {}
         self._dims: dict[DimVar, DimVar] = {}

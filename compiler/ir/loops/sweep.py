@@ -37,7 +37,7 @@ class Vector:
 
 def sweep(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None) -> Iterator[Vector]:
     """Yield vectors of `width` elements that cover the elements first .. end - 1; `first` must not exceed `end`. With `parts`, an unrolled
-    loop takes so many vectors at a time. The body of a `for` over the sweep is emitted once for full vectors and, unless full vectors
+    loop takes `parts` vectors at a time. The body of a `for` over the sweep is emitted once for full vectors and, unless full vectors
     provably suffice, once for the masked remainder:
 
         for vector in sweep(k, first, end, 16):

@@ -243,6 +243,9 @@ def fresh_prim(func: PrimFunc) -> PrimFunc:
 
 
 class _Rewriter:
+    """Replaces variables and buffers in statements and scalars. With `fresh`, it copies a function: every variable, buffer and scalar
+    parameter that the function defines gets a new one in its place."""
+
     def __init__(self, dims: Mapping[DimVar, DimLike], buffers: Mapping[Buffer, Buffer], *, fresh: bool = False) -> None:
         self._dims: dict[DimVar, DimLike] = dict(dims)
         self._buffers: dict[Buffer, Buffer] = dict(buffers)

@@ -25,7 +25,8 @@ class Form:
     def __init__(self, node: type, text: str, **unsaid: object) -> None:
         first, *others = _OPERAND.split(text)
         self.node = node
-        self.unsaid = unsaid  # values that the parser gives to fields that the text does not state, or leaves out
+        # values of fields that are not in the text: those for which the form has no place, and optional ones that a text leaves out
+        self.unsaid = unsaid
         self.first = first
         self.name = (words_of(first) or [node.__name__.lower()])[0]
         # what follows the first words: field, optional word, kind, and the words after it

@@ -93,6 +93,8 @@ class _Header:
 
 
 class _Parser(ValueParser):
+    """Reads modules, and the bodies of graph-level functions."""
+
     def __init__(self, source: str, arrays: Arrays) -> None:
         super().__init__(source, arrays)
         self._signatures: dict[str, FuncType] = {}
@@ -135,7 +137,7 @@ class _Parser(ValueParser):
         return name, header
 
     def _func_header(self, *, pure: bool) -> _Header:
-        """Read the parameters, the annotation of the result and, before them, the ranges that follow them."""
+        """Read the ranges that follow the annotation of the result. Then go back, and read the parameters and this annotation."""
         self.scope, self._values = DimScope(), {}
         self.where_ahead()
         self.expect("(", "before the parameters")
@@ -160,7 +162,7 @@ class _Parser(ValueParser):
         return self._new_value(name, self.type())
 
     def _function_body(self, header: _Header) -> Function:
-        """Read the size of the arena, if it is stated, and the body. What is between the signature and these was read with the header."""
+        """Read the size of the arena, if it is stated, and the body. The ranges that precede them were read with the header."""
         self.scope = header.scope
         self._values = {p.name: p for p in header.params}
         self.skip_to("arena", "{")

@@ -229,6 +229,7 @@ class LoopParser(TypeParser):
         return self.range(name, self.reject) if self.accept("within") else None
 
     def _let(self) -> Let:
+        """Read what follows `let`. The variable is visible in the block, not in its own value."""
         name = self._new_variable()
         var = self._within(name) or DimVar(name.text)
         self.expect("=", f"after {name.text}")
@@ -239,6 +240,7 @@ class LoopParser(TypeParser):
         return Let(var, value, body)
 
     def _allocate(self) -> Allocate:
+        """Read what follows `alloc`. The buffer is visible in the block."""
         scopes = {s.value for s in Scope}
         token = self.take()
         if token.kind is not Kind.NAME or token.text not in scopes:
@@ -251,6 +253,7 @@ class LoopParser(TypeParser):
         return Allocate(buffer, body)
 
     def _tile(self) -> Tile:
+        """Read what follows `tile`."""
         token = self.peek()
         name = self.string("the name of an intrinsic")
         self.expect("(", "before the operands of the tile")

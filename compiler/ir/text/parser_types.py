@@ -81,6 +81,7 @@ class TypeParser(Cursor):
             raise self.error(str(error), token) from None
 
     def _factor(self) -> Dim:
+        """Read a number, a variable, a min or max, an expression in parentheses, or the negative of one of these."""
         with self.nested:
             token = self.peek()
             if self.accept("-"):

@@ -217,6 +217,7 @@ class ValueParser(LoopParser):
                 numbers.append(number)
 
     def _by_bytes(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
+        """Read the bytes of a constant: base64 in one string or several."""
         token = self.peek()
         text = self.string("the bytes")
         while self.at_kind(Kind.STRING):
@@ -231,6 +232,7 @@ class ValueParser(LoopParser):
         return Constant(np.frombuffer(data, dtype.numpy).reshape(shape))
 
     def _by_digest(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
+        """Read the digest of a constant, and look the constant up in the arrays that `parse` was given."""
         token = self.peek()
         digest = self.string("a digest")
         array = self._arrays.get(digest)

@@ -99,6 +99,8 @@ def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True)
 
 
 class _Printer(LoopPrinter):
+    """Prints functions of both levels. `canonical` and `ranges` mean what `canonical_text` says."""
+
     def __init__(self, arrays: Arrays | None, *, canonical: bool = False, ranges: bool = True) -> None:
         super().__init__(canonical=canonical)
         self._ranges = ranges
@@ -246,6 +248,8 @@ class _Printer(LoopPrinter):
         return f"dim({text})" if dtype is DType.I64 else f"dim({text}):{dtype}"
 
     def _constant(self, data: NDArray[Any]) -> str:
+        """Print the type and the elements of a constant. Few elements are written out, if the text then stands for the same bits. Of other
+        constants, those of at least _DIGEST_BYTES are written as digests, if there are `arrays` to hold them; the rest is base64."""
         dtype = DType.from_numpy(data.dtype)
         type_ = f"{dtype}[{', '.join(map(str, data.shape))}]"
         if data.size <= _LITERAL_ELEMENTS and (literal := _literal(data, dtype)):

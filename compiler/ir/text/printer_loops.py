@@ -39,6 +39,8 @@ _NAMED_FROM = 16
 
 
 class LoopPrinter:
+    """Prints the loop level. `_kinds` has the function that prints an operand of each kind of a form (forms.py)."""
+
     def __init__(self, *, canonical: bool = False) -> None:
         self._values = Names("b" if canonical else "")
         self._dims = DimNames("d" if canonical else "")
@@ -222,6 +224,7 @@ class LoopPrinter:
         return f"{low} <= {index} < {high}"
 
     def _apply(self, apply: scalars.Apply) -> tuple[str, int]:
+        """Return the text of a function of scalars, as an operator if it has a symbol, and its precedence."""
         fn, args = apply.fn, apply.args
         if len(args) == ARITY[fn] and fn in INFIX:
             symbol, precedence = INFIX[fn]

@@ -260,6 +260,7 @@ def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
 
 
 def _contraction_misfit(contraction: scalars.Contraction) -> str:
+    """Say which rule the contraction breaks, or return ""."""
     if len(contraction.axes) != 1:
         return f"contract runs over {len(contraction.axes)} axes, expected 1"
     rows, columns = dtype_of(contraction.rows), dtype_of(contraction.columns)
@@ -269,6 +270,7 @@ def _contraction_misfit(contraction: scalars.Contraction) -> str:
 
 
 def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
+    """Say which rule the contraction breaks, or return ""."""
     dots, begins = grouped.dots, grouped.begins
     if len(dots) not in (1, 2) or len(begins) not in (0, len(dots)) or (grouped.two_planes is not None and len(dots) == 1):
         return f"contract_groups has {len(dots)} sums and {len(begins)} initial values; expected 1 or 2 sums, and as many values or none"
@@ -284,6 +286,7 @@ def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
 
 
 def _apply_misfit(apply: scalars.Apply) -> str:
+    """Say why the function does not take operands of these element types, or return ""."""
     fn = apply.fn
     dtypes = [dtype_of(a) for a in apply.args]
     if fn is Fn.SELECT and (cond := dtypes.pop(0)) is not DType.BOOL:

@@ -48,6 +48,7 @@ def verify(module: IRModule) -> None:
 
 
 def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
+    """Raise VerifyError for the first problem, if there is one."""
     for problem in problems:
         place, line = f"function {function!r}", ""
         if isinstance(problem.place, Binding):
@@ -74,6 +75,7 @@ def dims_have_one_function(name: str, func: Function | PrimFunc, owners: dict[Di
 
 
 def _dims_of_function(func: Function | PrimFunc) -> set[DimVar]:
+    """Return the variables that the function defines or uses."""
     if isinstance(func, PrimFunc):
         return {*func.dim_vars, *free_dims(func.body), *bound_dims(func.body)}
     found = {v for p in func.params for v in vars_of(p.type)}

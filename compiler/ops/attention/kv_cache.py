@@ -43,12 +43,13 @@ F32, LANES = DType.F32, 16
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """Return the index, within a page, of element `j` of the key, of `size` elements, that is at `offset` in the page."""
+    """Return the index, within a page, of element `j` of the key at `offset`. The index does not depend on `size`, the number of elements
+    of a key; it is a parameter because `value_index` needs it, and `_write_cache` calls both functions alike."""
     return j * PAGE + offset
 
 
 def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """Return the index, within a page, of element `j` of the value at `offset`."""
+    """Return the index, within a page, of element `j` of the value at `offset`. A value has `size` elements."""
     return offset * size + j
 
 

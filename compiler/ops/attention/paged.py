@@ -59,6 +59,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _check_positions(args: tuple[Type, ...], tokens: Dim | None, window: int) -> None:
+    """Raise AnnotationError unless the operand `positions` is [tokens], or is [tokens, 2] and there is no window."""
     type_ = args[4]
     if not isinstance(type_, TensorType) or type_.ndim != 2:
         check_per_token(args, 4, "positions", tokens)

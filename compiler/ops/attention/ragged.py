@@ -56,7 +56,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _attention_relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
-    """Require that there are heads, that `starts` has its last entry, and that the bias has one entry per distance -m .. m."""
+    """Require that q, k and v have heads, that `starts` has at least one entry, and that the bias has one entry per distance -m .. m."""
     for name, heads in zip("qkv", args, strict=False):
         if isinstance(heads, TensorType) and heads.shape is not None:
             yield at_least(heads.shape[1], 1, f"the number of heads of {name}")

@@ -124,7 +124,8 @@ def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _num_planes(attrs: Attrs) -> int:
-    """Return the number of planes: 2 for rows of 16 bits in elements of 8 bits, else 1."""
+    """Return the number of planes: 2 for rows of 16 bits in elements of 8 bits, else 1. Raise AnnotationError if the elements are neither
+    i8 nor i16, or if rows with a cap do not have 16 bits."""
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16):
         raise AnnotationError(f"attribute dtype is {held}, expected i8 or i16")

@@ -57,6 +57,7 @@ class _Table:
 
     @staticmethod
     def of(attrs: Attrs) -> _Table:
+        """Read the attributes. Raise AnnotationError if one of them has an unknown value, or if they do not fit together."""
         kind, format, offset = attrs["kind"], attrs["format"], attrs["offset"]
         if kind not in tuple(Kind):
             raise AnnotationError(f"attribute kind is {kind!r}, expected one of {', '.join(Kind)}")
@@ -138,6 +139,7 @@ def _look_up_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _check_levels(table: _Table, name: str, given: TensorType, groups: int, columns: int) -> None:
+    """Raise AnnotationError if the operand `name`, which holds scales, offsets or their units, has a wrong element type or shape."""
     if table.in_units and name in ("scale", "offset"):
         if given.dtype not in (None, I8):
             raise AnnotationError(f"{name} holds {given.dtype}, expected {I8} in units")

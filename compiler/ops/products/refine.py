@@ -86,7 +86,8 @@ def _groups_type(args: tuple[Type, ...], attrs: Attrs, names: tuple[str, ...]) -
 
 
 class _Group:
-    """The elements of a group in a loop nest: their values, importances, and nearest numbers."""
+    """The elements of a group in a loop nest: their values, importances, and nearest numbers. `arrays` are the operands: x, the importance
+    if `weighs` is true, the scale and, if there is one, the shift. `at` is the index of the group in the scale."""
 
     def __init__(self, operands: Operands, arrays: tuple[Array, ...], at: tuple[Dim, ...], *, weighs: bool = True) -> None:
         self.x, *others = arrays

@@ -263,7 +263,8 @@ class Truncations(Row):
             self.until[0] = select(chosen[0] < BUCKETS - 1, (cast(chosen[0], F32) + 0.5) / scale[0], INF)
 
     def sample_blocks(self) -> None:
-        """List the blocks that have a token within the distance `heavy`, and a sample of all other blocks."""
+        """List the blocks that have a token within the distance `heavy`, and a sample of all other blocks. Set `heavy` to the largest
+        multiple of STEP within which at most the fraction HEAVY of the blocks have a token, or to -1 if there is none."""
         k, low, g, lanes, heavy = self.k, self.low, self.g, self.lanes, self.heavy
         self.clear(lanes)
         with k.serial("b", self.blocks) as b, k.vector(LANES) as lane:

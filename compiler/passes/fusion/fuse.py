@@ -181,8 +181,8 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any. If the call cannot be
-        narrowed, it keeps all results."""
+        """Drop those results of the call `var` that nothing reads, and the call itself if nothing reads any. The call keeps all results if
+        it cannot be narrowed, or if two variables hold the same result."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))
@@ -206,7 +206,7 @@ class _Fuser:
         uses[made] = uses.pop(var)
 
     def _only(self, call: CallTir, results: tuple[int, ...]) -> CallTir | None:
-        """Return a call that computes only these results, or None if its stages are not independent."""
+        """Return a call that computes only these results, or None if the call cannot be narrowed (`with_results`)."""
         if (call, results) not in self._parts:
             made = with_results(call, self._module_prim(call.func), results)
             self._parts[call, results] = made and self._outliner.call(made.name, made.operands, made.outputs, made.body)
@@ -214,7 +214,8 @@ class _Fuser:
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
         """Return a call whose only result is this value. A call with several results is narrowed to this result. Return None if that is
-        impossible, if the tuple of results is used elsewhere, or if the value is no call of a loop nest."""
+        impossible, if the tuple of results has uses besides reads of its fields in this block, or if no call of a loop nest makes the
+        value."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)
@@ -222,8 +223,9 @@ class _Fuser:
         return value if isinstance(value, CallTir) and len(value.out) == 1 else None
 
     def _join(self, done: _Done, var: Var, consumer: CallTir, uses: dict[Var, int]) -> CallTir | None:
-        """Return the consumer with the producer of `var` joined in. Return None if the consumer is not the only one that reads `var`, if
-        the producer works in place, if the consumer overwrites `var`, or if `join` or a rule at the head of this file forbids it."""
+        """Return the consumer with the producer of `var` joined in. Return None if `_producer` finds no producer, if other values read
+        `var`, too, if both calls together have more than MOST_OPERANDS operands, if the producer works in place, if the consumer overwrites
+        `var`, or if `join` or a rule at the head of this file forbids the join."""
         places = [i for i, a in enumerate(consumer.args) if a is var]
         if not places or uses[var] != len(places):
             return None

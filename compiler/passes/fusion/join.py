@@ -128,9 +128,10 @@ def _folds(form: Staged) -> bool:
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. A product of
-    floats takes a producer only if it decodes and is not read as rows. A product of integers takes none into its sums. Elsewhere, a
-    producer with costly functions never moves into a fold."""
+    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. If the
+    consumer is a product of floats, the producer must decode, and must not be read as rows. If the consumer is a product of integers, its
+    sums must not read the producer. Elsewhere, a producer without costly functions is always recomputed. A producer with costly functions
+    is recomputed if the consumer reads one element of it outside folds, or up to two elements and has no fold."""
     target = [second.params[i] for i in places]
     product = product_in(second)
     if product is not None:
@@ -275,8 +276,8 @@ def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
 def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
-    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. A value that is
-    read under two names becomes one operand, unless a result of `b` takes its memory there."""
+    """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. If two operands
+    have the same value, the second is renamed to the first. An operand of `b` whose memory a result of `b` takes is never renamed."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}

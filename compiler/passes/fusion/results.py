@@ -14,7 +14,7 @@ from compiler.passes.fusion.join import WrittenCall, written_out
 
 
 def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:
-    """Return a call that computes only the results with these indices, or None if its stages are not independent."""
+    """Return a call that computes only the results with these indices, or None if the function is not as `_independent` requires."""
     if not _independent(prim):
         return None
     whole = written_out(call, prim)

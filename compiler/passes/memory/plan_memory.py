@@ -114,7 +114,7 @@ class _Lives:
         self._use(body.result)
 
     def keep(self, body: Body) -> list[_Life]:
-        """Extend the lifetimes of the function's results to its end, since the caller reads them."""
+        """Extend the lifetimes of the function's results to its end, since the caller reads them. Return these lifetimes."""
         self._now += 1
         return self._use(body.result)
 

@@ -67,7 +67,8 @@ def _stating(outliner: Outliner, call: CallTir) -> str:
 
 
 def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
-    """Return a copy of a tensor, or a tuple of copies of the tensors of a tuple. Raise CompileError if an extent is unknown."""
+    """Return a copy of a tensor, or a tuple of copies of the tensors of a tuple. Raise CompileError if the shape or the element type of a
+    tensor is unknown, and for any other value."""
     match type_of(atom):
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             source, target = Buffer("a", shape, dtype), Buffer("out", shape, dtype)
@@ -91,9 +92,9 @@ Taken = Callable[[Value], tuple[int, ...]]  # returns the positions of the opera
 
 
 def taken_in(module: IRModule) -> Taken:
-    """Return a function that tells which operands a value overwrites. An in-place call overwrites the operands that it names; a call of an
-    impure function overwrites those that the function itself overwrites, or, if the function is not known by name, all of its tensors,
-    tuples and objects."""
+    """Return a function that tells which operands a value overwrites. An in-place call overwrites the operands that it names. A call of an
+    impure function overwrites the arguments of those parameters that the function's body overwrites. If the callee is a variable, so that
+    the body is not known, an impure call counts as overwriting all operands that are tensors, tuples or objects."""
     by_function: dict[str, tuple[int, ...]] = {}
 
     def taken(value: Value) -> tuple[int, ...]:
