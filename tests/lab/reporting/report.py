@@ -114,9 +114,10 @@ TERMS = {
     "that time. `launches` counts each phase of a kernel: attention has four. `ms`, `MB read` and `GFLOP` are sums over all launches in a "
     "step. `MB read` counts all operands of a kernel once, its results included; for attention it counts only keys and values. Where rows "
     "have 16 bits in two planes of 8 bits, as in the kernels `integer_linear` here, `GFLOP` counts the operations of both planes. The "
-    "limit of a kernel is the time that its MB take at the memory bandwidth, or its operations at the peak of arithmetic, whichever is longer. "
-    "`share of the limit` is this time divided by the measured time. `limits of weights` are the bandwidth and the peak for kernels that "
-    "multiply by weights; `limits of others` are those for all other kernels, with the peak of f32. A share may exceed 1, since data in a "
+    "limit of a kernel is the time that its MB take at the memory bandwidth, or its operations at the peak of arithmetic, whichever is "
+    "longer. `share of the limit` is this time divided by the measured time. `limits of weights` are the bandwidth and the peak for "
+    "kernels that multiply by weights; `limits of others` are those for all other kernels, with the peak of f32. A share "
+    "may exceed 1, since data in a "
     "cache are read faster than memory, and since attention may multiply bf16, which some machines do faster than f32.",
     "load": "The goal of a memory figure is the memory that the load plans: weights, arena (the memory for intermediate results), KV "
     "pages and 300 MiB for the process. While the model loads, the goal includes the largest shard, too; a shard is a file of the "
