@@ -13,8 +13,8 @@ from runtime.library import routine
 
 
 def needed(body: Body) -> set[Var]:
-    """Return the variables that instructions read, directly or through a view or an alias. Operands of launches of loop nests need no
-    register and do not count. A tuple counts if a field is taken from it."""
+    """Return the variables that instructions read, directly or through a view or an alias, and the results of bodies. Operands of launches
+    of loop nests need no register and do not count. A tuple counts if a field is taken from it."""
     found: set[Var] = set()
     names: list[tuple[Var, Value]] = []
 

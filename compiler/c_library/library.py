@@ -127,7 +127,7 @@ def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, pl
 
 
 def _input(code: Code, layout: Layout, name: str) -> str:
-    """Return the address of an input."""
+    """Return the address of an input. That of `logits` was stored by the last step; all others are in the block of the sequence."""
     if name == "logits":
         return _load(code, "ptr", "%sequence", LOGITS)
     return _at(code, "%sequence", layout.inputs[name])
@@ -180,8 +180,8 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, and fills page tables
-    with the pages from 1 on, in order: page 0 is padding."""
+    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, stores the number of
+    threads, which is at least 1, and fills page tables with the pages from 1 on, in order: page 0 is padding."""
     code = Code()
     allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
     made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
@@ -303,7 +303,8 @@ def _rewind(decoder: Decoder) -> str:
 
 
 def _help(decoder: Decoder) -> str:
-    """Emit the function in which a thread of the caller helps for a while. It returns 0 after `stop`, otherwise 1."""
+    """Emit the function in which a thread of the caller runs parts of kernels, until no kernel has begun for a while, or until `stop`. It
+    returns 0 after `stop`, otherwise 1."""
     code = Code()
     goes_on = code.op(f"call i32 @help_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"i32 @{decoder.prefix}_help(ptr %sequence)", code, f"i32 {goes_on}")

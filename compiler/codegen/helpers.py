@@ -62,8 +62,8 @@ class Helpers:
             self.threads.append(thread)
 
     def finish(self, emit: Callable[[str, Target], bytes]) -> dict[str, bytes]:
-        """Compile with `emit` the kernels that no helper has begun or that a helper failed to compile. Return the machine code of all
-        kernels by name."""
+        """Compile with `emit` the kernels that no helper has begun or that a helper failed to compile, and wait for the helpers. Return the
+        machine code of all kernels by name."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
@@ -88,8 +88,8 @@ class Helpers:
             return self._waiting.popleft() if self._waiting else None
 
     def _follow(self) -> None:
-        """Start a helper, and give it kernels, one at a time. If it cannot start or fails, this method returns, and other helpers or
-        `finish` compile its kernel."""
+        """Start a helper, and give it kernels, one at a time, until no further one will come. Return early if the helper cannot start or if
+        it fails. The kernel at which it failed waits again, for other helpers or for `finish`."""
         try:
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         except OSError:

@@ -65,8 +65,8 @@ def text_of(kernel: KernelCode, target: Target) -> str:
 
 
 def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:
-    """Return a module with the kernels, `extra`, and the functions of vector_math.py that the kernels call. If the target cannot convert
-    f16, the module has functions for it (halves.py)."""
+    """Return a module with the kernels, `extra`, and the functions of vector_math.py that the kernels call. `attributes` defines the
+    attributes of functions that the text refers to. If the target cannot convert f16, the module has functions for it (halves.py)."""
     kernels = list(kernels)
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]

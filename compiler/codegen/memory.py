@@ -217,7 +217,7 @@ class MemoryAccess:
         return Value(self.code.hoist(room.level, f"icmp sgt i64 {room.value}, 0"), DType.BOOL)
 
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
-        """Emit whether -(fixed + varying) is less than `room`, for each lane."""
+        """Emit whether -(fixed + varying) is less than `room`, for each lane. If `fixed` is () or `varying` is None, that summand is 0."""
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
             # Lane i tests -fixed[i] < room. Clamp room to the range of the constants, so that 32 bits suffice.

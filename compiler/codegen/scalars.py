@@ -253,7 +253,7 @@ class Scalars:
 
     def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
         """Divide and round down. Division by 0 gives 0 as quotient and as remainder, and the smallest integer divided by -1 wraps around.
-        The division of a CPU may end the process for both."""
+        In both cases the division instruction of a CPU could end the process, so it gets another divisor."""
         op, element = self.code.op, register(dtype)
         kind, flag = vec(element, lanes), vec("i1", lanes)
         const = partial(_integers, element, lanes)

@@ -59,6 +59,7 @@ from compiler.passes.widen_tables import in_bytes
 
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
+    """The pass. `tiles` are the tiles with which the target multiplies."""
     tiles: ProductTiles
 
     @property
@@ -68,6 +69,8 @@ class IntegerProducts:
         return columns
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which products of quantised weights multiply integers. A product stays as it is if its weight is not
+        quantised, or if no tile of the target multiplies it."""
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
         tables = self._tables(module)
 
@@ -105,7 +108,7 @@ class IntegerProducts:
         return found
 
     def _look_up(self, builder: Builder, call: Call, weight: QuantisedWeight) -> Value:
-        """Look rows up in the panels of the product."""
+        """Return the look-up of the rows of a weight in the panels that its product reads."""
         scheme = self._scheme(weight)
         assert scheme is not None, call
         format = self._format(weight, scheme)
@@ -135,7 +138,8 @@ class IntegerProducts:
         return next((tile.format for tile in self.tiles.integers if _fits(weight, scheme, tile.format)), None)
 
     def _integer(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows, scheme: Scheme) -> Value | None:
-        """Return the product of integers that replaces `linear`. Return None if no tile of the target reads the weight."""
+        """Return the product of integers that replaces `linear`. If no tile of the target looks up codes, they are first decoded to
+        integers of 8 bits. Return None if no tile of the target reads the weight."""
         _, _, *rest = linear.args
         format = self._format(weight, scheme)
         if format is None and weight.kind in TABLES:

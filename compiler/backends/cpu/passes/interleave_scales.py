@@ -33,6 +33,7 @@ F32, I16, I32 = DType.F32, DType.I16, DType.I32
 
 @dataclass(frozen=True, slots=True)
 class InterleaveScales:
+    """The pass, for products whose weights the format can hold."""
     format: ScaledPanels
 
     def __call__(self, module: IRModule) -> IRModule:

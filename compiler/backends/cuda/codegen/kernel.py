@@ -84,7 +84,8 @@ def ptx_name(symbol: str) -> str:
 
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
-    """Emit phase `stmt` of a kernel. The names of its functions begin with `symbol`."""
+    """Emit phase `stmt` of a kernel. The names of its functions begin with `symbol`. Raise CompileError if a block needs more shared memory
+    than the target has, or if the phase is no loop over blocks."""
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt, KeptArguments.num_bytes(parameters))
     if shared.num_bytes > target.shared_bytes:
@@ -113,7 +114,8 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
-    """Return the number of counters that the blocks share, and the statement inside their allocation."""
+    """Return the number of counters that the blocks share, and the statement inside their allocation. Return 0 and the statement itself if
+    there are no counters."""
     match stmt:
         case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.COUNTERS:
             return prod(extent.const for extent in buffer.shape), body
@@ -238,7 +240,9 @@ def _is_around_products(loop: For) -> bool:
 
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
-    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared."""
+    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared. Tiles that several threads run state
+    this number. Without such tiles, it is the number of blocks with ENOUGH_THREADS threads, or with half as many if local arrays are larger
+    than MOST_IN_HALF."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
@@ -308,7 +312,8 @@ class _Statements(Statements):
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         """Run statements in order. Outside of thread loops, a barrier separates each statement that contains a thread loop, or a tile that
-        several threads run, from the next statement. If arguments are kept, they are read again after each tile."""
+        several threads run, from the next statement. If arguments are kept, they are read again after each tile that leaves no registers
+        for them."""
         for i, stmt in enumerate(stmts):
             self.run(stmt)
             if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):

@@ -35,6 +35,7 @@ class JoinRows:
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which runs of calls that compute short rows are joined, where a schedule supports the result."""
         builder = Builder(module)
         joiner = _Joiner(Outliner(builder, module), self.takes, {})
 

@@ -75,7 +75,8 @@ class JoinedCall:
 
 
 def with_results(call: CallTir, replaced: Sequence[Binding]) -> list[Binding]:
-    """Bind the joined call, and bind its outputs to the variables of the calls that it replaces."""
+    """Return the binding of the joined call, and bindings that give its outputs to the variables of `replaced`: those joined calls whose
+    results are read. The outputs are in the order of these calls. If there is one output, its variable names the joined call itself."""
     made = Var(replaced[-1].var.name, TupleType(call.out))
     if len(call.out) == 1:
         return [Binding(replaced[0].var, call)]

@@ -30,8 +30,9 @@ ZERO = Dim.of(0)
 
 
 def schedule_columns(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement, and if a block would have too many
-    threads or a thread too many elements."""
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement: if loops over lanes have no group of
+    columns or groups of different sizes, or if a thread would need the column of another one. Also return None if a block would have too
+    many threads, or a thread too many elements."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))

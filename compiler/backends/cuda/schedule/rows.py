@@ -57,7 +57,8 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
     """Match one program along rows, or two that follow each other, write different buffers and do not read what the other writes. Return
-    None if there is another number of programs, or if a reduction does not read adjacent memory."""
+    None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read adjacent
+    memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None

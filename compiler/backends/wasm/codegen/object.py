@@ -126,6 +126,8 @@ class Reader:
         return self.take(self.unsigned()).decode()
 
     def _leb128(self) -> tuple[int, int, int]:
+        """Read a number in LEB128, seven bits per byte, the lowest first. Return it as if it had no sign, with the number of its bits and
+        its last byte."""
         value = bits = 0
         while True:
             byte = self.byte()
@@ -162,6 +164,7 @@ def read_object(data: bytes) -> WasmObject:
 
 
 def _imports(reader: Reader) -> Iterator[Import]:
+    """Read the imports. What follows the kind of an import depends on the kind, and is kept as bytes."""
     for _ in range(reader.unsigned()):
         reader.name()  # the module, always `env`
         field, kind, begin = reader.name(), Kind(reader.byte()), reader.at
@@ -218,6 +221,7 @@ def read_segments(section: bytes) -> tuple[Segment, ...]:
 
 
 def _segments(reader: Reader) -> Iterator[Segment]:
+    """Read the segments of a data section. Raise CompileError if a segment has no constant address."""
     for _ in range(reader.unsigned()):
         if (reader.unsigned(), reader.byte()) != (0, 0x41):  # active in memory 0, at an i32.const
             raise CompileError("a data segment of the object has no constant address; expected an i32.const in memory 0")

@@ -77,6 +77,7 @@ class Floats:
         return count
 
     def rows(self, k: Kernel, item: Item, order: Order) -> FloatRows:
+        """Allocate the rows of an item, for products of pairs of bf16 or of f32."""
         operands, count = self.operands, item.most_rows
         kind, factors = (PairRows, DType.BF16) if self.in_pairs else (F32Rows, F32)
         cache = Cache.open(k, operands)
@@ -212,6 +213,7 @@ class FloatRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class F32Rows(FloatRows):
+    """Rows whose products multiply f32."""
     step: ClassVar[int] = 1
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
@@ -239,6 +241,7 @@ class F32Rows(FloatRows):
 
 @dataclass(frozen=True, slots=True)
 class PairRows(FloatRows):
+    """Rows whose products multiply pairs of bf16."""
     step: ClassVar[int] = 2
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:

@@ -63,7 +63,8 @@ class Integers:
 
     @staticmethod
     def find(operands: PagedOperands, tiles: ProductTiles) -> Integers | None:
-        """Choose the instructions. Return None if the target has none that fit these pages. Pages must store values, not only keys."""
+        """Choose the instructions. Return None if the target has no such instructions apart from a matrix unit, if pages are no 8-bit
+        integers or have only keys, or if the size of a head is above LONGEST or no multiple of PAGE."""
         tile = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
         fits = operands.cache.dtype is I8 and operands.size % PAGE == 0 and operands.size <= LONGEST and operands.pages.has_values
         return Integers(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
@@ -112,6 +113,7 @@ class Integers:
         return PackBytes(columns, min(columns, self.columns), words=self.in_words)
 
     def rows(self, k: Kernel, item: Item, order: Order) -> IntegerRows:
+        """Allocate the rows of an item, with memory for packed keys and values."""
         size, columns, count, keys = self.operands.size, self.columns, item.most_rows, order.cut.keys
         levels = LEVELS[self.operands.node.row_bits]
         return IntegerRows(

@@ -148,9 +148,9 @@ class TileRows(MatrixRows):
         return Span(dim_min(end, dim_max(0, first + 1 - block.start) // PANEL), end)
 
     def look_for_infinite(self, k: Kernel, found: Array, block: Block) -> None:
-        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN, or a value in a pair with
-        such a value. Otherwise leave it 0. Such a value would affect even rows that do not see its key. The code uses that x - x is 0 only
-        for finite numbers."""
+        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN. Otherwise leave it 0. Such a
+        value would affect even rows that do not see its key. Values are tested in pairs, so the other value of a pair counts, too. The code
+        uses that x - x is 0 only for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
         ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:

@@ -52,7 +52,8 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
 
 
 def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
-    """Return the fastest unit for these pages: integers for bytes, a matrix unit or pairs for bf16, and vectors of f32 for all others."""
+    """Return the fastest unit for these pages that the target has: that of integers for pages of bytes, a matrix unit for pages of bf16. If
+    there is none, return the unit of vectors, which multiplies pairs of bf16 or f32."""
     if (integers := Integers.find(operands, tiles)) is not None:
         return integers.unit
     if has_matrix_unit and operands.fits_pairs:

@@ -27,11 +27,13 @@ from compiler.machine.target import LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Floats:
+    """A product whose sums add products of f32 in vectors."""
     name: ClassVar[str] = "matmul"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: FloatTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. A single row may compute several panels together, as one wide tile."""
         panels = Panels(self.product, replace(self.tile.shape, rows=self.rows), abreast=self.abreast)
         with panels.claims(k) as claim:
             for tiles in claim.tiles(k):

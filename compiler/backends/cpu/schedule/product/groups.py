@@ -44,11 +44,14 @@ AT_ONCE = 8  # number of groups whose scales a single row reads at once: for gro
 
 @dataclass(frozen=True, slots=True)
 class Groups:
+    """A product whose sums multiply integers in groups."""
     name: ClassVar[str] = "integer"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. Sums are in memory if a matrix unit computes them and each sum has one group, otherwise in
+        registers."""
         if self.tile.on_matrix_unit and all(s.num_groups == Dim.of(1) for s in self.product.sums):
             self.write_in_memory(k)
         else:
@@ -91,6 +94,8 @@ class Groups:
     # --- sums in registers -----------------------------------------------------------------------------------------------
 
     def write_in_registers(self, k: Kernel) -> None:
+        """Write the loops of the product, with the sums of a tile in registers. A single row may compute several panels of one sum before
+        the next sum."""
         with self.panels.claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
@@ -181,6 +186,8 @@ class Groups:
     # --- sums in memory --------------------------------------------------------------------------------------------------
 
     def write_in_memory(self, k: Kernel) -> None:
+        """Write the loops of the product on a matrix unit, for sums of one group. Each claim computes its tiles of full height, and then
+        its remaining rows."""
         sums = self.product.sums
         blocks = Blocks(Dim.of(sums[0].group), self.tile, self.product.num_columns, sum(s.num_planes for s in sums))
         with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
@@ -261,7 +268,7 @@ def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
 
 def joined_begins(s: GroupedSum, place: Point, num_sums: int) -> Sequence[Scalar]:
     """Return the values with which the exact sums begin if the two planes of a row share one sum, or if their sums are joined. The last sum
-    begins with the joined value of both planes, and the other one with 0."""
+    begins with the joined value of both planes. If there are two sums, the first one begins with 0."""
     upper, lower = begins(s, place)
     return [const(0, I32)] * (num_sums - 1) + [(upper << 8) + lower if s.node.begins else lower]
 

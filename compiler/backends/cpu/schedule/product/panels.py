@@ -42,8 +42,8 @@ class Panels:
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
-        """Distribute the claims among threads. Claims with adjacent numbers share their panels or, if rows choose among matrices, their
-        rows."""
+        """Loop over the claims, which are distributed among threads. Claims with adjacent numbers share their panels or, if rows choose
+        among matrices, their rows."""
         if self.product.choice is not None:
             with self.chosen_claims(k) as claim:
                 yield claim

@@ -44,11 +44,14 @@ PLANES = 2  # maximum number of planes of a row
 
 @dataclass(frozen=True, slots=True)
 class Widened:
+    """A product whose 4-bit weights are widened to 8 bits."""
     name: ClassVar[str] = "widened"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. A claim whose sums fit in the unit's registers is computed by `write_channels`, any other claim
+        by `write_parts`."""
         p = self.product
         blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
@@ -65,7 +68,8 @@ class Widened:
                 self.write_parts(k, blocks, registers, sums)
 
     def write_parts(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute a claim of any number of rows, and store the results. The sums are in memory between parts of k."""
+        """Compute a claim of any number of rows, and store the results. A claim of at most `few` rows is multiplied on vectors. The sums of
+        a larger claim are in memory between parts of k."""
         claim = registers.claim
         with k.when(less(claim.end - claim.first, self.few + 1)):
             for tiles in (tiles for tiles in (claim.full_tiles, *claim.rest_tiles) if tiles.rows <= self.few):

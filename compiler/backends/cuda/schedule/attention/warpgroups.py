@@ -80,7 +80,8 @@ class WarpgroupWalk(TensorWalk):
         return equal(self.left[t * self.groups + group], BEGINS)
 
     def write_blocks(self, stored: Partial) -> None:
-        """Write the second launch."""
+        """Write the second launch. A block has up to ITEMS items. If there are many tokens, it first tests whether a run begins at any of
+        these items, and otherwise does nothing."""
         k, arrived, items, last = self.k, self.counters(), self.num_items, self.tokens * self.groups - 1
         blocks = dim_min(items, dim_max(dim_max(self.few_items, ENOUGH), ceil_div(items, ITEMS)))
         with k.grid("b", blocks) as b:
