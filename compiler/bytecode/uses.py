@@ -19,6 +19,8 @@ def needed(body: Body) -> set[Var]:
     names: list[tuple[Var, Value]] = []
 
     def visit(body: Body) -> None:
+        """Note what the instructions of a body read, and which of its bindings are views, aliases, tuples or fields: whether their operands
+        are needed depends on whether they are."""
         for binding in body.bindings:
             value = binding.value
             if isinstance(value, Launch) and not value.library:

@@ -158,6 +158,7 @@ class Expressions:
         self.code.do(f"store {kind} {splat(constant(identity(reduce.fn, dtype).value, dtype), register(dtype), lanes)}, ptr {total}")
 
         def step(active: str | None) -> None:
+            """Combine the current element with the total, in the active lanes."""
             old = Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
             item = self.scalars.spread(self._eval(reduce.value), lanes)
             new = self.scalars.apply(_FOLD[reduce.fn], [old, item])
@@ -180,6 +181,7 @@ class Expressions:
         position = row_major([var.dim for var, _ in reduce.axes], [extent for _, extent in reduce.axes])
 
         def step(active: str | None) -> None:
+            """If the current element is better than the best one so far, store it and its index, in the active lanes."""
             old = Value(self.code.op(f"load {kind}, ptr {best}"), dtype, lanes)
             item = self.scalars.spread(self._eval(reduce.value), lanes)
             better = apply(Fn.LT, [old, item] if reduce.fn is ReduceFn.ARGMAX else [item, old])

@@ -43,6 +43,7 @@ class Helpers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Drop the kernels that no helper has begun, and wait until all helpers have ended."""
         with self._changed:
             self._waiting.clear()
             self._is_complete = True

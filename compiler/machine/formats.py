@@ -137,6 +137,7 @@ class SixBitPanels(Panels):
         return own | (last >> cast(index(third * 2), I32) & 3) << 6
 
     def packed(self, numbers: Any, columns: int) -> Any:
+        """Pack weights [..., n, k] into panels, in NumPy, and pad the last panel with weights of 0."""
         *matrix, n, k = numbers.shape
         panels, lines = -(-n // columns), k // self.depth
         padded = np.pad(numbers.astype(np.int32), (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0))) + self.offset

@@ -139,7 +139,8 @@ class ProductTile:
         return None if rows is None or columns is None else (rows, columns)
 
     def _in_memory(self, factor: Scalar) -> Load | None:
-        """Return the load of a factor, without casts and decoding, if its buffer has the element type of the tile's rows."""
+        """Return the load of a factor, without casts and decoding. Return None if the factor is no load, or if its buffer has another
+        element type than the tile's rows."""
         element = without_cast(factor)
         load = element.stored[0] if isinstance(element, Element) else element
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None

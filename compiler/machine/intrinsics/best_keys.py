@@ -62,6 +62,7 @@ class _BestKeys(BlockCode):
         self.indices = [self.own if first == 0 else code.op(f"add i32 {self.own}, {first}") for first in firsts]
 
     def emit(self) -> None:
+        """Emit the choice of one key after another. A chosen key counts as LOWEST from then on. At the end, write the indices."""
         keys = [self._key(number) for number in range(len(self.indices))]
         wins = ["false"] * len(keys)  # whether each key of this lane is chosen
         for _ in range(self.op.chosen):

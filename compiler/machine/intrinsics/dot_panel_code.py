@@ -150,8 +150,8 @@ class Panel:
                 self._store({place: self._plus_upper(place, self._total(totals, added, *place)) for place in self.places})
 
     def _half_sums(self, count: int, totals: Sequence[str]) -> dict[str, str]:
-        """Return variables for 16-bit sums of `count` lines, which must still be added to the totals. Return none of them if such sums do
-        not fit in 16 bits."""
+        """Return a variable for each total, for 16-bit sums of `count` lines that must still be added to the total. Return no variables if
+        such sums may exceed 16 bits."""
         assert self.in_halves is not None
         if count * self.halves > self.most_halves(self.in_halves):
             return {}

@@ -96,6 +96,8 @@ class _DotWidened:
         self.halves = 2 if op.rows * len(self.sides) <= FEW else 1
 
     def run(self) -> None:
+        """Emit the code. For each group, sum the products of rows and 4-bit weights, beginning with `begins`, and multiply the sum by the
+        multiplier. The sums of rests run over all groups, and are subtracted at the end."""
         code, op = self.code, self.op
         places = [(i, j) for i in range(op.rows) for j in self.sides]
         totals, dots = ({place: code.alloca(_WORDS) for place in places} for _ in range(2))

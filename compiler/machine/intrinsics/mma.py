@@ -97,6 +97,8 @@ class _Block(ProductCode):
         self.own_rows = self.in_stage(self.plus(rows_at, str(op.weight_bytes)), self.shared)
 
     def run(self) -> None:
+        """Emit the code: begin to copy the first steps; then, in each step, wait for its copies, begin to copy a later step, and multiply.
+        At the end, apply the scales and store c."""
         code, op = self.code, self.op
         chosen = self._chosen()
         sources, places = self._sources(chosen), [(panel, self.group) for panel in chosen]

@@ -219,6 +219,8 @@ class _Values(BlockCode):
         return places
 
     def run(self) -> None:
+        """Emit the code: add the pages `at_once` at a time if all their keys are multiplied, otherwise one by one; then store the
+        results."""
         code = self.code
         end = self.divided(self.plus(self.high, str(PAGE - 1)), PAGE)
         with code.loop(self.divided(self.low, PAGE), end, step=str(self.at_once)) as first:
@@ -285,6 +287,8 @@ class _Values(BlockCode):
     def _multiply(
         self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None, right: Sequence[Sequence[str]], sums: list[list[list[str]]]
     ) -> None:
+        """Add the products of one page to `sums`. `lines` are what the lane has loaded of its values, `right` its weights, and `seen` says
+        which of its keys are multiplied; None means all."""
         fragments = self._of_keys(lines, seen) if self.op.key_size else self._of_values(lines, seen)
         for left, of_pair in zip(fragments, sums, strict=True):
             for places, weights in zip(of_pair, right, strict=True):

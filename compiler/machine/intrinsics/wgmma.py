@@ -99,6 +99,7 @@ class Wgmma(BlockProduct):
             yield f"columns are {THIN}, expected a multiple of {NARROW}, or {EIGHT} rows whose groups are summed in turns, or deep stages"
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
+        """Return the heights whose accumulators a thread has registers for."""
         kinds = self.sums * (2 if in_groups else 1)
         most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
 

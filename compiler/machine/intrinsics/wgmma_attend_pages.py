@@ -128,7 +128,8 @@ class Pages(BlockCode):
         return self.code.op(f"add i32 {a}, {b}")
 
     def first_of(self, turn: str, of_split: int, begin: str = "") -> str:
-        """Return the first position of a turn's split, or its first page, where a split has `of_split` positions or pages."""
+        """Return the first position of a turn's split, or its first page: the number of the split times `of_split`, the number of positions
+        or pages of a split. `begin` is the number of the first turn's split, as it was read again; without it, take `self.begin`."""
         return self.code.op(f"mul i32 {self.add(begin or self.begin, self.short(turn))}, {of_split}")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
@@ -208,7 +209,8 @@ class Pages(BlockCode):
         return PAGE * self.op.size * 2 // CHUNK
 
     def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
-        """Copy one chunk: 8 keys of one element."""
+        """Copy one chunk: 8 keys of one element. Unlike values, keys that no row sees are copied in every `turn`, because their scores are
+        masked."""
         op, code = self.op, self.code
         page, inside = chunk.within(self._per_page)
         element, half = inside.within(2)
@@ -219,7 +221,7 @@ class Pages(BlockCode):
         self.copy(self.gep(SHARED, own, str(block.const * op.size * LINE_BYTES + element.const * LINE_BYTES)), source)
 
     def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
-        """Copy one chunk: 8 elements of one value."""
+        """Copy one chunk: 8 elements of one value. If no row sees its key in this turn's split, write zeros instead."""
         op, code = self.op, self.code
         key, column = chunk.within(op.size * 2 // CHUNK)
         position = self.add(self.first_of(turn, SPLIT), self.short(key.text()))

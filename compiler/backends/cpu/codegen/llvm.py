@@ -67,7 +67,7 @@ def _independent(loop: For, outer: list[For]) -> bool:
 
 
 def _parallel_inside(stmt: Stmt) -> For | None:
-    """Return a parallel loop inside the statement, if there is one."""
+    """Return a parallel loop inside the statement, or None if there is none."""
     return next((s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.PARALLEL), None)
 
 

@@ -60,6 +60,7 @@ from compiler.passes.widen_tables import in_bytes
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
     """The pass. `tiles` are the tiles with which the target multiplies."""
+
     tiles: ProductTiles
 
     @property
@@ -75,6 +76,8 @@ class IntegerProducts:
         tables = self._tables(module)
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+            """Return what replaces a product of a quantised weight, or the look-up of embeddings in such a weight. Return None for any
+            other binding."""
             values[binding.var], before = value, binding.value
             if isinstance(value, Call) and value.op is LOOK_UP and value.args[1] in tables:
                 return self._look_up(builder, value, tables[value.args[1]])

@@ -39,6 +39,7 @@ def spread_rows(module: IRModule) -> IRModule:
     outputs, outliners, known = set(found.values()), list[Outliner](), dict[tuple[str, tuple[int, ...], tuple[int, ...]], str]()
 
     def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        """Return the call of the function with padded rows. Return None for a binding that neither reads nor writes such rows."""
         before = binding.value
         if not isinstance(value, CallTir) or not isinstance(before, CallTir):
             return None

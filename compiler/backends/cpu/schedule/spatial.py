@@ -81,6 +81,7 @@ def write_vectors(
     inner, store = nest.axes[-1][0], nest.store
 
     def write_full(*, streamed: bool) -> None:
+        """Write the full vectors, past the caches if `streamed`."""
         for vector in full_vectors(k, first, end, width):
             prefetch.vector(k, vector.start)
             if streamed:

@@ -406,7 +406,8 @@ class _Statements(Statements):
                 self.code.do(f"{step} = zext i32 {self.code.op(GRID_AGAIN)} to i64")
 
     def _threads(self, loop: For) -> None:
-        """Emit a loop, of which each thread of a block runs one iteration. Threads after the last iteration run none."""
+        """Emit a loop, of which each thread of a block runs one iteration. Threads after the last iteration run none. Raise CompileError if
+        the loop is inside another thread loop, or if its extent is not a constant."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._thread()

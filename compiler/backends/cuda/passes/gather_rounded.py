@@ -33,7 +33,8 @@ def gather_rounded(module: IRModule) -> IRModule:
     gathered: dict[Atom, Call] = {}  # gatherings with one use, and look-ups that only casts use
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        """Replace a cast to a smaller type, whose operand is gathered or looked up, by the gathering or look-up of cast operands."""
+        """Return the gathering or look-up of cast operands, for a cast to a smaller type of what is gathered or looked up. Return None for
+        any other binding."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)

@@ -136,6 +136,7 @@ def _without_columns(stmt: Stmt, private: set[Buffer]) -> Stmt:
         return scalar
 
     def of_stmt(s: Stmt) -> Stmt:
+        """Drop the column from a store to, or an allocation of, a narrowed array."""
         match s:
             case Store(buffer=buffer, indices=indices) if buffer in narrow:
                 return replace(s, buffer=narrow[buffer], indices=indices[:-1] or (ZERO,))

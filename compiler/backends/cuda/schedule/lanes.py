@@ -49,7 +49,8 @@ class _Lanes:
     num_bytes: int = field(default=0)  # bytes of shared memory that the block needs
 
     def block(self, stmt: Stmt) -> Stmt:
-        """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together."""
+        """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together. One thread runs
+        it if it contains no loop over lanes."""
         if not _has_lanes(stmt):
             return _by_one(stmt)
         match stmt:

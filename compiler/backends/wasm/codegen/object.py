@@ -184,7 +184,8 @@ def _imports(reader: Reader) -> Iterator[Import]:
 
 
 def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
-    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own."""
+    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own. Raise CompileError if the
+    section has another version than 2."""
     version = reader.unsigned()
     if version != 2:
         raise CompileError(f"the symbols of an object have version {version}; expected 2")
@@ -231,7 +232,8 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
-    """Read the relocations of a section. `name` is that of the section with the relocations, for messages."""
+    """Read the relocations of a section. `name` is that of the section with the relocations, for messages. Raise CompileError for a kind of
+    relocation that kernels do not need."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

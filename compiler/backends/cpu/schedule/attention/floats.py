@@ -163,6 +163,7 @@ class FloatRows(Rows):
             self.cache.turn(k, page)
 
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
+        """Add the weighted values of pages, in register tiles of rows, and for each tile some vectors of the values at a time."""
         for at, n in row_tiles(k, part.count, self.floats.shape.rows):
             parts, below = self.floats.operands.parts, [page.below(at) for page in pages]
             at_once = min(parts, max(1, self.floats.accumulators // n))
@@ -214,9 +215,11 @@ class FloatRows(Rows):
 @dataclass(frozen=True, slots=True)
 class F32Rows(FloatRows):
     """Rows whose products multiply f32."""
+
     step: ClassVar[int] = 1
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
+        """Add the product of element `r` of the queries with that of all keys of each page."""
         with k.scope():
             keys = k.local("keys", len(pages), PAGE)
             for v, page in enumerate(pages):
@@ -227,6 +230,7 @@ class F32Rows(FloatRows):
                     score[v, m, lane] += self.queries[page.row + m, r] * keys[v, lane]
 
     def add_to_values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
+        """Add the weighted value of one key to `total`."""
         _, parts, width = (d.const for d in total.shape)
         with k.scope():
             value = k.local("value", parts, width)
@@ -242,6 +246,7 @@ class F32Rows(FloatRows):
 @dataclass(frozen=True, slots=True)
 class PairRows(FloatRows):
     """Rows whose products multiply pairs of bf16."""
+
     step: ClassVar[int] = 2
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:

@@ -186,6 +186,7 @@ class IntegerRows(Rows):
     values: Array  # [panels, keys of a block / FOUR, FOUR * columns]: the values of a block
 
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
+        """Scale a query, and round it to integers."""
         parts = self.cache.size // PAGE
         with k.scope():
             scaled = k.local("scaled", parts, PAGE)
@@ -255,6 +256,7 @@ class IntegerRows(Rows):
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
+        """Pack the values of pages into panels. Values of keys that no row sees are packed, too: they are finite numbers."""
         size, columns, at_once = self.cache.size, self.integers.columns, self.integers.at_once
         for page in pages:
             with k.serial("r", PAGE // FOUR) as r:
@@ -264,6 +266,7 @@ class IntegerRows(Rows):
                     k.tile(self.integers.pack(at_once), out, source, dims=(size, self.order.cut.keys * columns))
 
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
+        """Add the weighted values of a block to a part of the rows of a head, panel by panel."""
         columns, keys, values = self.integers.columns, self.order.cut.keys, self.softmax.values
         begin = block.span.first * columns
         length = k.let("length", block.span.count * columns, keys, multiple_of=columns)

@@ -161,6 +161,7 @@ class MatrixRows(Rows):
             self.compute_scores(k, pages[0].slot // PANEL_PAGES, FIRST, row, row, later)
 
     def update_softmax(self, k: Kernel, block: Block, span: Span, part: Part) -> None:
+        """Turn the scores of the token's rows for the whole block into weights, and begin the products of weights and values with 0."""
         self.cap(k, FIRST, self.num_rows)
         if part.seen is not None:
             self.hide(k, FIRST, FIRST, self.num_rows, block.start, WHOLE)

@@ -28,6 +28,7 @@ from compiler.machine.target import LINE_BYTES
 @dataclass(frozen=True, slots=True)
 class Floats:
     """A product whose sums add products of f32 in vectors."""
+
     name: ClassVar[str] = "matmul"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: FloatTile

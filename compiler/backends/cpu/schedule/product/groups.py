@@ -45,6 +45,7 @@ AT_ONCE = 8  # number of groups whose scales a single row reads at once: for gro
 @dataclass(frozen=True, slots=True)
 class Groups:
     """A product whose sums multiply integers in groups."""
+
     name: ClassVar[str] = "integer"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile

@@ -22,6 +22,7 @@ from compiler.machine.products import ProductTile
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """A product whose sums multiply pairs of bf16."""
+
     name: ClassVar[str] = "pairs"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile

@@ -36,6 +36,7 @@ def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """A product whose sums multiply pairs of bf16, group after group."""
+
     name: ClassVar[str] = "scaled"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile

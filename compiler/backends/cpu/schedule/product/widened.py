@@ -45,6 +45,7 @@ PLANES = 2  # maximum number of planes of a row
 @dataclass(frozen=True, slots=True)
 class Widened:
     """A product whose 4-bit weights are widened to 8 bits."""
+
     name: ClassVar[str] = "widened"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
