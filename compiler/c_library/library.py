@@ -295,7 +295,7 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
 
 
 def _rewind(decoder: Decoder) -> str:
-    """Emit the function that shortens a sequence to its first tokens. A sequence that is not longer stays as it is."""
+    """Emit the function that shortens a sequence to its first `length` tokens. A sequence that is not longer stays as it is."""
     code = Code()
     length = _load(code, "i64", "%sequence", LENGTH)
     _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)

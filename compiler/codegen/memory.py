@@ -129,7 +129,7 @@ class MemoryAccess:
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
-        """Emit the address of an element in each lane."""
+        """Emit the address of an element or, in a vector loop, those of the elements of all lanes."""
         storage, element = self.storage[buffer], memory(buffer.dtype)
         offset = self._offset(buffer, indices, storage)
         shared, fixed, varying = self.split_lanes(offset)

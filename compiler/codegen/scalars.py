@@ -77,7 +77,7 @@ class Scalars:
     # --- memory and registers ------------------------------------------------------------------------------------------
 
     def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
-        """Convert numbers as memory has them to values in registers."""
+        """Convert numbers as memory has them to values in registers: small floats become f32, and a bool is true if its byte is not 0."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:
@@ -298,7 +298,8 @@ class Scalars:
     # --- casts ---------------------------------------------------------------------------------------------------------
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        """Convert a value to another type. A number is true if it is not 0."""
+        """Convert a value to another type. A number becomes true if it is not 0. A float becomes an integer by rounding toward zero and
+        saturating. An integer that does not fit another integer type wraps around."""
         source, lanes = value.dtype, value.lanes
         if source is dtype:
             return value

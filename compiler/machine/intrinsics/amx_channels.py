@@ -114,7 +114,7 @@ class _Channels:
         return STEP * self.columns // 2
 
     def run(self) -> None:
-        """Emit the code of all steps, and the loads and stores of the sums."""
+        """Emit the code of all steps. The sums begin with 0, and are stored at the end."""
         code = self.code
         # The last AHEAD steps widen the first steps of the following panel, if there is one.
         num_widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")

@@ -241,7 +241,7 @@ class AttendCode(Rows):
         return code.op(f"fmul float {code.call_math(Fn.TANH, [code.op(f'fdiv float {score}, {softcap}')])}, {softcap}")
 
     def _mask(self, start: str) -> None:
-        """Replace the scores of keys that a row does not see."""
+        """Replace the scores of keys that a row does not see by -inf. A row after the last one sees what the last one sees."""
         code, seen = self.code, list[str]()
         last = code.op(f"sub i64 {self._num_rows()}, 1")
         rows, quad = self._own_rows()

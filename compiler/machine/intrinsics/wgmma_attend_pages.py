@@ -78,7 +78,7 @@ class Pages(BlockCode):
         self._keep()
 
     def _extremes(self, positions: str) -> list[str]:
-        """Return the least and the largest of the positions of all tokens."""
+        """Return the least and the largest of the positions of all tokens of the rows, over the lanes of a warp."""
         code, found = self.code, list[str]()
         last = code.op(f"udiv i64 {code.op(f'sub i64 {self.rows}, 1')}, {self.op.heads}")
         places = [self.plus(self.lane, str(first)) for first in range(0, -(-self.op.block_rows // self.op.heads), LANES)]

@@ -66,7 +66,8 @@ class WgmmaCode(Stages):
         self.code.either(self.produces, self.produce, self._consume)
 
     def _consume(self) -> None:
-        """Multiply the stages, and store the result."""
+        """Multiply the stages, in turns if the tile takes turns. When all are multiplied, the threads that hold sums of the result store
+        them in c."""
         code, op = self.code, self.op
         if op.turns:
             self._take_turns()
@@ -330,8 +331,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later,
-        unless no such turn follows."""
+        """Add the sums that the other takers passed in a turn. Then signal this: two turns later, the other takers wait for it before they
+        overwrite these sums. Do not signal if no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):

@@ -95,8 +95,9 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
-        """Return the weights whose rows are also looked up as embeddings, by the atom of their integers. Product and look-up read the same
-        panels. Leave out weights for which the target has no tile, and look-ups with zero points or with other scales."""
+        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by the atom of their integers.
+        Product and look-up then read the same panels. Leave out a weight if the target has no tile for it, if the look-up subtracts zero
+        points, or if it reads other scales or shifts than the product."""
         found: dict[Atom, QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}

@@ -125,8 +125,8 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
 
 def _launched(stmt: Stmt, threads: int) -> str:
     """Return the attributes of a phase's entry function: threads per block, the number of blocks that must fit a multiprocessor, and blocks
-    per cluster. An attribute that is 0 is left out. Without the second, the assembler limits registers so that many blocks run at once,
-    even if values then spill to memory."""
+    per cluster. An attribute that is 0 is left out. If no number of blocks is declared, the assembler limits registers so that many blocks
+    run at once, even if values then spill to memory."""
     attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
@@ -363,7 +363,8 @@ class _Statements(Statements):
         super().store(store)
 
     def tile(self, tile: Tile) -> None:
-        """Emit a tile. Raise CompileError if it is inside of a thread loop but needs a block's threads, or the other way round."""
+        """Emit a tile. Raise CompileError if a tile that several threads run is inside of a thread loop, or needs another number of threads
+        than the block has. Also raise it if a tile that one thread runs is outside of thread loops."""
         together = _together(tile)
         if self.in_thread != (together == 1) or together not in (1, self._num_threads):
             place = f"in a block of {together} threads" if together > 1 else "inside of a thread loop"

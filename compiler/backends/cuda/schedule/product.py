@@ -212,7 +212,8 @@ class _Blocks:
         return replace(op, hides_thread=is_around or self.num_arguments > MOST_ARGUMENTS)
 
     def write(self, k: Kernel) -> None:
-        """Write the kernel of a product whose rows all have the same matrix."""
+        """Write the kernel of a product whose rows all have the same matrix. The kernel has the code of every tile that some number of rows
+        needs, and chooses by the number of rows."""
         p = self.product
         num_rows, others = self.num_rows, [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
@@ -273,7 +274,8 @@ class _Blocks:
         return dict(zip((v for v, _ in others), point, strict=True)), number
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
-        """Write the kernel of a product whose rows choose among matrices."""
+        """Write the kernel of a product whose rows choose among matrices. A block looks at some adjacent rows, and computes the runs that
+        begin at them."""
         p, most = self.product, self.heights[-1]
         (_, num_rows), _ = p.nest.axes
         tiles, matrices = ceil_div(p.num_columns, NARROW), self.operands[0].weights.buffer.shape[0]

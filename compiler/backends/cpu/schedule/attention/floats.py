@@ -122,7 +122,8 @@ class FloatRows(Rows):
                 self.compute_scores(k, [page.below(at) for page in pages[i : i + in_registers]], n)
 
     def compute_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int) -> None:
-        """Compute the scores of `n` rows for each page."""
+        """Compute the scores of `n` rows for each page. With an 8-bit cache, multiply them by the scales of the keys. Then cap them, if the
+        model caps scores."""
         unrolled = self.step * next(u for u in (self.floats.steps, 2, 1) if self.cache.size % (u * self.step) == 0)
         with k.scope():
             score = k.local("score", len(pages), n, PAGE)
@@ -268,7 +269,7 @@ class PairRows(FloatRows):
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
-    """Add products of `n` rows of pairs of factors with a pair of rows to `total`. If `pair` names one row, the other follows it in
-    memory."""
+    """Add to each of `n` rows of `total` the sum of two products: its first factor times the first row of `pair`, and its second factor
+    times the second row. If `pair` has one place, the second row follows the first one in memory."""
     stride = product_of(factors.buffer.shape[1:])
     k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

@@ -119,7 +119,8 @@ class TileRows(MatrixRows):
         self.add_products(k, last * height, last % 2, height)
 
     def attend_one_by_one(self, k: Kernel, block: Block, io: Dim) -> None:
-        """Add a block to the rows of a product, with the values that each of them sees."""
+        """Add a block to the rows of product number `io`. Load the values again for each row, with zeros instead of those that the row does
+        not see, because these may be infinite or NaN."""
         first, height = io * self.height, self.height
         with k.serial("c", block.span.end) as panel:
             self.compute_scores(k, panel, panel, first, FIRST)
@@ -139,8 +140,8 @@ class TileRows(MatrixRows):
         return dim_min(block.span.end, ceil_div(dim_max(1, last + 1 - block.start), PANEL))
 
     def partly_seen(self, k: Kernel, block: Block, io: Dim) -> Span:
-        """Return the span of the panels that the rows of a product see, without those that all of them see whole. With a window, return all
-        panels from the beginning of the block to the last one that they see."""
+        """Return the panels of a block in which a key may have to be hidden from a row of product number `io`: those up to the last one
+        that a row sees, except the first ones that all rows see whole. With a window, include these, too."""
         end = self.seen_panels(k, block, io)
         if self.item.seen.has_window:
             return Span(Dim.of(0), end)

@@ -89,7 +89,8 @@ class _PagedAttention(Walk):
         self.write_tiles(k)
 
     def write_tiles(self, k: Kernel) -> None:
-        """Write the phase that computes tiles."""
+        """Write the phase that computes tiles. If the unit lets an item join tiles, an item takes as many adjacent tiles as leave
+        BUSY_TILES items, and computes those of one sequence together. Items with the last tokens then come first."""
         most, tiles, kv_heads = self.unit.most_tiles, ceil_div(self.operands.num_tokens, self.unit.tile_tokens), self.operands.kv_heads
         at_once = dim_max(1, dim_min(most, tiles * kv_heads // BUSY_TILES)) if most > 1 else Dim.of(1)
         items = ceil_div(tiles, at_once)

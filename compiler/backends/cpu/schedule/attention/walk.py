@@ -91,7 +91,8 @@ class Rows(ABC):
             self.attend(k, block, Part(row, item.group, seen))
 
     def attend(self, k: Kernel, block: Block, part: Part) -> None:
-        """Add a block to a part of the rows of each kv head."""
+        """Add a block to a part of the rows of each kv head. Compute all scores of the block. Then, for the whole block or panel after
+        panel, turn scores into weights, and add the weighted values."""
         order = self.order
         for pages in self.runs(k, block, KEYS, block.span):
             for heads in self.item.heads(k, part, order.heads):

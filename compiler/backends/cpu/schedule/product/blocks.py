@@ -151,9 +151,9 @@ class Heights:
             configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
     def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
-        """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and as `Claim.remainders` says
-        for the remaining rows. If there are both, the unit is configured again for each, because the other tiles have changed its
-        configuration."""
+        """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and up to twice for the
+        remaining rows (`Claim.remainders`). If the block has tiles of both kinds, the unit is configured before each kind, because the
+        other kind has changed its configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)

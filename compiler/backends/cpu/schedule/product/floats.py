@@ -80,7 +80,8 @@ class Floats:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def add_products(self, k: Kernel, tile: TileOrigin, accs: Sequence[Array], r: Dim) -> None:
-        """Add the products of index `r` along k to the accumulators."""
+        """Add the products of index `r` along k to the accumulators. Columns after the last one of the product are not loaded where that
+        could read past a buffer; their sums are never stored."""
         sums, shape = self.product.sums, tile.shape
         contracted = {s.axes[0][0]: r for s in sums}
         columns = local_per_sum(k, self.product, "w", shape.vectors, shape.lanes)

@@ -37,7 +37,7 @@ from compiler.passes.number_schemes import LONGEST
 F32, I32 = DType.F32, DType.I32
 ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
-BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block with few rows may exceed it
+BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block of the fewest rows may exceed it
 BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: for groups of 32, 0.5 KB of scales and 4 KB of 4-bit weights
 
@@ -166,7 +166,8 @@ class Groups:
 
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
-        """Sum one group exactly. Yield each element of the tile with its sum as f32."""
+        """Sum one group exactly: each plane of a row by itself, or both planes in one sum. Yield each element of the tile with its sum of
+        all planes as f32."""
         num_sums, joins = 1 if self.joins_planes else s.num_planes, self.joins_planes or self.joins_sums
         exact = k.local("exact", tile.shape.rows * num_sums, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         part = Part(s.first.substitute({s.axis: g}), Dim.of(s.group))

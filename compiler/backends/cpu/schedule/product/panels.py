@@ -68,7 +68,7 @@ class Panels:
 
     @contextmanager
     def chosen_claims(self, k: Kernel) -> Generator[Claim]:
-        """Do what `claims` does for a product whose rows choose among matrices. The rows of a claim have the same choice. The number of
+        """Loop over the claims of a product whose rows choose among matrices. The rows of a claim have the same choice. The number of
         panels of a claim does not depend on its number of rows, which is known only at run time."""
         most = max(self.together, self.abreast)
         panels = ceil_div(self.product.num_columns, self.shape.columns)

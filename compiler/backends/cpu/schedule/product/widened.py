@@ -87,7 +87,8 @@ class Widened:
         return 0 if self.tile.few is None else self.tile.few.rows
 
     def write_many(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute the exact sums of a claim on the matrix unit."""
+        """Compute the exact sums of a claim on the matrix unit, one part of k for all panels, then the next part. The first part is widened
+        before, and each further part while the unit multiplies the one before it."""
         claim = registers.claim
         wide = k.local("wide", 2, blocks.size * self.tile.shape.columns, dtype=DType.I8)
         order = Order.of(k, blocks, claim)

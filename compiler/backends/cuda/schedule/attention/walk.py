@@ -291,7 +291,7 @@ class Walk(ABC):
 
         @contextmanager
         def replaced(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar]) -> Generator[tuple[Dim, Scalar]]:
-            """Replace scores. Yield each row with the combination of its new scores."""
+            """Replace the score of each row and key by `value`. Yield each row with the combination of its new scores."""
             with self._lanes_of(rows) as (some, lane):
                 keys = [lane + distance for distance in range(0, SPLIT, LANES)]
                 values = iter(hold(k, [value(r, key) for r in some for key in keys]))
