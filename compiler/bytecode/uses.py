@@ -19,8 +19,8 @@ def needed(body: Body) -> set[Var]:
     names: list[tuple[Var, Value]] = []
 
     def visit(body: Body) -> None:
-        """Note what the instructions of a body read, and which of its bindings are views, aliases, tuples or fields: whether their operands
-        are needed depends on whether they are."""
+        """Add to `found` what the instructions of a body read, and its result. Add its views, aliases, tuples and fields to `names`,
+        because their operands are needed only if they are needed themselves."""
         for binding in body.bindings:
             value = binding.value
             if isinstance(value, Launch) and not value.library:

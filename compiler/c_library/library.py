@@ -234,8 +234,7 @@ def _known_tokens(code: Code, decoder: Decoder) -> str:
 
 
 def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
-    """Emit the step over part number `part` of the tokens, which computes logits only if it is the last one. It appends the tokens to the
-    sequence."""
+    """Emit the step over part number `part` of the tokens. Only the last part computes logits. The tokens are appended to the sequence."""
     start = _load(code, "i64", "%sequence", LENGTH)
     begin = code.op(f"mul i64 {part}, {decoder.max_tokens}")
     left = code.op(f"sub i64 %count, {begin}")

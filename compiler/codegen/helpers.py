@@ -52,8 +52,8 @@ class Helpers:
             thread.join()
 
     def begin(self, name: str, text: str) -> None:
-        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If none has, `finish` compiles
-        the kernel."""
+        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If no helper begins it before
+        `finish`, that method may compile it."""
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()

@@ -110,7 +110,7 @@ class Scalars:
                 return value.operand
 
     def spread(self, value: Value, lanes: int) -> Value:
-        """Return the value in `lanes` lanes. A value with one lane is repeated; another one must have this number of lanes already."""
+        """Return the value in `lanes` lanes. A value with one lane is repeated. Any other value must have this number of lanes already."""
         if value.lanes == lanes:
             return value
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)

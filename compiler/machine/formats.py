@@ -56,7 +56,7 @@ class Panels(Format):
 
     @property
     def _padding(self) -> int:
-        """The byte that pads the last panel, if all lines have the same: its weights are 0. Otherwise, a format overrides `padding_of`."""
+        """The byte that pads the last panel; the weights in it are 0. A format whose lines need different bytes overrides `padding_of`."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def padding_of(self, line: Dim) -> Operand:

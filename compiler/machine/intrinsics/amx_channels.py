@@ -177,7 +177,7 @@ class _Channels:
         return self.code.op(f"select i1 {self.code.op(f'icmp slt i64 {step}, {self.steps}')}, ptr {own}, ptr {following}")
 
     def slot_of(self, step: str) -> str:
-        """Return the slot of the ring that holds a step of this panel, or of the next one if steps count on."""
+        """Return the slot of the ring for a step. Steps of the next panel count on from those of this panel."""
         return self.code.op(f"and i64 {self.code.op(f'add nsw i64 {step}, {self.slot}')}, {RING - 1}")
 
     def times(self, number: str, factor: int) -> str:

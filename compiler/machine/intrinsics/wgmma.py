@@ -251,7 +251,7 @@ class Wgmma(BlockProduct):
 
     @property
     def passed_bytes(self) -> int:
-        """The number of bytes in which the other takers pass the sums and scales of two turns to the first one."""
+        """The number of bytes in which all takers but the first one pass the sums and scales of two turns to the first one."""
         values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # of a thread, for a group
         return 2 * self.turns * values * self.line_bytes
 

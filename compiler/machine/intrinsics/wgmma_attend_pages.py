@@ -153,7 +153,8 @@ class Pages(BlockCode):
             self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
 
     def meet(self) -> None:
-        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
+        """Wait for all warps of this warpgroup. A warp waits only for the products of its own rows, but what is overwritten next is an
+        operand of all warps."""
         number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
         self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 

@@ -88,7 +88,8 @@ class WgmmaCode(Stages):
             self.store(column, NARROW, self._second(self.second_row))
 
     def _second(self, distance: int) -> str:
-        """Return 0 in the first warpgroup, and in the second one `distance`, from the first one's part to its own."""
+        """Return `distance` in the second warpgroup, and 0 in the first one. `distance` leads from the part of the first warpgroup to the
+        part of the second one."""
         return self.times(self.warpgroup, distance) if distance else "0"
 
     # --- products ------------------------------------------------------------------------------------------------------

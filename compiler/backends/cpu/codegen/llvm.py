@@ -34,7 +34,8 @@ from compiler.machine.target import Target
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    """Emit a scheduled kernel. The names of its functions begin with `name`."""
+    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
+    not one for this target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 

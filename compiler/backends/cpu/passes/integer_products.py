@@ -70,8 +70,9 @@ class IntegerProducts:
         return columns
 
     def __call__(self, module: IRModule) -> IRModule:
-        """Return the module in which products of quantised weights multiply integers. A product stays as it is if its weight is not
-        quantised, or if no tile of the target multiplies it."""
+        """Return the module in which products of quantised weights multiply integers, and in which look-ups of embeddings in such weights
+        read the panels of the product. A product stays as it is if its weight is not quantised, or if no tile of the target multiplies
+        it."""
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
         tables = self._tables(module)
 
@@ -202,7 +203,8 @@ class _Rows:
 
     @staticmethod
     def of(x: Atom, made: Value | None) -> _Rows:
-        """Return the rows of x, which is the result of `made` if that is given."""
+        """Return the rows of x. If `made`, the value of x, looks them up in a table that provably has at most as many rows, return the
+        table and the numbers of the rows. Otherwise return x itself."""
         if isinstance(made, Call) and made.op is EMBEDDING:
             table, ids = made.args
             given, wanted = type_of(table), type_of(ids)

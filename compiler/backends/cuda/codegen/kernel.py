@@ -74,7 +74,8 @@ work:""".splitlines()
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    """Emit a scheduled kernel. The names of its functions begin with `name`."""
+    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
+    not one for this target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -241,8 +242,8 @@ def _is_around_products(loop: For) -> bool:
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
     """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared. Tiles that several threads run state
-    this number. Without such tiles, it is the number of blocks with ENOUGH_THREADS threads, or with half as many if local arrays are larger
-    than MOST_IN_HALF."""
+    this number. Without such tiles, it is the number of blocks that have ENOUGH_THREADS threads together, or half as many if a local array
+    has more than MOST_IN_HALF elements."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
@@ -423,8 +424,8 @@ class _Statements(Statements):
         self.code.do(BARRIER)
 
     def _thread(self) -> str:
-        """Return the number of the thread. In crowded kernels, and where products hide it, nothing that follows from it takes registers
-        elsewhere."""
+        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide it, hide it here,
+        too. So nothing that is computed from it takes registers elsewhere."""
         if self.kept is not None:
             return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
         thread = self._special("tid")

@@ -31,8 +31,8 @@ ZERO = Dim.of(0)
 
 def schedule_columns(stmt: Stmt) -> Stmt | None:
     """Schedule a parallel loop whose local arrays have columns. Return None for any other statement: if loops over lanes have no group of
-    columns or groups of different sizes, or if a thread would need the column of another one. Also return None if a block would have too
-    many threads, or a thread too many elements."""
+    columns or groups of different sizes, if statements outside of them write other memory, or if a thread would need the column of another
+    one. Also return None if a block would have too many threads, or a thread too many elements."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
@@ -118,8 +118,8 @@ def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = Fal
 
 
 def _are_apart(body: Stmt, column: Dim, width: int) -> bool:
-    """Return whether no thread reads or writes an element of other memory than local arrays that another thread writes: each access to a
-    buffer that is written is in the thread's own column."""
+    """Return whether threads are independent outside of local arrays: no thread reads or writes an element that another thread writes. For
+    this, each access to a buffer that is written must be in the thread's own column."""
     stores = [s for s in walk_stmts(body) if isinstance(s, Store) and s.buffer.scope is not Scope.LOCAL]
     written = {s.buffer for s in stores}
     own = (x.indices for x in (*stores, *loads(body)) if x.buffer in written)

@@ -197,7 +197,7 @@ class _Blocks:
         return self.product.choice is not None or self.lone_size is not None or not prove_le(self.num_rows, self.heights[-1])
 
     def op(self, rows: int, columns: int, *, lone: bool = False) -> BlockProduct:
-        """Return the tile of this size, with as many steps in a stage as is best. `lone` says whether it is the one of `lone_size`."""
+        """Return the tile of this size, with as many steps in a stage as is best. `lone` says whether the size is `lone_size`."""
         return self.shallow(rows, columns).deepened(self.product.extent.const, self.operands[0].group, fills=self.fills, lone=lone)
 
     def shallow(self, rows: int, columns: int) -> BlockProduct:

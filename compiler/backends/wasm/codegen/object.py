@@ -199,7 +199,8 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
-    """Read one symbol. `imported` has the names of the imports of each kind."""
+    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name of its own has
+    that of its import."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:

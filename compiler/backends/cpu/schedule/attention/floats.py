@@ -269,7 +269,7 @@ class PairRows(FloatRows):
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
-    """Add to each of `n` rows of `total` the sum of two products: its first factor times the first row of `pair`, and its second factor
-    times the second row. If `pair` has one place, the second row follows the first one in memory."""
+    """Add to each of `n` rows of `total` the sum of two products: the row's first factor times the first row of `pair`, and the row's
+    second factor times the second row of `pair`. If `pair` has one place, its second row follows the first one in memory."""
     stride = product_of(factors.buffer.shape[1:])
     k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

@@ -69,7 +69,7 @@ class Item:
 
     @contextmanager
     def each_kv(self, k: Kernel, step: int = 1) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row."""
+        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row. A tile has one kv head, and no loop."""
         if self.is_tile:
             yield self.kv_first, Dim.of(0)
             return

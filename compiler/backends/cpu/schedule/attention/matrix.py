@@ -135,7 +135,7 @@ class TileRows(MatrixRows):
             self.add_product(k, m, first + m, FIRST)
 
     def seen_panels(self, k: Kernel, block: Block, io: Dim) -> Dim:
-        """Return the number of panels from the beginning of a block to the last one that a row of product `io` sees, but at least one."""
+        """Return the number of panels from the beginning of a block to the last one that a row of product `io` sees. Return at least 1."""
         last = k.let("last", self.reach[io, 1])
         return dim_min(block.span.end, ceil_div(dim_max(1, last + 1 - block.start), PANEL))
 

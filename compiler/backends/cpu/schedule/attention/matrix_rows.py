@@ -201,7 +201,8 @@ class MatrixRows(Rows):
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def cap(self, k: Kernel, buffer: Dim, count: Dim | int) -> None:
-        """Cap the scores of `count` rows, if the model caps scores."""
+        """If the model caps scores, cap those of `count` rows, and multiply them by log2(e). Otherwise do nothing, because queries are
+        multiplied by it."""
         if self.softcap:
             with k.nest((count, PANELS, PANEL_PAGES)) as (m, panel, v), k.vector(PAGE) as lane:
                 at, scores = v * PAGE + lane, self.scores
@@ -229,7 +230,7 @@ class MatrixRows(Rows):
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_panel(self, k: Kernel, panel: Sequence[HeadPage], place: Dim, seen: Seen | None) -> None:
-        """Load the values of a panel of keys. Write zeros for keys that are not seen; None means that all are."""
+        """Load the values of a panel of keys. Write zeros for keys that are not in `seen`; None means that all keys are seen."""
         for v, page in enumerate(panel):
             self.cache.turn(k, page)
             for p, columns in self.value_panels(k):

@@ -96,8 +96,8 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Prefetch as many steps of a packed panel as `steps` says, AHEAD bytes after step `first`, which is further ahead than the hardware
-    does. Do nothing if the columns are not packed for the tile."""
+    """Prefetch `steps` steps of a packed panel, beginning AHEAD bytes after step `first`: the hardware prefetches less far ahead. Do
+    nothing if the columns are not packed for the tile."""
     load, columns = without_cast(s.columns), tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

@@ -264,7 +264,7 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the value with which the exact sum of each plane begins."""
+    """Return the value with which the exact sum of each plane begins: 0 if the sum states none."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 

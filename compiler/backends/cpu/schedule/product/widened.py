@@ -51,8 +51,8 @@ class Widened:
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
-        """Write the loops of the product. A claim whose sums fit in the unit's registers is computed by `write_channels`, any other claim
-        by `write_parts`."""
+        """Write the loops of the product. If the weights allow it (`has_channels`), a claim whose sums fit in the unit's registers is
+        computed by `write_channels`. Any other claim is computed by `write_parts`."""
         p = self.product
         blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
@@ -101,7 +101,8 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
-        """Allocate memory for the results of a sum, for `together` panels. `number` is that of the sum, for names."""
+        """Allocate memory for the results of a sum, for `together` panels. `number` is the number of the sum, which is a part of the
+        arrays' names."""
         shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))

@@ -313,7 +313,8 @@ class Walk(ABC):
             found.weights[r] = total
 
     def join(self, rows: int) -> None:
-        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, its weights are NaN."""
+        """Join the current split with the splits before it, in rows that see a key of the split. Leave other rows as they are: their
+        weights in this split are NaN."""
         k, joined, found, factors = self.k, self.joined, self.found, self.factors
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)
