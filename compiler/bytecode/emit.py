@@ -109,6 +109,8 @@ class _Function:
     """Lowers one function."""
 
     def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
+        """`slots` is the shape heap of the function, which is still empty. Find the variables that need registers, and those whose memory
+        launches write."""
         self.program = program
         self.name = name
         self.func = func

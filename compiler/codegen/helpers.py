@@ -31,6 +31,7 @@ class Helpers:
     statement ends. The `with` statement drops the kernels that are not begun by then."""
 
     def __init__(self, count: int, target: Target) -> None:
+        """`count` is the maximum number of processes. They are started by `begin`."""
         self._count = count
         self._target = target
         self._waiting: deque[tuple[str, str]] = deque()  # names and LLVM IR of kernels that nobody compiles yet

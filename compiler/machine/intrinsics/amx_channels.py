@@ -96,6 +96,8 @@ class _Channels:
     """Emits the code of `AmxChannels`. While the unit multiplies a step, vector instructions widen the step AHEAD steps later."""
 
     def __init__(self, op: AmxChannels, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of the registers of rows, and the places from which steps of the next panel count on. `pointers` and `dims`
+        are those of the tile `op`."""
         self.op, self.code = op, code
         self.c, a, self.ring, self.panel, self.multipliers, following, following_multipliers = pointers
         k, self.stride, _, second, third, self.slot, self.following = dims

@@ -54,6 +54,7 @@ class _BestKeys(BlockCode):
     """Emits the code of `BestKeys`."""
 
     def __init__(self, code: Code, op: BestKeys, pointers: Sequence[str]) -> None:
+        """Compute the indices of the keys that this lane holds: every 32nd. `pointers` are those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.places, self.keys = map(self.in_shared, pointers)

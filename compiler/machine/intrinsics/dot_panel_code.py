@@ -36,6 +36,8 @@ class Panel:
         *,
         prefetches: bool,
     ) -> None:
+        """`bits` is that of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no codes.
+        `prefetches` says whether the product prefetches the panel."""
         self.code, self.step, self.table, self.prefetches = code, step, table, prefetches
         self.c, self.a, self.b, *self.later = pointers
         self.k, self.stride = dims

@@ -87,6 +87,7 @@ class _DotWidened:
     """Emits the code of `DotWidened`."""
 
     def __init__(self, op: DotWidened, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of the rows and of their values in `begins`. `pointers` and `dims` are those of the tile `op`."""
         self.op, self.code = op, code
         self.c, a, begins, self.panel, self.multipliers = pointers
         self.k, stride, groups = dims

@@ -89,6 +89,8 @@ class _Block(ProductCode):
     """Emits the code of `Mma`."""
 
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the places in a stage to which this lane copies weights and rows, and from which it reads them. `pointers` and `dims` are
+        those of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         self.op: Mma = op
         self.lane_bytes, row_bytes = self.times(self.lane, op.panel_bytes // LANES if op.bits < 16 else 16), self.times(self.lane, 16)

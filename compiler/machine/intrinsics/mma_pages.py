@@ -195,6 +195,8 @@ class _Values(BlockCode):
     """Emits the code of `PageValues`. Each of the four warps computes every fourth range of `width` elements, for all keys."""
 
     def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of what this lane reads and writes, and allocate its accumulators. `pointers` and `dims` are those of the
+        tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.low, self.high = (str(d) for d in dims)

@@ -59,6 +59,8 @@ class Pages(BlockCode):
     """Emits the copies of pages to shared memory, and the waits for them."""
 
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find the positions that the rows see, and the splits with these positions. Store the numbers that are read again. `pointers` and
+        `dims` are those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.token_heads, self.rows = (str(x) for x in dims)

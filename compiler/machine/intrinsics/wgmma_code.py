@@ -37,6 +37,8 @@ class WgmmaCode(Stages):
     """Emits the code of a product by `wgmma`."""
 
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find the part of the tile that this warpgroup multiplies, and the steps at which groups of weights begin and end. `pointers` and
+        `dims` are those of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         split = {
             Sharing.COLUMNS: (op.columns // WARPGROUPS, 0, 0),

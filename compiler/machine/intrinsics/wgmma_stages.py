@@ -28,6 +28,8 @@ class Stages(ProductCode):
     """Emits the copies of a product, and the waits of the producer and the consumers for each other."""
 
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find out what this thread does: the number of its warpgroup says whether it produces or consumes. `pointers` and `dims` are those
+        of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.

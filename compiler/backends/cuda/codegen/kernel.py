@@ -300,6 +300,8 @@ class _Statements(Statements):
     thread runs its own iteration."""
 
     def __init__(self, code: Code, parameters: Parameters, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
+        """`name` is the name of the phase in PTX, and `num_threads` the number of threads of a block. `shared` says where the shared arrays
+        are, and whether arguments are kept there."""
         expressions = parameters.expressions(code, target)
         super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of variables in shared memory

@@ -101,6 +101,7 @@ class Walk(ABC):
     factors: Array  # [2, rows]: the factors of `joined` and of `found` when they are joined
 
     def __init__(self, node: Attention) -> None:
+        """Compute the sizes of heads, the number of heads of a block, and the factor `unit` that turns scores into logarithms to base 2."""
         self.node, self.k = node, Kernel()
         self.out, self.queries = self.k.arrays(node.out, node.queries)
         self.tokens, heads, size = self.queries.shape

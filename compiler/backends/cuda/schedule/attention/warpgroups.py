@@ -115,6 +115,8 @@ class _LongRuns:
     """Writes the first launch, with one `WgmmaAttend` for each long run."""
 
     def __init__(self, walk: WarpgroupWalk) -> None:
+        """Choose the tile for the sizes of the heads, and the number of tokens of a block: as many as the tile has, in whole runs of the
+        second launch."""
         self.walk, self.k, self.node = walk, walk.k, walk.node
         self.op = WgmmaAttend(
             walk.size,
