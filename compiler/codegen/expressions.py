@@ -83,7 +83,7 @@ class Expressions:
     # --- conditions ----------------------------------------------------------------------------------------------------
 
     def _below(self, low: Dim, high: Dim) -> Value:
-        """Emit low < high."""
+        """Emit low < high. If the result is a constant, return TRUE or FALSE."""
         below = self.memory.below(low, high)
         return below if isinstance(below, Value) else TRUE if below else FALSE
 

@@ -49,7 +49,7 @@ class LinkedCode:
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
     """Compile all kernels whose machine code is not known yet, and link all kernels. `extra` is LLVM IR of further functions, such as those
-    that compute shapes; `emit` compiles it."""
+    that compute shapes; `emit` compiles it. Without kernels and `extra`, the object defines nothing."""
     kernels = list(kernels)
     objects = {k.name: k.object or emitted(text_of(k, target), target) for k in kernels}
     parts = [*objects.items()]

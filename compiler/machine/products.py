@@ -273,7 +273,7 @@ _GPU_TILES: Final = tuple(
 
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
-    """Return the tiles of a target."""
+    """Return the tiles of a target: those of GPUs, or the best ones of a CPU or of WebAssembly for each kind of weights."""
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
     tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))

@@ -210,7 +210,8 @@ class Panel:
             self.code.do(f"store {self.vector} {self.in_halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
 
     def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
-        """Return the finished sum of row `i` and the columns of register `j`."""
+        """Return the finished sum of row `i` and the columns of register `j`: the variables of both halves together and, if the bytes of
+        the panel are shifted, 128 times the sum of the row's elements."""
         code, lanes = self.code, self.step.lanes
         value = self._load(totals[i, j, 0])
         if self.separate_halves:
@@ -224,7 +225,8 @@ class Panel:
         return value
 
     def _steps(self) -> tuple[str, int]:
-        """Return the number of iterations of the loop along k, and the loads of each register of b per iteration."""
+        """Return the number of iterations of the loop along k, and the loads of each register of b per iteration: one if k is known only at
+        run time, otherwise a number that divides all loads."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)

@@ -303,7 +303,7 @@ class _Values(BlockCode):
         return [self.words(GLOBAL, page, str((i * op.size + begin) * 2), op.width // PAGE) for i in range(FOUR)]
 
     def _of_values(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
-        """Return the left operands, without values of keys that are not seen."""
+        """Return the left operands, with zeros in place of the values of keys that are not multiplied."""
         if seen is None:
             return _fragments(self, lines)
         chosen = [[self.code.op(f"select i1 {key}, i32 {word}, i32 0") for word in words] for key, words in zip(seen, lines, strict=True)]

@@ -163,7 +163,7 @@ class Wgmma(BlockProduct):
 
     @property
     def multipliers(self) -> int:
-        """The number of threads that multiply."""
+        """The number of threads that multiply: those of one warpgroup, if the tile is too small for two."""
         return WARPS * LANES if self.sharing is Sharing.NOTHING else CONSUMERS
 
     @property

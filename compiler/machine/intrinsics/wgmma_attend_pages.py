@@ -41,7 +41,8 @@ class Number:
     const: int
 
     def within(self, period: int) -> tuple[Number, Number]:
-        """Return the quotient and the remainder of a division by `period`."""
+        """Return the quotient and the remainder of a division by `period`. No instruction is written if `bound` shows that the constant
+        alone determines the quotient."""
         b, (quotient, rest) = self.b, divmod(self.const, period)
         if rest + self.bound <= period:
             return Number(b, "0", 1, quotient), Number(b, self.name, self.bound, rest)

@@ -268,7 +268,8 @@ class WgmmaCode(Stages):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _take_turns(self) -> None:
-        """Let each taker multiply its part of each stage. The scales of a group are read one turn before they are used."""
+        """Let each taker multiply its part of each stage. The first taker adds the sums of its own groups, and those that the others passed
+        in the turn before. The scales of a group are read one turn before they are used."""
         code, op = self.code, self.op
         passes = code.op(f"xor i1 {self.adds}, true")
         scales = [self.new_scales() for _ in self.ends]

@@ -214,7 +214,8 @@ class _Rows:
         return _Rows(x, None)
 
     def fields(self, builder: Builder, quantised: Atom, count: int) -> list[Atom]:
-        """Return the `count` results of the operator that quantised each row of the table, for the rows of the product."""
+        """Return the first `count` results of the operator that quantised the rows of the table. If the rows of the product are looked up
+        (`ids`), look the results up, too."""
         fields = _fields(builder, quantised, count)
         return fields if self.ids is None else [builder.call(TAKE, field, self.ids, axis=0) for field in fields]
 

@@ -38,7 +38,8 @@ class InterleaveScales:
     format: ScaledPanels
 
     def __call__(self, module: IRModule) -> IRModule:
-        """Return the module in which products read blocks of weights and scales."""
+        """Return the module in which products read blocks of weights and scales. A product whose weights the format cannot hold stays as it
+        is."""
         plans = {name: _plan(prim, self.format) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
 

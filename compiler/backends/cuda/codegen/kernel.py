@@ -216,7 +216,7 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """Return the number of threads of a block that run the tile together."""
+    """Return the number of threads of a block that run the tile together: 1 if each thread that runs it runs it alone."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
@@ -261,7 +261,7 @@ def _cluster(stmt: Stmt) -> int:
 
 
 def _num_threads(stmt: Stmt) -> int:
-    """Return the number of threads of a block: enough for the longest thread loop and for every tile."""
+    """Return the number of threads of a block: enough for the longest thread loop and for every tile, and 1 if there is neither."""
     return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
@@ -438,14 +438,15 @@ class _Statements(Statements):
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
     def _requested(self) -> str:
-        """Return the name of the shared memory that a launch requests, and declare it if nothing did."""
+        """Return the name of the shared memory that a launch requests, and declare it at the first call."""
         name = f"@{self._name}$shared"
         if not self.shared:
             self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")
         return name
 
     def _shared_array(self, buffer: Buffer, type_: str) -> str:
-        """Return the address of an array of type `type_` in shared memory."""
+        """Return the address of an array of type `type_` in shared memory: its place in the memory that the launch requests, or a variable
+        of its own if the launch requests none."""
         if self._places.requested_bytes:
             name, place = self._requested(), self._places.offsets[buffer]
             address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name

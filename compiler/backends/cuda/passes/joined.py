@@ -43,7 +43,8 @@ class JoinedCall:
         elements: Mapping[Atom, Element] = MappingProxyType({}),
     ) -> None:
         """Append a call. `held` has the buffers of values that earlier calls computed, and `elements` has functions that compute elements
-        of other values; neither becomes an operand."""
+        of other values; neither becomes an operand. A tensor that earlier calls read, too, is one operand, unless this call overwrites
+        it."""
         known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
         taken = {call.operands[i][0] for i in call.inplace if i is not None}
         renamed: dict[Buffer, Buffer] = {}

@@ -351,7 +351,8 @@ class _Place:
             self.write_elements(k, op)
 
     def write_elements(self, k: Kernel, op: BlockProduct) -> None:
-        """Write code that computes the elements of the result from the sums of the tile, and stores them."""
+        """Write code that computes the elements of the result from the sums of the tile, and stores them: several rows at a time, or row by
+        row if the tile leaves no registers for more."""
         p = self.blocks.product
         with k.threads("t", op.writers) as t:
             column = k.let("column", t % op.columns, op.columns - 1)
@@ -379,7 +380,8 @@ class _Place:
                         writer.write_row(k, self.first, i)
 
     def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
-        """Return the column of the product that the tile has as its column `column`."""
+        """Return the column of the product that the tile has as its column `column`. If the tile has two ranges of columns, the second half
+        of its columns is the second range."""
         own, half = self.column + column, op.columns // 2
         if not op.apart:
             return own

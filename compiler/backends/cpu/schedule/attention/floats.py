@@ -194,8 +194,8 @@ class FloatRows(Rows):
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, seen: Seen | None) -> Iterator[KeyStep]:
-        """Loop over the keys of a page that rows see, `step` keys at a time. The code that the caller's `for` emits becomes the body of the
-        loop."""
+        """Loop over the keys of a page that rows see, `step` keys at a time; if `seen` is None, over all its keys. The code that the
+        caller's `for` emits becomes the body of the loop. Without `seen`, the loop is unrolled, so it emits the code several times."""
         step = self.step
         if seen is None:
             unrolled = step * self.floats.steps

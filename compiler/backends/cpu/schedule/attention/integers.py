@@ -147,7 +147,7 @@ class Rounded:
 
     def store(self, k: Kernel, row: Dim, slots: Callable[[], Iterator[Dim]], number: Callable[[Dim, Dim], Scalar]) -> None:
         """Round a row of vectors of PAGE numbers, and store its factor and its shift. `slots` loops over the vectors. `number` returns a
-        number, given its vector and lane."""
+        number, given its vector and lane. If there are two planes, the first one gets the upper bytes."""
         with k.scope():
             # In each lane, the bits of the largest magnitude. As integers, bits have the order of magnitudes, and NaN is the largest.
             top = k.local("top", PAGE, dtype=I32)

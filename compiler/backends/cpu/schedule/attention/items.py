@@ -85,7 +85,7 @@ class Item:
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Dim, Seen]]:
         """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and the positions that the token
-        sees."""
+        sees. There is no loop if the item is a single token."""
         if not self.is_tile:
             yield Dim.of(0), self.seen
             return

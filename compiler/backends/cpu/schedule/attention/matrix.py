@@ -36,7 +36,8 @@ TILES_BYTES = 256 << 10  # maximum size of the queries and sums of these tiles: 
 
 
 def matrix_unit(operands: PagedOperands) -> Unit:
-    """Return the unit. Tiles share keys and values, which take longer to load than to multiply."""
+    """Return the `Unit` for these operands. An item joins several tiles, which share keys and values, because these take longer to load
+    than to multiply."""
     tokens = max(2, min(MOST_TOKENS, PRODUCTS * (HEIGHT // operands.group)))
     row_bytes = 2 * operands.size + 4 * 2 * operands.value_size
     most_tiles = max(1, min(MOST_TILES, TILES_BYTES // (row_bytes * tokens * operands.group)))

@@ -129,7 +129,8 @@ class Groups:
             tile.store(k, (m, v, lane), [total[tile.panel - claim.panel, v, lane] for total in finished])
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Compute one sum of a tile in `acc`, group after group."""
+        """Compute one sum of a tile in `acc`, group after group. For a single row of several groups, `write_runs` reads the factors of some
+        groups before their weights."""
         self.begin(k, s, tile, acc)
         if tile.shape.rows == 1 and s.num_groups != Dim.of(1):
             self.write_runs(k, s, tile, acc)

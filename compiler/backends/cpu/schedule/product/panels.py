@@ -131,7 +131,8 @@ class Claim:
 
     @property
     def rest_tiles(self) -> list[Tiles]:
-        """The tiles of the remaining rows: at most one tile of each smaller height exists."""
+        """The tiles of the remaining rows. There is an entry for each height below the largest one: 16, 8, 4, 3, 2 and 1. An entry has one
+        tile or none, so that together they have all remaining rows."""
         left = (self.end - self.first) % self.rows
         sizes = [size for size in (16, 8, 4) if size < self.rows]
         tiles = [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]

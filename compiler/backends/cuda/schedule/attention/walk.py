@@ -275,8 +275,8 @@ class Walk(ABC):
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
-        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. `distance`
-        is that of the key from the query."""
+        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. If scores
+        are neither capped nor biased, this is the product itself. `distance` is the position of the key minus that of the query."""
         if self.is_plain:
             return dot
         score = capped(dot * self.node.scale, self.node.softcap)
