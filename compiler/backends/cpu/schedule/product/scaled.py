@@ -110,7 +110,8 @@ class Scaled:
                     total[m, v, lane] += acc[m, v, lane] * numbers.scale(line, g, (ZERO, v, lane))
 
     def part(self, group: int) -> int:
-        """Return how many elements of a group are decoded at a time: as many as fit in a block, in parts of equal length."""
+        """Return how many elements of a group are decoded at a time: the largest number of whole steps that divides the group and fits in a
+        block."""
         assert self.tile.block is not None, self.tile
         return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
 

@@ -42,7 +42,8 @@ LEFT, BEGINS = 1, 2  # elements of `left`: the token is left, and BEGINS: a run 
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    """Schedule attention to pages of bf16. Return None for any other nest, and if the tile does not support it on this target."""
+    """Schedule attention to pages of bf16. Return None for any other nest, if scores are biased or, without a cap, have a scale that is not
+    positive, if queries are not f32 or results neither f32 nor bf16, and if the tile does not support the sizes of heads on this target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
