@@ -258,7 +258,7 @@ class Pages(BlockCode):
         return str(int(turn) % self.op.stages) if turn.isdigit() else self.code.op(f"urem i64 {turn}, {self.op.stages}")
 
     def barrier_of(self, half: int, turn: str, part: int = 0) -> str:
-        """Return the address of an mbarrier."""
+        """Return the address of the mbarrier of the keys or the values of a turn's stage, or of a part of them."""
         first = half * self.op.stages * self.op.parts + part
         at = self.plus(self.times(self._slot(turn), self.op.parts * BARRIER_BYTES), str(self.op.barriers_at + first * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.stages, at))

@@ -214,6 +214,6 @@ class Stages(ProductCode):
         self.await_phase(self.barrier_of(kind, slot), parity, "acquire.cluster." if kind == FREE and self.op.cluster > 1 else "")
 
     def barrier_of(self, kind: int, slot: str) -> str:
-        """Return the address of an mbarrier of a stage."""
+        """Return the address of the mbarrier of this `kind` of the stage `slot`."""
         at = self.plus(self.times(slot, BARRIER_BYTES), str(self.op.barriers_at + kind * self.op.stages * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.shared, at))
