@@ -71,7 +71,7 @@ class Program:
     shape_functions: list[str] = field(default_factory=list[str])  # LLVM IR, per function
 
     def constant(self, data: NDArray[Any]) -> int:
-        """Return the index of an array in `constants`, to which it is added if it is new."""
+        """Return the index of an array in `constants`. Add the array if this object is not there yet."""
         for index, known in enumerate(self.constants):
             if known is data:
                 return index
@@ -109,6 +109,8 @@ class _Function:
     """Lowers one function."""
 
     def __init__(self, program: Program, name: str, func: Function, slots: Slots) -> None:
+        """`slots` is the shape heap of the function, which is still empty. Find the variables that need registers, and those whose memory
+        launches write."""
         self.program = program
         self.name = name
         self.func = func
@@ -125,6 +127,8 @@ class _Function:
         self.written = changed(func.body, program.module)
 
     def lower(self, signature: Signature) -> VMFunction:
+        """Lower the function. Raise CompileError if a parameter mentions a variable that no parameter defines, or if an operator has not
+        been lowered."""
         num_inputs = self.func.num_inputs
         params: list[ParamSpec] = []
         for i, param in enumerate(self.func.params):
@@ -163,8 +167,8 @@ class _Function:
         return vm.ScalarSpec(type_.dtype and str(type_.dtype), self.slots.word(word, point))
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """Return the instructions after writing the name of the shape function into each match, or None if the match needs none. The names
-        are known only when all slots are assigned."""
+        """Return the instructions, in which the last argument of each match is now the name of a shape function, or None if the match
+        computes no slots. Until then this argument is the number of the match point, because the slots are known only at the end."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":
@@ -182,7 +186,8 @@ class _Function:
             self.block(block)
 
     def block(self, block: Block) -> None:
-        """Lower a block, and end its last region."""
+        """Lower a block. In a captured block, launches share a region. In any other block, each binding ends its region. The end of the
+        block ends the last region."""
         captured = block.kind is BlockKind.CAPTURED
         for binding in block.bindings:
             self.binding(binding)
@@ -191,7 +196,7 @@ class _Function:
         self.flush()
 
     def flush(self) -> None:
-        """End the open region, and emit the instruction that runs it."""
+        """End the open region, and emit the instruction that runs it. Do nothing if the region has no launches."""
         if self.launches:
             self.program.regions.append(Region(tuple(self.launches)))
             self.launches = []
@@ -213,6 +218,8 @@ class _Function:
             self.emit(None, "vm.match", Reg(self.registers[var]), Imm(f"scalar {var.name!r}"), Imm(spec), Imm(point))
 
     def value(self, var: Var, value: Value) -> None:
+        """Emit the instructions or the launch that compute a value, and make `var` its name. Raise CompileError for an operator that has
+        not been lowered."""
         match value:
             case Launch(library=False):
                 self.launch(value)
@@ -306,7 +313,8 @@ class _Function:
     # --- calls ---------------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch) -> None:
-        """Add the launch of a kernel to the open region."""
+        """Add the launch of a kernel to the open region. The launch may overlap earlier ones if the kernel waits for them itself, and if
+        all buffers that it reads before the wait are constant."""
         prim = self.program.module.prim(launch.func)
         buffers: list[Operand] = []
         pairs: list[tuple[TensorType, Any]] = []
@@ -358,7 +366,8 @@ class _Function:
         return self.dim(value) if isinstance(value, Dim) else Imm(value)
 
     def match_cast(self, var: Var, cast: MatchCast) -> None:
-        """Emit a match, which also copies the value to a register of `var`."""
+        """Emit a match, which also copies the value to a register of `var`. A literal or a constant is copied to this register before the
+        match."""
         point = self.slots.new_point()
         value = self.arg(cast.value)
         spec = self._spec(var, cast.type, point)

@@ -43,6 +43,7 @@ class _CheckedIndices(Indices):
         self.zeros: dict[str, None] = {}
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
+        """Combine two indices. If a sum or a product is computed at run time, note the condition that it overflows."""
         known = isinstance(a.value, int) and isinstance(b.value, int)
         neutral = (op == "add nsw" and 0 in (a.value, b.value)) or (op == "mul nsw" and {a.value, b.value} & {0, 1})
         if known or neutral or op not in ("add nsw", "mul nsw"):

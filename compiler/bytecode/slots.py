@@ -15,8 +15,8 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 @dataclass(slots=True)
 class Slots:
     """Assigns slots to dimensions. A *match point* is the entry of the function (0), a match_cast, or the binding of a scalar whose value
-    no annotation states. An expression of variables is computed at the latest match point that defines one of them for a place of the
-    function that uses the expression.
+    no annotation states. An expression is computed at a match point: the latest of those that define its variables. If the expression is
+    used in places where other match points define its variables, each of these points computes it.
 
     A variable that a match_cast of a branch defines is known only in that branch. Another branch, or the code after the If, may define it
     again, at another match point. All its definitions fill the same slot."""
@@ -28,7 +28,8 @@ class Slots:
     bounds: list[Bound] = field(default_factory=list[Bound])
 
     def of(self, dim: Dim) -> DimRef:
-        """Return the value of a constant dimension, or the slot of a symbolic one, which gets a slot when it is first used."""
+        """Return the value of a constant dimension, or the slot of a symbolic one, which gets a slot when it is first used. Let the match
+        point compute the slot of an expression that is no single variable."""
         if dim.is_const:
             return dim.const
         number = self.numbers.setdefault(dim, len(self.numbers))
@@ -68,7 +69,8 @@ class Slots:
         return slot
 
     def spec(self, type_: Type, point: int) -> Spec:
-        """Return the specification to match a value against. A dimension that is a single new variable defines the variable."""
+        """Return the specification to match a value against. A dimension that is a single new variable defines the variable. A type about
+        whose values nothing is checked gives AnySpec."""
         match type_:
             case TensorType(shape=shape, dtype=dtype, ndim=ndim):
                 return TensorSpec(self._dims(shape, point, extents=True), dtype and str(dtype), ndim)

@@ -13,12 +13,14 @@ from runtime.library import routine
 
 
 def needed(body: Body) -> set[Var]:
-    """Return the variables that instructions read, directly or through a view or an alias. Operands of launches of loop nests need no
-    register and do not count. A tuple counts if a field is taken from it."""
+    """Return the variables that instructions read, directly or through a view or an alias, and the results of bodies. Operands of launches
+    of loop nests need no register and do not count. A tuple counts if a field is taken from it."""
     found: set[Var] = set()
     names: list[tuple[Var, Value]] = []
 
     def visit(body: Body) -> None:
+        """Add to `found` what the instructions of a body read, and its result. Add its views, aliases, tuples and fields to `names`,
+        because their operands are needed only if they are needed themselves."""
         for binding in body.bindings:
             value = binding.value
             if isinstance(value, Launch) and not value.library:

@@ -127,7 +127,7 @@ def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, pl
 
 
 def _input(code: Code, layout: Layout, name: str) -> str:
-    """Return the address of an input."""
+    """Return the address of an input. That of `logits` was stored by the last step; all others are in the block of the sequence."""
     if name == "logits":
         return _load(code, "ptr", "%sequence", LOGITS)
     return _at(code, "%sequence", layout.inputs[name])
@@ -180,8 +180,8 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, and fills page tables
-    with the pages from 1 on, in order: page 0 is padding."""
+    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, stores the number of
+    threads, which is at least 1, and fills page tables with the pages from 1 on, in order: page 0 is padding."""
     code = Code()
     allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
     made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
@@ -234,8 +234,7 @@ def _known_tokens(code: Code, decoder: Decoder) -> str:
 
 
 def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
-    """Emit the step over part number `part` of the tokens, which computes logits only if it is the last one. It appends the tokens to the
-    sequence."""
+    """Emit the step over part number `part` of the tokens. Only the last part computes logits. The tokens are appended to the sequence."""
     start = _load(code, "i64", "%sequence", LENGTH)
     begin = code.op(f"mul i64 {part}, {decoder.max_tokens}")
     left = code.op(f"sub i64 %count, {begin}")
@@ -295,7 +294,7 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
 
 
 def _rewind(decoder: Decoder) -> str:
-    """Emit the function that shortens a sequence to its first tokens. A sequence that is not longer stays as it is."""
+    """Emit the function that shortens a sequence to its first `length` tokens. A sequence that is not longer stays as it is."""
     code = Code()
     length = _load(code, "i64", "%sequence", LENGTH)
     _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)
@@ -303,7 +302,8 @@ def _rewind(decoder: Decoder) -> str:
 
 
 def _help(decoder: Decoder) -> str:
-    """Emit the function in which a thread of the caller helps for a while. It returns 0 after `stop`, otherwise 1."""
+    """Emit the function in which a thread of the caller runs parts of kernels, until no kernel has begun for a while, or until `stop`. It
+    returns 0 after `stop`, otherwise 1."""
     code = Code()
     goes_on = code.op(f"call i32 @help_team(ptr {_at(code, '%sequence', TEAM)})")
     return _function(f"i32 @{decoder.prefix}_help(ptr %sequence)", code, f"i32 {goes_on}")

@@ -174,6 +174,8 @@ def _sections_at(parts: dict[str, Part]) -> int:
 
 
 def _section_headers(parts: dict[str, Part], numbers: dict[str, int]) -> bytes:
+    """Return the headers of all sections, beginning with the empty header of section 0. `numbers` has the number of each section by
+    name."""
     headers = bytes(SECTION.size)
     name_at = 1
     for part in parts.values():

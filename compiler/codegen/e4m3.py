@@ -16,7 +16,7 @@ QUIET: Final = 0x7FC00000  # NaN as f32
 
 
 def decoded(x: Lanes) -> Lanes:
-    """Convert bytes to f32, which is exact."""
+    """Convert bytes to f32, which is exact. NaN stays NaN."""
     both = (x.to("sext", "i32") << SHIFT) & (0x80000000 - 2**32 | NAN << SHIFT)  # the sign and the magnitude
     # These bits are an f32 that is too small by a factor of 2^120. It is subnormal if the e4m3 is, so the product is exact.
     finite = both.to("bitcast", "float") * 2.0**120

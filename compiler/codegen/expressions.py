@@ -36,18 +36,20 @@ class Expressions:
         self._known: dict[Scalar, Value] = {}
 
     def value(self, scalar: Scalar) -> Value:
-        """Emit an expression of a statement, and return its value."""
+        """Emit an expression of a statement, and return its value. Values of earlier expressions are not reused."""
         self._known = {}
         return self._eval(scalar)
 
     def _eval(self, scalar: Scalar) -> Value:
-        """Return the value of a node, and emit it if no node of the expression did."""
+        """Return the value of a node. Emit the node only if the current expression has not emitted an equal one before."""
         value = self._known.get(scalar)
         if value is None:
             value = self._known[scalar] = self._compute(scalar)
         return value
 
     def _compute(self, scalar: Scalar) -> Value:
+        """Emit a node and its operands, and return its value. A comparison of two dimensions is emitted by `_below`, which knows how
+        dimensions differ between lanes."""
         match scalar:
             case scalars.Const(value=value, dtype=dtype):
                 return Value(constant(value, dtype), dtype)
@@ -81,13 +83,14 @@ class Expressions:
     # --- conditions ----------------------------------------------------------------------------------------------------
 
     def _below(self, low: Dim, high: Dim) -> Value:
-        """Emit low < high."""
+        """Emit low < high. If the result is a constant, return TRUE or FALSE."""
         below = self.memory.below(low, high)
         return below if isinstance(below, Value) else TRUE if below else FALSE
 
     def _guard(self, guard: scalars.Guard) -> Value:
-        """Emit `value` where the conditions hold, and `otherwise` elsewhere. Where lanes differ in the conditions, `value` is computed in
-        the lanes in which they hold, and skipped if there are none."""
+        """Emit a guard: its `value` where all conditions hold, and `otherwise` elsewhere. Constant conditions choose one of the two at
+        once. Conditions that are the same in all lanes become a branch. If conditions differ between lanes, `otherwise` is computed in all
+        lanes. Then `value` is computed with the other lanes inactive, and skipped if the conditions hold in no lane."""
         inside = TRUE
         for low, dim, high in guard.conditions:
             for cond in (self._below(low, dim + 1), self._below(dim, high)):
@@ -109,7 +112,8 @@ class Expressions:
         return self.scalars.select(inside, Value(value, dtype, lanes), otherwise)
 
     def _arm(self, scalar: Scalar, lanes: int) -> Callable[[], str]:
-        """Return a function that emits a side of a branch, with values that only this side knows."""
+        """Return a function that emits `scalar` as one side of a branch, and returns its value in `lanes` lanes. Nodes that it emits are
+        not reused after the branch."""
 
         def run() -> str:
             with self._branch():
@@ -154,6 +158,7 @@ class Expressions:
         self.code.do(f"store {kind} {splat(constant(identity(reduce.fn, dtype).value, dtype), register(dtype), lanes)}, ptr {total}")
 
         def step(active: str | None) -> None:
+            """Combine the current element with the total, in the active lanes."""
             old = Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
             item = self.scalars.spread(self._eval(reduce.value), lanes)
             new = self.scalars.apply(_FOLD[reduce.fn], [old, item])
@@ -176,6 +181,7 @@ class Expressions:
         position = row_major([var.dim for var, _ in reduce.axes], [extent for _, extent in reduce.axes])
 
         def step(active: str | None) -> None:
+            """If the current element is better than the best one so far, store it and its index, in the active lanes."""
             old = Value(self.code.op(f"load {kind}, ptr {best}"), dtype, lanes)
             item = self.scalars.spread(self._eval(reduce.value), lanes)
             better = apply(Fn.LT, [old, item] if reduce.fn is ReduceFn.ARGMAX else [item, old])
@@ -194,7 +200,7 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Emit loops that run `step` for all combinations of indices of the axes, in row-major order. If extents differ between lanes,
+        """Emit loops that run `step` for all combinations of indices of the axes, in row-major order. If an extent differs between lanes,
         `step` receives the mask of the lanes that have the combination, otherwise None. `active` is this mask for the outer axes."""
         if not axes:
             with self._branch():

@@ -18,8 +18,9 @@ Real = np.longdouble
 
 
 def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, float]:
-    """Return the coefficients, lowest first, of the polynomial with nearly the smallest largest weighted error on the grid `t`. Also return
-    that error. The search ends after 30 exchanges, or when the places of the largest errors no longer change."""
+    """Return the coefficients, lowest first, of the polynomial whose largest weighted error on the grid `t` is nearly as small as possible.
+    Also return this error. The search ends after 30 exchanges, when the places of the largest errors no longer change, or when the error
+    changes its sign less than `degree` + 1 times."""
     powers = np.stack([t**i for i in range(degree + 1)], axis=1)
     nodes = np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
     at = np.searchsorted(t, t[0] + (nodes[::-1] + 1) / 2 * (t[-1] - t[0]))
@@ -39,7 +40,8 @@ def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, f
 
 
 def _alternating_peaks(error: Array, count: int) -> Array | None:
-    """Return the places of the largest errors between changes of sign, `count` of them, or None if there are fewer."""
+    """Return `count` places of largest errors. There is one in each range of places in which the error keeps its sign. If there are more,
+    drop the first or the last one, whichever has the smaller error, until `count` are left. Return None if there are fewer."""
     borders = np.flatnonzero(np.diff(np.sign(error))) + 1
     pieces = np.split(np.arange(len(error)), borders)
     peaks = [piece[np.argmax(np.abs(error[piece]))] for piece in pieces]
@@ -65,7 +67,7 @@ def _solve(matrix: Array, right: Array) -> Array:
 
 
 def _tail(x: Array, start: int, ratio: Callable[[int], float], power: int) -> Array:
-    """Return the sum over n >= 0 of c_n x^(power n), where c_0 = 1 / start! and c_(n+1) = ratio(n) c_n."""
+    """Return the sum of the first 60 terms c_n x^(power n), n >= 0, where c_0 = 1 / start! and c_(n+1) = ratio(n) c_n."""
     term = np.full_like(x, 1 / Real(math.factorial(start)))
     total = np.zeros_like(x)
     for n in range(60):

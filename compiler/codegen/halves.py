@@ -38,7 +38,7 @@ def with_conversions(text: str) -> str:
 
 
 def _called(found: re.Match[str]) -> str:
-    """Return the call that replaces a conversion from or to f16."""
+    """Return the call that replaces a conversion from or to f16. Return any other conversion unchanged."""
     if "half" not in found[0]:
         return found[0]
     lanes = int(found["lanes"] or 1)

@@ -31,6 +31,7 @@ class Helpers:
     statement ends. The `with` statement drops the kernels that are not begun by then."""
 
     def __init__(self, count: int, target: Target) -> None:
+        """`count` is the maximum number of processes. They are started by `begin`."""
         self._count = count
         self._target = target
         self._waiting: deque[tuple[str, str]] = deque()  # names and LLVM IR of kernels that nobody compiles yet
@@ -43,6 +44,7 @@ class Helpers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Drop the kernels that no helper has begun, and wait until all helpers have ended."""
         with self._changed:
             self._waiting.clear()
             self._is_complete = True
@@ -51,8 +53,8 @@ class Helpers:
             thread.join()
 
     def begin(self, name: str, text: str) -> None:
-        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If none has, `finish` compiles
-        the kernel."""
+        """Have a helper compile kernel `name`, whose LLVM IR is `text`, as soon as one has nothing to do. If no helper begins it before
+        `finish`, that method may compile it."""
         with self._changed:
             self._waiting.append((name, text))
             self._changed.notify()
@@ -62,8 +64,8 @@ class Helpers:
             self.threads.append(thread)
 
     def finish(self, emit: Callable[[str, Target], bytes]) -> dict[str, bytes]:
-        """Compile with `emit` the kernels that no helper has begun or that a helper failed to compile. Return the machine code of all
-        kernels by name."""
+        """Compile with `emit` the kernels that no helper has begun or that a helper failed to compile, and wait for the helpers. Return the
+        machine code of all kernels by name."""
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
@@ -88,8 +90,8 @@ class Helpers:
             return self._waiting.popleft() if self._waiting else None
 
     def _follow(self) -> None:
-        """Start a helper, and give it kernels, one at a time. If it cannot start or fails, this method returns, and other helpers or
-        `finish` compile its kernel."""
+        """Start a helper, and give it kernels, one at a time, until no further one will come. Return early if the helper cannot start or if
+        it fails. The kernel at which it failed waits again, for other helpers or for `finish`."""
         try:
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
         except OSError:

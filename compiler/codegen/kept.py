@@ -52,7 +52,8 @@ class KeptKernel(msgspec.Struct, frozen=True, array_like=True):
 
 
 def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel:
-    """Return what to keep of a kernel, whose machine code `compiled` is under the name `kernel`."""
+    """Return what to keep of a kernel. `compiled` is its machine code under the name `kernel`, with which its symbols are kept, too.
+    `signature` is that of `KeptKernel`."""
     return KeptKernel(compiled, signature, _renamed(code.phases, code.name, KERNEL), code.num_buffers, code.num_dims, code.stack_bytes)
 
 

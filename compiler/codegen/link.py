@@ -49,7 +49,7 @@ class LinkedCode:
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
     """Compile all kernels whose machine code is not known yet, and link all kernels. `extra` is LLVM IR of further functions, such as those
-    that compute shapes; `emit` compiles it."""
+    that compute shapes; `emit` compiles it. Without kernels and `extra`, the object defines nothing."""
     kernels = list(kernels)
     objects = {k.name: k.object or emitted(text_of(k, target), target) for k in kernels}
     parts = [*objects.items()]
@@ -65,8 +65,8 @@ def text_of(kernel: KernelCode, target: Target) -> str:
 
 
 def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:
-    """Return a module with the kernels, `extra`, and the functions of vector_math.py that the kernels call. If the target cannot convert
-    f16, the module has functions for it (halves.py)."""
+    """Return a module with the kernels, `extra`, and the functions of vector_math.py that the kernels call. `attributes` defines the
+    attributes of functions that the text refers to. If the target cannot convert f16, the module has functions for it (halves.py)."""
     kernels = list(kernels)
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]

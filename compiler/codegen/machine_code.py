@@ -23,7 +23,8 @@ def emitted(text: str, target: Target) -> bytes:
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:
-    """Parse LLVM IR, verify it, and run the passes of `_passes`."""
+    """Parse LLVM IR, verify it, and run the passes of `_passes`. Replace masked stores that LLVM would compile wrongly
+    (`_plain_if_single`). Raise RuntimeError if the IR is not valid."""
     import llvmlite.binding as llvm  # imported late: a start that compiles nothing does without LLVM (runtime/remembered.py)
 
     llvm_machine(target)  # initialises LLVM's targets, which parsing requires

@@ -129,7 +129,7 @@ class MemoryAccess:
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def place(self, buffer: Buffer, indices: tuple[Dim, ...]) -> Place:
-        """Emit the address of an element in each lane."""
+        """Emit the address of an element or, in a vector loop, those of the elements of all lanes."""
         storage, element = self.storage[buffer], memory(buffer.dtype)
         offset = self._offset(buffer, indices, storage)
         shared, fixed, varying = self.split_lanes(offset)
@@ -217,7 +217,7 @@ class MemoryAccess:
         return Value(self.code.hoist(room.level, f"icmp sgt i64 {room.value}, 0"), DType.BOOL)
 
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
-        """Emit whether -(fixed + varying) is less than `room`, for each lane."""
+        """Emit whether -(fixed + varying) is less than `room`, for each lane. If `fixed` is () or `varying` is None, that summand is 0."""
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
             # Lane i tests -fixed[i] < room. Clamp room to the range of the constants, so that 32 bits suffice.

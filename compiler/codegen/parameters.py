@@ -27,6 +27,7 @@ class Parameters:
     buffer that may share memory with another one (`inplace`) is not `noalias`."""
 
     def __init__(self, prim: PrimFunc) -> None:
+        """Number the buffers, and then the variables and scalars, of a loop nest. A buffer that is no output is `readonly`."""
         self.buffers = prim.buffers
         self.dims: tuple[DimVar | ScalarParam, ...] = (*prim.dim_vars, *(p for p in prim.params if isinstance(p, ScalarParam)))
         shared = {number for pair in prim.attrs.get("inplace", ()) for number in pair}

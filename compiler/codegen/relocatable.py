@@ -94,7 +94,8 @@ def _ordered(whole: Object) -> list[Symbol]:
 
 
 def _kind(symbol: Symbol) -> int:
-    """Return the binding and the type of a symbol as the object states them."""
+    """Return the byte that states the binding and the type of a symbol: it is local, a global function that the object defines, or a global
+    symbol that the object does not define."""
     if not symbol.is_global:
         return _LOCAL
     return _GLOBAL_FUNCTION if symbol.section else _GLOBAL_UNKNOWN

@@ -77,7 +77,7 @@ class Scalars:
     # --- memory and registers ------------------------------------------------------------------------------------------
 
     def loaded(self, raw: str, dtype: DType, lanes: int) -> Value:
-        """Convert numbers as memory has them to values in registers."""
+        """Convert numbers as memory has them to values in registers: small floats become f32, and a bool is true if its byte is not 0."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.BF16:
@@ -110,7 +110,7 @@ class Scalars:
                 return value.operand
 
     def spread(self, value: Value, lanes: int) -> Value:
-        """Return the value in `lanes` lanes. A value with one lane is repeated; another one must have this number of lanes already."""
+        """Return the value in `lanes` lanes. A value with one lane is repeated. Any other value must have this number of lanes already."""
         if value.lanes == lanes:
             return value
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
@@ -253,7 +253,7 @@ class Scalars:
 
     def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
         """Divide and round down. Division by 0 gives 0 as quotient and as remainder, and the smallest integer divided by -1 wraps around.
-        The division of a CPU may end the process for both."""
+        In both cases the division instruction of a CPU could end the process, so it gets another divisor."""
         op, element = self.code.op, register(dtype)
         kind, flag = vec(element, lanes), vec("i1", lanes)
         const = partial(_integers, element, lanes)
@@ -298,7 +298,8 @@ class Scalars:
     # --- casts ---------------------------------------------------------------------------------------------------------
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        """Convert a value to another type. A number is true if it is not 0."""
+        """Convert a value to another type. A number becomes true if it is not 0. A float becomes an integer by rounding toward zero and
+        saturating. An integer that does not fit another integer type wraps around."""
         source, lanes = value.dtype, value.lanes
         if source is dtype:
             return value

@@ -86,7 +86,8 @@ class Statements(ABC):
             self.iteration(loop)
 
     def iteration(self, loop: For) -> None:
-        """Emit the body of a loop whose iterations are counted at run time. A serial loop of one iteration does not call this method."""
+        """Emit the body of a loop whose iterations are counted at run time. A serial loop whose extent is the constant 1 does not call this
+        method."""
         self.run(loop.body)
 
     def store(self, store: Store) -> None:

@@ -259,6 +259,7 @@ def _polynomial(t: Lanes, coefficients: tuple[float, ...]) -> Lanes:
 
 
 def _exp(x: Lanes) -> Lanes:
+    """Compute e^x as 2^n e^r, where n is the integer nearest to x / log 2. NaN gives NaN."""
     # Clamp x to the range outside of which the result is 0 or infinity. Both comparisons are false for NaN, so NaN stays.
     x = x.const(-104.0).where(x.compare("olt", -104.0), x)
     x = x.const(89.0).where(x.compare("ogt", 89.0), x)
@@ -304,6 +305,7 @@ def _power_of_two(n: Lanes) -> Lanes:
 
 
 def _log(x: Lanes) -> Lanes:
+    """Compute log x as k log 2 + log(1 + f). 0 gives -infinity; a negative number or NaN gives NaN."""
     tiny = x.compare("olt", 2.0**-126)
     scaled = (x * 2.0**23).where(tiny, x)
     # Split x = 2^k (1 + f) into exponent and fraction, where 1 + f is in sqrt(1/2) .. sqrt(2).
@@ -322,6 +324,7 @@ def _log(x: Lanes) -> Lanes:
 
 
 def _tanh(x: Lanes) -> Lanes:
+    """Compute tanh x: by a polynomial for magnitudes below 0.625, otherwise as 1 - 2 / (e^(2 |x|) + 1) with the sign of x."""
     size = abs(x)
     square = x * x
     near = (size * square).fma(_polynomial(square, TANH), size)
@@ -330,6 +333,8 @@ def _tanh(x: Lanes) -> Lanes:
 
 
 def _erf(x: Lanes) -> Lanes:
+    """Compute erf x: by a polynomial for magnitudes below 1, otherwise as 1 - e^q(|x|) with the sign of x. From 4 on, f32 rounds the result
+    to 1."""
     size = abs(x)
     near = x.fma(_polynomial(x * x, ERF), x)
     end = size.const(4.0).where(size.compare("ogt", 4.0), size)
@@ -373,8 +378,8 @@ def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
-    """Reduce |x| = m 2^e for large x. Multiply m by those 96 bits of 2/pi that determine the angle modulo 2 pi: higher bits contribute only
-    whole turns, and lower bits too little to matter."""
+    """Return what `_reduce_angle` returns, for |x| = m 2^e from HUGE_ANGLE on. Multiply m by those 96 bits of 2/pi that determine the angle
+    modulo 2 pi: higher bits contribute only whole turns, and lower bits too little to matter."""
     exponent = (x.bits >> 23) & 0xFF
     start = exponent - 120  # the first bit of 2/pi that changes the angle modulo 2 pi
     word, shift = start >> 5, start & 31

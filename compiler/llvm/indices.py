@@ -70,8 +70,9 @@ class Indices:
                 return first
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
-        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, sub, a division, a shift or a bitwise operation. No
-        instruction is written for "add nsw" and "mul nsw" of integers, for the addition of 0, and for a factor 0 or 1."""
+        """Combine two indices by an LLVM instruction `op`: add or mul with flags, sub, a division, a shift or a bitwise operation. No
+        instruction is written if `op` is "add nsw" or "mul nsw" and the result is known: both indices are integers, one summand is 0, or
+        one factor is 0 or 1."""
         if op == "add nsw":
             if isinstance(a.value, int) and isinstance(b.value, int):
                 return Index(a.value + b.value)
@@ -87,14 +88,16 @@ class Indices:
         return self._instruction(f"{op} {{type}} {{a}}, {{b}}", a, b)
 
     def extreme(self, fn: str, a: Index, b: Index) -> Index:
-        """Return the lesser of two indices, or the greater one. `fn` is "smin" or "smax"."""
+        """Return the lesser of two indices if `fn` is "smin", or the greater one if it is "smax". Write no instruction if both are
+        integers."""
         if isinstance(a.value, int) and isinstance(b.value, int):
             return Index(min(a.value, b.value) if fn == "smin" else max(a.value, b.value))
         name = suffix("i64", max(a.lanes, b.lanes))
         return self._instruction(f"call {{type}} @llvm.{fn}.{name}({{type}} {{a}}, {{type}} {{b}})", a, b)
 
     def _division(self, atom: FloorDiv | Mod) -> Index:
-        """Return a quotient or a remainder. A constant power of two as divisor needs a shift or a mask, and no division."""
+        """Return a quotient, rounded down, or a remainder. Two integers are divided at once. If the divisor is a constant power of two, a
+        shift or a mask takes the place of the division."""
         numerator, divisor = self.value(atom.numerator), self.value(atom.divisor)
         quotient = isinstance(atom, FloorDiv)
         if isinstance(numerator.value, int) and isinstance(divisor.value, int):
@@ -108,7 +111,8 @@ class Indices:
         return self.division(numerator, divisor, quotient=quotient, unsigned=unsigned)
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
-        """Return the quotient, rounded down, or its remainder. `unsigned` states that neither operand can be negative."""
+        """Return the quotient, rounded down, if `quotient` is true, otherwise the remainder. `unsigned` states that neither operand can be
+        negative."""
         if unsigned:
             return self.binary("udiv" if quotient else "urem", numerator, divisor)
         return self._floor_division(numerator, divisor, quotient=quotient)

@@ -94,7 +94,7 @@ class Code:
 
     @contextmanager
     def scope(self) -> Generator[int]:
-        """Open a new innermost scope at the current place, and close it at the end of the `with`."""
+        """Open a new innermost scope at the current place, and close it at the end of the `with`. Yield its number."""
         hole: Lines = []
         self.lines.append(hole)
         self.scopes.append(Scope(hole))

@@ -56,7 +56,7 @@ class Panels(Format):
 
     @property
     def _padding(self) -> int:
-        """The byte that pads the last panel, if all lines have the same: its weights are 0. Otherwise, a format overrides `padding_of`."""
+        """The byte that pads the last panel; the weights in it are 0. A format whose lines need different bytes overrides `padding_of`."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def padding_of(self, line: Dim) -> Operand:
@@ -137,6 +137,7 @@ class SixBitPanels(Panels):
         return own | (last >> cast(index(third * 2), I32) & 3) << 6
 
     def packed(self, numbers: Any, columns: int) -> Any:
+        """Pack weights [..., n, k] into panels, in NumPy, and pad the last panel with weights of 0."""
         *matrix, n, k = numbers.shape
         panels, lines = -(-n // columns), k // self.depth
         padded = np.pad(numbers.astype(np.int32), (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0))) + self.offset

@@ -139,7 +139,8 @@ class ProductTile:
         return None if rows is None or columns is None else (rows, columns)
 
     def _in_memory(self, factor: Scalar) -> Load | None:
-        """Return the load of a factor, without casts and decoding, if its buffer has the element type of the tile's rows."""
+        """Return the load of a factor, without casts and decoding. Return None if the factor is no load, or if its buffer has another
+        element type than the tile's rows."""
         element = without_cast(factor)
         load = element.stored[0] if isinstance(element, Element) else element
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
@@ -272,7 +273,7 @@ _GPU_TILES: Final = tuple(
 
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
-    """Return the tiles of a target."""
+    """Return the tiles of a target: those of GPUs, or the best ones of a CPU or of WebAssembly for each kind of weights."""
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
     tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))

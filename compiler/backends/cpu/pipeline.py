@@ -19,7 +19,8 @@ from compiler.passes.round_operands import RoundOperands
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
-    """Return the passes from operators to scheduled kernels in planned memory, for a CPU or for WebAssembly: see `Backend`."""
+    """Return the passes from operators to scheduled kernels in planned memory, for a CPU or for WebAssembly, as `Backend.pipeline`
+    requires."""
     tiles = product_tiles(target)
     return pipeline_of(
         operators=[

@@ -26,7 +26,7 @@ from compiler.passes.widen_tables import widen_tables
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
-    """Return the passes from operators to scheduled kernels in planned memory for a GPU: see `Backend`."""
+    """Return the passes from operators to scheduled kernels in planned memory for a GPU, as `Backend.pipeline` requires."""
     tiles = product_tiles(target)
     step = min(tile.depth for tile in tiles.tiles)
     return pipeline_of(

@@ -160,6 +160,8 @@ class _AmxProduct(MatrixUnitOp):
         (c, a, b, *later), (k, stride, *share) = pointers, dims[: 4 if self.prefetching else 2]
 
         def prefetch(step: str) -> After:
+            """Emit the prefetches of a step. In a block, these are accumulators of the next product. With an operand `later`, they are its
+            lines. Without it, and outside of a block, they are lines of the panel, unless the panel is in L1."""
             if self.in_block:
                 # Prefetch the accumulators of the block's next product, which follow c in memory, into L1: 256 bytes per step, a quarter of
                 # a tile register.

@@ -96,6 +96,8 @@ class _Channels:
     """Emits the code of `AmxChannels`. While the unit multiplies a step, vector instructions widen the step AHEAD steps later."""
 
     def __init__(self, op: AmxChannels, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of the registers of rows, and the places from which steps of the next panel count on. `pointers` and `dims`
+        are those of the tile `op`."""
         self.op, self.code = op, code
         self.c, a, self.ring, self.panel, self.multipliers, following, following_multipliers = pointers
         k, self.stride, _, second, third, self.slot, self.following = dims
@@ -114,7 +116,7 @@ class _Channels:
         return STEP * self.columns // 2
 
     def run(self) -> None:
-        """Emit the code of all steps, and the loads and stores of the sums."""
+        """Emit the code of all steps. The sums begin with 0, and are stored at the end."""
         code = self.code
         # The last AHEAD steps widen the first steps of the following panel, if there is one.
         num_widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
@@ -177,7 +179,7 @@ class _Channels:
         return self.code.op(f"select i1 {self.code.op(f'icmp slt i64 {step}, {self.steps}')}, ptr {own}, ptr {following}")
 
     def slot_of(self, step: str) -> str:
-        """Return the slot of the ring that holds a step of this panel, or of the next one if steps count on."""
+        """Return the slot of the ring for a step. Steps of the next panel count on from those of this panel."""
         return self.code.op(f"and i64 {self.code.op(f'add nsw i64 {step}, {self.slot}')}, {RING - 1}")
 
     def times(self, number: str, factor: int) -> str:

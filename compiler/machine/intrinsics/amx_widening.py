@@ -93,6 +93,7 @@ class AmxWidening(Intrinsic):
         lefts = [a, code.op(f"getelementptr i8, ptr {a}, i64 {after}")][: self.blocks]
 
         def each(step: str) -> After:
+            """Find the items that this step widens, and return the function that widens a share of them after each product."""
             done, num_products = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {share}')}"), self.blocks * widening.sides
             part = code.op(f"udiv i64 {share}, {num_products}")
             ends = [code.op(f"add nsw i64 {done}, {code.op(f'mul nsw i64 {part}, {i}')}") for i in range(num_products)]

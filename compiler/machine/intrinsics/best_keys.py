@@ -54,6 +54,7 @@ class _BestKeys(BlockCode):
     """Emits the code of `BestKeys`."""
 
     def __init__(self, code: Code, op: BestKeys, pointers: Sequence[str]) -> None:
+        """Compute the indices of the keys that this lane holds: every 32nd. `pointers` are those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.places, self.keys = map(self.in_shared, pointers)
@@ -62,6 +63,7 @@ class _BestKeys(BlockCode):
         self.indices = [self.own if first == 0 else code.op(f"add i32 {self.own}, {first}") for first in firsts]
 
     def emit(self) -> None:
+        """Emit the choice of one key after another. A chosen key counts as LOWEST from then on. At the end, write the indices."""
         keys = [self._key(number) for number in range(len(self.indices))]
         wins = ["false"] * len(keys)  # whether each key of this lane is chosen
         for _ in range(self.op.chosen):

@@ -24,7 +24,7 @@ class BlockCode:
     pairs; this thread has word or pair `quad` of row `group`."""
 
     def __init__(self, code: Code, *, hides_thread: bool = False) -> None:
-        """`hides_thread`: see `BlockProduct`."""
+        """`hides_thread` says whether LLVM must not recognise the number of the thread, as `BlockProduct` explains."""
         self.code, self._hides_thread = code, hides_thread
         self.find_thread()
 

@@ -49,6 +49,7 @@ class _BlockPlaces(BlockCode):
         self.places, self.items, self.others = map(self.in_shared, pointers)
 
     def emit(self) -> None:
+        """Emit the code of the tile. Each thread reads the numbers of its lane in all warps, so a warp can sum what the others have."""
         code = self.code
         items = [self._number(self.items, warp) for warp in range(WARPS)]
         others = reduce(self._add, (self._number(self.others, warp) for warp in range(WARPS)))

@@ -227,6 +227,7 @@ class ProductCode(BlockCode):
     """Emits the code of a product. Every thread of the block runs this code."""
 
     def __init__(self, op: BlockProduct, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Allocate the accumulators, which begin with 0, and variables for scales. `pointers` and `dims` are those of the tile `op`."""
         super().__init__(code, hides_thread=op.hides_thread)
         self.op = op
         k, self.stride, self.num_rows, self.num_panels, *group = (str(d) for d in dims)

@@ -66,6 +66,7 @@ class _Tile:
         self.vectors = range(self.columns // step.lanes)
 
     def run(self) -> None:
+        """Emit the code: load the accumulators into registers, add the pairs along k, and store the accumulators."""
         code, step = self.code, self.step
         totals = {(i, j): code.alloca(self.vector) for i in range(self.rows) for j in self.vectors}
         for (i, j), total in totals.items():

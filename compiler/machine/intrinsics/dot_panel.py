@@ -85,6 +85,8 @@ class _PanelOp(ProductOp):
         cached: bool,
         table: Sequence[int] = (),
     ) -> Panel:
+        """Return what emits the product, with the instructions of the target, which must have some. `bits` is that of a weight; `cached`
+        says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
         step = self.step(target)
         assert step is not None, (target, self)
         # A single row needs prefetches too: a core computes so much for each byte that the loads it has begun cover too few bytes.

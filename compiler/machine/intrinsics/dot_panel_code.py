@@ -36,6 +36,8 @@ class Panel:
         *,
         prefetches: bool,
     ) -> None:
+        """`bits` is that of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no codes.
+        `prefetches` says whether the product prefetches the panel."""
         self.code, self.step, self.table, self.prefetches = code, step, table, prefetches
         self.c, self.a, self.b, *self.later = pointers
         self.k, self.stride = dims
@@ -150,8 +152,8 @@ class Panel:
                 self._store({place: self._plus_upper(place, self._total(totals, added, *place)) for place in self.places})
 
     def _half_sums(self, count: int, totals: Sequence[str]) -> dict[str, str]:
-        """Return variables for 16-bit sums of `count` lines, which must still be added to the totals. Return none of them if such sums do
-        not fit in 16 bits."""
+        """Return a variable for each total, for 16-bit sums of `count` lines that must still be added to the total. Return no variables if
+        such sums may exceed 16 bits."""
         assert self.in_halves is not None
         if count * self.halves > self.most_halves(self.in_halves):
             return {}
@@ -208,7 +210,8 @@ class Panel:
             self.code.do(f"store {self.vector} {self.in_halves.widen(self.code, self._load(total), some)}, ptr {total}, align 4")
 
     def _total(self, totals: Mapping[tuple[int, int, int], str], added: Sequence[str], i: int, j: int) -> str:
-        """Return the finished sum of row `i` and the columns of register `j`."""
+        """Return the finished sum of row `i` and the columns of register `j`: the variables of both halves together and, if the bytes of
+        the panel are shifted, 128 times the sum of the row's elements."""
         code, lanes = self.code, self.step.lanes
         value = self._load(totals[i, j, 0])
         if self.separate_halves:
@@ -222,7 +225,8 @@ class Panel:
         return value
 
     def _steps(self) -> tuple[str, int]:
-        """Return the number of iterations of the loop along k, and the loads of each register of b per iteration."""
+        """Return the number of iterations of the loop along k, and the loads of each register of b per iteration: one if k is known only at
+        run time, otherwise a number that divides all loads."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)

@@ -87,6 +87,7 @@ class _DotWidened:
     """Emits the code of `DotWidened`."""
 
     def __init__(self, op: DotWidened, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of the rows and of their values in `begins`. `pointers` and `dims` are those of the tile `op`."""
         self.op, self.code = op, code
         self.c, a, begins, self.panel, self.multipliers = pointers
         self.k, stride, groups = dims
@@ -96,6 +97,8 @@ class _DotWidened:
         self.halves = 2 if op.rows * len(self.sides) <= FEW else 1
 
     def run(self) -> None:
+        """Emit the code. For each group, sum the products of rows and 4-bit weights, beginning with `begins`, and multiply the sum by the
+        multiplier. The sums of rests run over all groups, and are subtracted at the end."""
         code, op = self.code, self.op
         places = [(i, j) for i in range(op.rows) for j in self.sides]
         totals, dots = ({place: code.alloca(_WORDS) for place in places} for _ in range(2))

@@ -89,6 +89,8 @@ class _Block(ProductCode):
     """Emits the code of `Mma`."""
 
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the places in a stage to which this lane copies weights and rows, and from which it reads them. `pointers` and `dims` are
+        those of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         self.op: Mma = op
         self.lane_bytes, row_bytes = self.times(self.lane, op.panel_bytes // LANES if op.bits < 16 else 16), self.times(self.lane, 16)
@@ -97,6 +99,8 @@ class _Block(ProductCode):
         self.own_rows = self.in_stage(self.plus(rows_at, str(op.weight_bytes)), self.shared)
 
     def run(self) -> None:
+        """Emit the code: begin to copy the first steps; then, in each step, wait for its copies, begin to copy a later step, and multiply.
+        At the end, apply the scales and store c."""
         code, op = self.code, self.op
         chosen = self._chosen()
         sources, places = self._sources(chosen), [(panel, self.group) for panel in chosen]

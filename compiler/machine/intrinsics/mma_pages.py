@@ -195,6 +195,8 @@ class _Values(BlockCode):
     """Emits the code of `PageValues`. Each of the four warps computes every fourth range of `width` elements, for all keys."""
 
     def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Compute the addresses of what this lane reads and writes, and allocate its accumulators. `pointers` and `dims` are those of the
+        tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.low, self.high = (str(d) for d in dims)
@@ -219,6 +221,8 @@ class _Values(BlockCode):
         return places
 
     def run(self) -> None:
+        """Emit the code: add the pages `at_once` at a time if all their keys are multiplied, otherwise one by one; then store the
+        results."""
         code = self.code
         end = self.divided(self.plus(self.high, str(PAGE - 1)), PAGE)
         with code.loop(self.divided(self.low, PAGE), end, step=str(self.at_once)) as first:
@@ -285,6 +289,8 @@ class _Values(BlockCode):
     def _multiply(
         self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None, right: Sequence[Sequence[str]], sums: list[list[list[str]]]
     ) -> None:
+        """Add the products of one page to `sums`. `lines` are what the lane has loaded of its values, `right` its weights, and `seen` says
+        which of its keys are multiplied; None means all."""
         fragments = self._of_keys(lines, seen) if self.op.key_size else self._of_values(lines, seen)
         for left, of_pair in zip(fragments, sums, strict=True):
             for places, weights in zip(of_pair, right, strict=True):
@@ -297,7 +303,7 @@ class _Values(BlockCode):
         return [self.words(GLOBAL, page, str((i * op.size + begin) * 2), op.width // PAGE) for i in range(FOUR)]
 
     def _of_values(self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None) -> list[list[str]]:
-        """Return the left operands, without values of keys that are not seen."""
+        """Return the left operands, with zeros in place of the values of keys that are not multiplied."""
         if seen is None:
             return _fragments(self, lines)
         chosen = [[self.code.op(f"select i1 {key}, i32 {word}, i32 0") for word in words] for key, words in zip(seen, lines, strict=True)]

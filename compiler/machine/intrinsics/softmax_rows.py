@@ -149,7 +149,7 @@ class BlockSoftmax:
                 AmxStayAwake().emit(code, (), (), target)
 
     def weigh(self, row: str) -> None:
-        """Write the weights of a row, and add them to its sums."""
+        """Write the weights of a row. Rescale the sums of the row, and add the weights, as they are before they are rounded."""
         code = self.code
         maximum = broadcast(code, self._number(self.maximum, row), "float", LANES)
         added, weights = "", self._at(self.weights, row, 2 * PANEL * self.panels)

@@ -99,6 +99,7 @@ class Wgmma(BlockProduct):
             yield f"columns are {THIN}, expected a multiple of {NARROW}, or {EIGHT} rows whose groups are summed in turns, or deep stages"
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
+        """Return the heights whose accumulators a thread has registers for."""
         kinds = self.sums * (2 if in_groups else 1)
         most = MOST_SUMS // 2 if self.has_scales and self.sums > 1 else MOST_SUMS  # converted weights of several matrices need registers
 
@@ -162,7 +163,7 @@ class Wgmma(BlockProduct):
 
     @property
     def multipliers(self) -> int:
-        """The number of threads that multiply."""
+        """The number of threads that multiply: those of one warpgroup, if the tile is too small for two."""
         return WARPS * LANES if self.sharing is Sharing.NOTHING else CONSUMERS
 
     @property
@@ -250,7 +251,7 @@ class Wgmma(BlockProduct):
 
     @property
     def passed_bytes(self) -> int:
-        """The number of bytes in which the other takers pass the sums and scales of two turns to the first one."""
+        """The number of bytes in which all takers but the first one pass the sums and scales of two turns to the first one."""
         values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # of a thread, for a group
         return 2 * self.turns * values * self.line_bytes
 

@@ -58,6 +58,8 @@ class AttendCode(Rows):
     """Emits attention if two stages fit in shared memory. Subclasses change what differs with one stage (wgmma_attend_parts.py)."""
 
     def run(self) -> None:
+        """Emit the code of the tile. In each turn, a warpgroup computes the scores of a split, and joins the split to those before. The
+        warpgroups let each other multiply, and the first one begins."""
         code = self.code
         pages = self.find_pages("0")
         self._load_queries()
@@ -141,8 +143,8 @@ class AttendCode(Rows):
             self.await_half(KEYS, turn)
 
     def _multiplied_values(self, following: str, end: int) -> None:
-        """Do nothing after the product of this warpgroup's values up to element `end`. If stages are cut into parts
-        (wgmma_attend_parts.py), the part that ends there is now copied for the turn `following`."""
+        """Do nothing. This is called when this warpgroup has multiplied its values up to element `end`. If stages are cut into parts
+        (wgmma_attend_parts.py), the part that ends there is then copied for the turn `following`."""
 
     # --- turns -----------------------------------------------------------------------------------------------------------
 
@@ -221,7 +223,8 @@ class AttendCode(Rows):
         return self._after(f"wgmma.wait_group.sync.aligned {running};", started)
 
     def _after(self, text: str, values: Sequence[str]) -> list[str]:
-        """Emit assembly. Compute values before it, and return those after it."""
+        """Emit assembly that has the values as inputs and as results, and return the results. So the values are computed before it, and
+        what uses the results runs after it."""
         code, count = self.code, len(values)
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
@@ -238,7 +241,7 @@ class AttendCode(Rows):
         return code.op(f"fmul float {code.call_math(Fn.TANH, [code.op(f'fdiv float {score}, {softcap}')])}, {softcap}")
 
     def _mask(self, start: str) -> None:
-        """Replace the scores of keys that a row does not see."""
+        """Replace the scores of keys that a row does not see by -inf. A row after the last one sees what the last one sees."""
         code, seen = self.code, list[str]()
         last = code.op(f"sub i64 {self._num_rows()}, 1")
         rows, quad = self._own_rows()

@@ -41,7 +41,8 @@ class Number:
     const: int
 
     def within(self, period: int) -> tuple[Number, Number]:
-        """Return the quotient and the remainder of a division by `period`."""
+        """Return the quotient and the remainder of a division by `period`. No instruction is written if `bound` shows that the constant
+        alone determines the quotient."""
         b, (quotient, rest) = self.b, divmod(self.const, period)
         if rest + self.bound <= period:
             return Number(b, "0", 1, quotient), Number(b, self.name, self.bound, rest)
@@ -59,6 +60,8 @@ class Pages(BlockCode):
     """Emits the copies of pages to shared memory, and the waits for them."""
 
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find the positions that the rows see, and the splits with these positions. Store the numbers that are read again. `pointers` and
+        `dims` are those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.token_heads, self.rows = (str(x) for x in dims)
@@ -78,7 +81,7 @@ class Pages(BlockCode):
         self._keep()
 
     def _extremes(self, positions: str) -> list[str]:
-        """Return the least and the largest of the positions of all tokens."""
+        """Return the least and the largest of the positions of all tokens of the rows, over the lanes of a warp."""
         code, found = self.code, list[str]()
         last = code.op(f"udiv i64 {code.op(f'sub i64 {self.rows}, 1')}, {self.op.heads}")
         places = [self.plus(self.lane, str(first)) for first in range(0, -(-self.op.block_rows // self.op.heads), LANES)]
@@ -128,7 +131,8 @@ class Pages(BlockCode):
         return self.code.op(f"add i32 {a}, {b}")
 
     def first_of(self, turn: str, of_split: int, begin: str = "") -> str:
-        """Return the first position of a turn's split, or its first page, where a split has `of_split` positions or pages."""
+        """Return the first position of a turn's split, or its first page: the number of the split times `of_split`, the number of positions
+        or pages of a split. `begin` is the number of the first turn's split, as it was read again; without it, take `self.begin`."""
         return self.code.op(f"mul i32 {self.add(begin or self.begin, self.short(turn))}, {of_split}")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
@@ -152,7 +156,8 @@ class Pages(BlockCode):
             self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
 
     def meet(self) -> None:
-        """Wait until all warps of this warpgroup have multiplied what is overwritten next: each warp waits for its own rows only."""
+        """Wait for all warps of this warpgroup. A warp waits only for the products of its own rows, but what is overwritten next is an
+        operand of all warps."""
         number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
         self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
@@ -208,7 +213,8 @@ class Pages(BlockCode):
         return PAGE * self.op.size * 2 // CHUNK
 
     def _copy_keys(self, chunk: Number, source: str, to: str, turn: str) -> None:
-        """Copy one chunk: 8 keys of one element."""
+        """Copy one chunk: 8 keys of one element. Unlike values, keys that no row sees are copied in every `turn`, because their scores are
+        masked."""
         op, code = self.op, self.code
         page, inside = chunk.within(self._per_page)
         element, half = inside.within(2)
@@ -219,7 +225,7 @@ class Pages(BlockCode):
         self.copy(self.gep(SHARED, own, str(block.const * op.size * LINE_BYTES + element.const * LINE_BYTES)), source)
 
     def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
-        """Copy one chunk: 8 elements of one value."""
+        """Copy one chunk: 8 elements of one value. If no row sees its key in this turn's split, write zeros instead."""
         op, code = self.op, self.code
         key, column = chunk.within(op.size * 2 // CHUNK)
         position = self.add(self.first_of(turn, SPLIT), self.short(key.text()))
@@ -252,7 +258,7 @@ class Pages(BlockCode):
         return str(int(turn) % self.op.stages) if turn.isdigit() else self.code.op(f"urem i64 {turn}, {self.op.stages}")
 
     def barrier_of(self, half: int, turn: str, part: int = 0) -> str:
-        """Return the address of an mbarrier."""
+        """Return the address of the mbarrier of the keys or the values of a turn's stage, or of a part of them."""
         first = half * self.op.stages * self.op.parts + part
         at = self.plus(self.times(self._slot(turn), self.op.parts * BARRIER_BYTES), str(self.op.barriers_at + first * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.stages, at))

@@ -90,7 +90,8 @@ class Rows(Pages):
         return self.code.op(f"zext i32 {self.kept('rows')} to i64")
 
     def _own_rows(self) -> tuple[list[str], str]:
-        """Return the numbers of this thread's rows, and its number among the four lanes that share a row."""
+        """Return the numbers of this thread's rows in the block, and its number among the four lanes that share a row. For latents, both
+        warpgroups have the same rows."""
         code, thread = self.code, self.thread_again()
         group = code.op(f"lshr i64 {code.op(f'and i64 {thread}, {LANES - 1}')}, 2")
         if self.op.is_latent:

@@ -37,6 +37,8 @@ class WgmmaCode(Stages):
     """Emits the code of a product by `wgmma`."""
 
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find the part of the tile that this warpgroup multiplies, and the steps at which groups of weights begin and end. `pointers` and
+        `dims` are those of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         split = {
             Sharing.COLUMNS: (op.columns // WARPGROUPS, 0, 0),
@@ -66,7 +68,8 @@ class WgmmaCode(Stages):
         self.code.either(self.produces, self.produce, self._consume)
 
     def _consume(self) -> None:
-        """Multiply the stages, and store the result."""
+        """Multiply the stages, in turns if the tile takes turns. When all are multiplied, the threads that hold sums of the result store
+        them in c."""
         code, op = self.code, self.op
         if op.turns:
             self._take_turns()
@@ -87,7 +90,8 @@ class WgmmaCode(Stages):
             self.store(column, NARROW, self._second(self.second_row))
 
     def _second(self, distance: int) -> str:
-        """Return 0 in the first warpgroup, and in the second one `distance`, from the first one's part to its own."""
+        """Return `distance` in the second warpgroup, and 0 in the first one. `distance` leads from the part of the first warpgroup to the
+        part of the second one."""
         return self.times(self.warpgroup, distance) if distance else "0"
 
     # --- products ------------------------------------------------------------------------------------------------------
@@ -264,7 +268,8 @@ class WgmmaCode(Stages):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _take_turns(self) -> None:
-        """Let each taker multiply its part of each stage. The scales of a group are read one turn before they are used."""
+        """Let each taker multiply its part of each stage. The first taker adds the sums of its own groups, and those that the others passed
+        in the turn before. The scales of a group are read one turn before they are used."""
         code, op = self.code, self.op
         passes = code.op(f"xor i1 {self.adds}, true")
         scales = [self.new_scales() for _ in self.ends]
@@ -330,8 +335,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Signal this to them, because they wait for that two turns later,
-        unless no such turn follows."""
+        """Add the sums that the other takers passed in a turn. Then signal this: two turns later, the other takers wait for it before they
+        overwrite these sums. Do not signal if no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):

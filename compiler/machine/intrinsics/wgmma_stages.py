@@ -28,6 +28,8 @@ class Stages(ProductCode):
     """Emits the copies of a product, and the waits of the producer and the consumers for each other."""
 
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        """Find out what this thread does: the number of its warpgroup says whether it produces or consumes. `pointers` and `dims` are those
+        of the tile `op`."""
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
@@ -212,6 +214,6 @@ class Stages(ProductCode):
         self.await_phase(self.barrier_of(kind, slot), parity, "acquire.cluster." if kind == FREE and self.op.cluster > 1 else "")
 
     def barrier_of(self, kind: int, slot: str) -> str:
-        """Return the address of an mbarrier of a stage."""
+        """Return the address of the mbarrier of this `kind` of the stage `slot`."""
         at = self.plus(self.times(slot, BARRIER_BYTES), str(self.op.barriers_at + kind * self.op.stages * BARRIER_BYTES))
         return self.number_of(self.gep(SHARED, self.shared, at))

@@ -78,7 +78,8 @@ class WidenPanel(Intrinsic):
         return self.columns // COLUMNS
 
     def widen_side(self, code: Code, pointers: Sequence[str], stretch: str, side: int | str, *, to: str | None = None) -> None:
-        """Widen STRETCH weights of each of 16 columns. `to` is the stretch of `wide` that receives them, `stretch` if it is None."""
+        """Widen STRETCH weights of each of 16 columns: those of stretch number `stretch` along k, and of the panel's register number
+        `side`. `to` is the stretch of `wide` that receives them; if it is None, this is `stretch`."""
         wide, panel, multipliers, later, later_multipliers = pointers
         size, first = STRETCH // 2 * self.columns, code.op(f"mul nsw i64 {side}, {LINE_BYTES}")
         found, made, wanted = (

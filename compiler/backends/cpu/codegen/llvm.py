@@ -34,7 +34,8 @@ from compiler.machine.target import Target
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    """Emit a scheduled kernel. The names of its functions begin with `name`."""
+    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
+    not one for this target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -67,7 +68,7 @@ def _independent(loop: For, outer: list[For]) -> bool:
 
 
 def _parallel_inside(stmt: Stmt) -> For | None:
-    """Return a parallel loop inside the statement, if there is one."""
+    """Return a parallel loop inside the statement, or None if there is none."""
     return next((s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.PARALLEL), None)
 
 
@@ -109,6 +110,7 @@ class _Statements(Statements):
     """Emits the statements of a phase for a CPU. A vector loop becomes vector instructions, and local buffers are on the stack."""
 
     def loop(self, loop: For) -> None:
+        """Emit a parallel or a vector loop. Raise CompileError for a loop that is bound to a GPU."""
         match loop.kind:
             case LoopKind.PARALLEL:  # one thread runs this inner loop serially, because the outer loops are distributed already
                 self.serial(loop)
@@ -126,7 +128,7 @@ class _Statements(Statements):
 
     def _vector(self, loop: For) -> None:
         """Emit the body of the loop once, with the vector of all lane numbers as the value of its variable, or the scalar 0 if there is one
-        lane. Raise CompileError if the loop is inside another vector loop."""
+        lane. Raise CompileError if the loop is inside another vector loop, or if its extent is not a constant."""
         lanes = constant_extent(loop)
         if self.memory.lane is not None:
             raise CompileError(f"vector loop {loop.var.name} is inside vector loop {self.memory.lane.name}; unroll one of them")

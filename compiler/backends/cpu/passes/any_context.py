@@ -25,7 +25,8 @@ def any_context(module: IRModule) -> IRModule:
 
 
 def _unbounded(prim: PrimFunc) -> PrimFunc:
-    """Return the function with an unbounded number of columns, or the function itself if it needs no change."""
+    """Return the function with an unbounded number of columns. Return the function itself if it is no paged attention, if the number of
+    columns is no variable, if its bound is not known or less than MANY, or if the shape of another buffer has the variable."""
     match prim.body:
         case Attention(keys=Paged(tables=tables)) if (columns := tables.shape[1].var) is not None:
             pass

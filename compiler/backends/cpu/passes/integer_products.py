@@ -59,6 +59,8 @@ from compiler.passes.widen_tables import in_bytes
 
 @dataclass(frozen=True, slots=True)
 class IntegerProducts:
+    """The pass. `tiles` are the tiles with which the target multiplies."""
+
     tiles: ProductTiles
 
     @property
@@ -68,10 +70,15 @@ class IntegerProducts:
         return columns
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which products of quantised weights multiply integers, and in which look-ups of embeddings in such weights
+        read the panels of the product. A product stays as it is if its weight is not quantised, or if no tile of the target multiplies
+        it."""
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
         tables = self._tables(module)
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+            """Return what replaces a product of a quantised weight, or the look-up of embeddings in such a weight. Return None for any
+            other binding."""
             values[binding.var], before = value, binding.value
             if isinstance(value, Call) and value.op is LOOK_UP and value.args[1] in tables:
                 return self._look_up(builder, value, tables[value.args[1]])
@@ -89,8 +96,9 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
-        """Return the weights whose rows are also looked up as embeddings, by the atom of their integers. Product and look-up read the same
-        panels. Leave out weights for which the target has no tile, and look-ups with zero points or with other scales."""
+        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by the atom of their integers.
+        Product and look-up then read the same panels. Leave out a weight if the target has no tile for it, if the look-up subtracts zero
+        points, or if it reads other scales or shifts than the product."""
         found: dict[Atom, QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}
@@ -105,7 +113,7 @@ class IntegerProducts:
         return found
 
     def _look_up(self, builder: Builder, call: Call, weight: QuantisedWeight) -> Value:
-        """Look rows up in the panels of the product."""
+        """Return the look-up of the rows of a weight in the panels that its product reads."""
         scheme = self._scheme(weight)
         assert scheme is not None, call
         format = self._format(weight, scheme)
@@ -135,7 +143,8 @@ class IntegerProducts:
         return next((tile.format for tile in self.tiles.integers if _fits(weight, scheme, tile.format)), None)
 
     def _integer(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows, scheme: Scheme) -> Value | None:
-        """Return the product of integers that replaces `linear`. Return None if no tile of the target reads the weight."""
+        """Return the product of integers that replaces `linear`. If no tile of the target looks up codes, they are first decoded to
+        integers of 8 bits. Return None if no tile of the target reads the weight."""
         _, _, *rest = linear.args
         format = self._format(weight, scheme)
         if format is None and weight.kind in TABLES:
@@ -194,7 +203,8 @@ class _Rows:
 
     @staticmethod
     def of(x: Atom, made: Value | None) -> _Rows:
-        """Return the rows of x, which is the result of `made` if that is given."""
+        """Return the rows of x. If `made`, the value of x, looks them up in a table that provably has at most as many rows, return the
+        table and the numbers of the rows. Otherwise return x itself."""
         if isinstance(made, Call) and made.op is EMBEDDING:
             table, ids = made.args
             given, wanted = type_of(table), type_of(ids)
@@ -204,7 +214,8 @@ class _Rows:
         return _Rows(x, None)
 
     def fields(self, builder: Builder, quantised: Atom, count: int) -> list[Atom]:
-        """Return the `count` results of the operator that quantised each row of the table, for the rows of the product."""
+        """Return the first `count` results of the operator that quantised the rows of the table. If the rows of the product are looked up
+        (`ids`), look the results up, too."""
         fields = _fields(builder, quantised, count)
         return fields if self.ids is None else [builder.call(TAKE, field, self.ids, axis=0) for field in fields]
 

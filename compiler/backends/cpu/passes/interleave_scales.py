@@ -33,9 +33,13 @@ F32, I16, I32 = DType.F32, DType.I16, DType.I32
 
 @dataclass(frozen=True, slots=True)
 class InterleaveScales:
+    """The pass, for products whose weights the format can hold."""
+
     format: ScaledPanels
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which products read blocks of weights and scales. A product whose weights the format cannot hold stays as it
+        is."""
         plans = {name: _plan(prim, self.format) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
 
@@ -88,6 +92,7 @@ class InterleaveScales:
         places = {operand.scales: blocks[operand.panels] for operand in plan}
 
         def read(scalar: Scalar) -> Scalar:
+            """Replace a load of an integer or of a scale by one from the block. Return anything else as it is."""
             match scalar:
                 case Element(format=self.format.panels, k=k, stored=(Load(buffer=buffer, indices=(*matrix, _, _, _)),)) if buffer in blocks:
                     (operand,) = (o for o in plan if o.panels is buffer)

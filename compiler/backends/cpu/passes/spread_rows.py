@@ -32,12 +32,14 @@ Output = tuple[Var, int]  # the variable of a call, and the index of one of its 
 
 
 def spread_rows(module: IRModule) -> IRModule:
+    """Return the module with padded rows, or the module itself if no rows are to be padded."""
     found = {v: output for f in module.graph_functions.values() for v, output in _rows(module, f)}
     if not found:
         return module
     outputs, outliners, known = set(found.values()), list[Outliner](), dict[tuple[str, tuple[int, ...], tuple[int, ...]], str]()
 
     def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        """Return the call of the function with padded rows. Return None for a binding that neither reads nor writes such rows."""
         before = binding.value
         if not isinstance(value, CallTir) or not isinstance(before, CallTir):
             return None
@@ -99,7 +101,8 @@ def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
 
 
 def _clashes(given: Type) -> bool:
-    """Return whether rows of this type evict each other from caches: their length in bytes is a multiple of CLASHING_BYTES."""
+    """Return whether rows of this type evict each other from caches: their length in bytes is a multiple of CLASHING_BYTES. Return False if
+    they are neither bf16 nor bytes, or if their length is not a constant."""
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
@@ -122,7 +125,8 @@ def _uses(module: IRModule, body: Body) -> _Uses:
 
 
 def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
-    """Return the buffers that a kernel reads as left and not as right operands of a product. Return none if it is scheduled already."""
+    """Return the buffers that a kernel reads as left and not as right operands of a product. Return no buffers if the kernel is scheduled
+    already, or if it is no product."""
     if prim.attrs.get("schedule"):
         return set()
     if (product := product_in(prim)) is not None:

@@ -75,7 +75,7 @@ class _Rows:
 
     def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
         """Write all stages of one row, then its parts. If there is a `next_row`, every stage that reads rows in order prefetches the whole
-        next row, although another stage did so too: a core drops prefetches while many are pending."""
+        next row, even if an earlier stage has prefetched it: a core drops prefetches while many are pending."""
         self.declare(k)
         for stage in self.program.stages:
             if stage.inner is None:

@@ -93,7 +93,8 @@ def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) 
 
 
 def block_size(k: Kernel, length: Dim) -> tuple[Dim, Dim]:
-    """Return the number of elements of a block, and the number of full blocks."""
+    """Return the number of elements of a block, and the number of full blocks. A block has BLOCK elements, or a multiple of them if the row
+    would otherwise have more than MOST blocks."""
     times = dim_max(1, ceil_div(length, BLOCK * MOST))
     if not (length.is_const or prove_le(length, BLOCK * MOST)):
         times = k.let("stretch", times, lower=1)

@@ -44,8 +44,9 @@ def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
 
 @contextmanager
 def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[DimVar, Dim], Dim, Dim]]:
-    """Distribute rows of `length` elements among threads: there is one row for each combination of indices of the outer axes. Yield these
-    indices, `first` and `end`: the thread computes the elements `first` to `end` - 1 of that row."""
+    """Distribute rows of `length` elements among threads: there is one row for each combination of indices of the outer axes. A claim is a
+    part of a long row, one row, or several short rows. Yield the indices of a row, `first` and `end`: the thread computes the elements
+    `first` to `end` - 1 of that row."""
     num_rows = product_of([e for _, e in outer])
     if not length.is_const or length.const > CHUNK:
         chunks = ceil_div(length, CHUNK)
@@ -81,6 +82,7 @@ def write_vectors(
     inner, store = nest.axes[-1][0], nest.store
 
     def write_full(*, streamed: bool) -> None:
+        """Write the full vectors, past the caches if `streamed`."""
         for vector in full_vectors(k, first, end, width):
             prefetch.vector(k, vector.start)
             if streamed:

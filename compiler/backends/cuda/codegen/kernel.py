@@ -74,7 +74,8 @@ work:""".splitlines()
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    """Emit a scheduled kernel. The names of its functions begin with `name`."""
+    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
+    not one for this target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -84,7 +85,8 @@ def ptx_name(symbol: str) -> str:
 
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
-    """Emit phase `stmt` of a kernel. The names of its functions begin with `symbol`."""
+    """Emit phase `stmt` of a kernel. The names of its functions begin with `symbol`. Raise CompileError if a block needs more shared memory
+    than the target has, or if the phase is no loop over blocks."""
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     shared = _Shared.of(stmt, KeptArguments.num_bytes(parameters))
     if shared.num_bytes > target.shared_bytes:
@@ -113,7 +115,8 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
-    """Return the number of counters that the blocks share, and the statement inside their allocation."""
+    """Return the number of counters that the blocks share, and the statement inside their allocation. Return 0 and the statement itself if
+    there are no counters."""
     match stmt:
         case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.COUNTERS:
             return prod(extent.const for extent in buffer.shape), body
@@ -123,8 +126,8 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
 
 def _launched(stmt: Stmt, threads: int) -> str:
     """Return the attributes of a phase's entry function: threads per block, the number of blocks that must fit a multiprocessor, and blocks
-    per cluster. An attribute that is 0 is left out. Without the second, the assembler limits registers so that many blocks run at once,
-    even if values then spill to memory."""
+    per cluster. An attribute that is 0 is left out. If no number of blocks is declared, the assembler limits registers so that many blocks
+    run at once, even if values then spill to memory."""
     attributes = {"nvvm.reqntid": threads, "nvvm.minctasm": _enough_blocks(stmt, threads), "nvvm.cluster_dim": _cluster(stmt)}
     return " ".join(f'"{name}"="{value}"' for name, value in attributes.items() if value)
 
@@ -213,7 +216,7 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """Return the number of threads of a block that run the tile together."""
+    """Return the number of threads of a block that run the tile together: 1 if each thread that runs it runs it alone."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
@@ -238,7 +241,9 @@ def _is_around_products(loop: For) -> bool:
 
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
-    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared."""
+    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared. Tiles that several threads run state
+    this number. Without such tiles, it is the number of blocks that have ENOUGH_THREADS threads together, or half as many if a local array
+    has more than MOST_IN_HALF elements."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
@@ -256,7 +261,7 @@ def _cluster(stmt: Stmt) -> int:
 
 
 def _num_threads(stmt: Stmt) -> int:
-    """Return the number of threads of a block: enough for the longest thread loop and for every tile."""
+    """Return the number of threads of a block: enough for the longest thread loop and for every tile, and 1 if there is neither."""
     return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
@@ -295,6 +300,8 @@ class _Statements(Statements):
     thread runs its own iteration."""
 
     def __init__(self, code: Code, parameters: Parameters, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
+        """`name` is the name of the phase in PTX, and `num_threads` the number of threads of a block. `shared` says where the shared arrays
+        are, and whether arguments are kept there."""
         expressions = parameters.expressions(code, target)
         super().__init__(code, expressions, target)
         self.shared: list[str] = []  # definitions of variables in shared memory
@@ -308,7 +315,8 @@ class _Statements(Statements):
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         """Run statements in order. Outside of thread loops, a barrier separates each statement that contains a thread loop, or a tile that
-        several threads run, from the next statement. If arguments are kept, they are read again after each tile."""
+        several threads run, from the next statement. If arguments are kept, they are read again after each tile that leaves no registers
+        for them."""
         for i, stmt in enumerate(stmts):
             self.run(stmt)
             if not self.in_thread and i + 1 < len(stmts) and _parts(stmt):
@@ -358,7 +366,8 @@ class _Statements(Statements):
         super().store(store)
 
     def tile(self, tile: Tile) -> None:
-        """Emit a tile. Raise CompileError if it is inside of a thread loop but needs a block's threads, or the other way round."""
+        """Emit a tile. Raise CompileError if a tile that several threads run is inside of a thread loop, or needs another number of threads
+        than the block has. Also raise it if a tile that one thread runs is outside of thread loops."""
         together = _together(tile)
         if self.in_thread != (together == 1) or together not in (1, self._num_threads):
             place = f"in a block of {together} threads" if together > 1 else "inside of a thread loop"
@@ -401,7 +410,8 @@ class _Statements(Statements):
                 self.code.do(f"{step} = zext i32 {self.code.op(GRID_AGAIN)} to i64")
 
     def _threads(self, loop: For) -> None:
-        """Emit a loop, of which each thread of a block runs one iteration. Threads after the last iteration run none."""
+        """Emit a loop, of which each thread of a block runs one iteration. Threads after the last iteration run none. Raise CompileError if
+        the loop is inside another thread loop, or if its extent is not a constant."""
         if self.in_thread:
             raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._thread()
@@ -416,8 +426,8 @@ class _Statements(Statements):
         self.code.do(BARRIER)
 
     def _thread(self) -> str:
-        """Return the number of the thread. In crowded kernels, and where products hide it, nothing that follows from it takes registers
-        elsewhere."""
+        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide it, hide it here,
+        too. So nothing that is computed from it takes registers elsewhere."""
         if self.kept is not None:
             return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
         thread = self._special("tid")
@@ -428,14 +438,15 @@ class _Statements(Statements):
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
     def _requested(self) -> str:
-        """Return the name of the shared memory that a launch requests, and declare it if nothing did."""
+        """Return the name of the shared memory that a launch requests, and declare it at the first call."""
         name = f"@{self._name}$shared"
         if not self.shared:
             self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")
         return name
 
     def _shared_array(self, buffer: Buffer, type_: str) -> str:
-        """Return the address of an array of type `type_` in shared memory."""
+        """Return the address of an array of type `type_` in shared memory: its place in the memory that the launch requests, or a variable
+        of its own if the launch requests none."""
         if self._places.requested_bytes:
             name, place = self._requested(), self._places.offsets[buffer]
             address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name

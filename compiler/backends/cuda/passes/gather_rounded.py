@@ -26,14 +26,16 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def gather_rounded(module: IRModule) -> IRModule:
-    """Replace casts of gathered columns and of looked-up rows by gatherings and look-ups of cast operands."""
+    """Replace casts, to smaller types, of gathered columns and of looked-up rows by gatherings and look-ups of cast operands. Leave what
+    anything but casts reads, and columns that are read more than once."""
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
     bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
     casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)
     gathered: dict[Atom, Call] = {}  # gatherings with one use, and look-ups that only casts use
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        """Replace a cast to a smaller type, whose operand is gathered or looked up, by the gathering or look-up of cast operands."""
+        """Return the gathering or look-up of cast operands, for a cast to a smaller type of what is gathered or looked up. Return None for
+        any other binding."""
         if not isinstance(value, Call) or not isinstance(binding.value, Call):
             return None
         num_uses = uses.get(binding.var, 0)

@@ -39,6 +39,7 @@ class JoinBranches:
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which products are joined with the calls that read their elements, where a schedule supports the result."""
         builder = Builder(module)
         joiner = _Joiner(Outliner(builder, module), self.takes)
 

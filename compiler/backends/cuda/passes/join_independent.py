@@ -33,6 +33,7 @@ class JoinIndependent:
     takes: Callable[[PrimFunc], bool]  # whether one launch computes all stages of a function, as fast as any other schedule
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which pairs of adjacent, independent calls are joined, where one launch can compute both."""
         builder = Builder(module)
         outliner = Outliner(builder, module)
 

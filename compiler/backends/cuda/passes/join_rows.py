@@ -35,6 +35,7 @@ class JoinRows:
     takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
+        """Return the module in which runs of calls that compute short rows are joined, where a schedule supports the result."""
         builder = Builder(module)
         joiner = _Joiner(Outliner(builder, module), self.takes, {})
 
@@ -62,8 +63,8 @@ class _Joiner:
         return block if found == list(block.bindings) else Block(tuple(found), block.kind)
 
     def _runs(self, bindings: Sequence[Binding]) -> Iterator[list[Binding]]:
-        """Divide bindings into runs. The calls of a run compute equally many short rows, and each except the first reads a result of the
-        run. Any other binding is a run of its own."""
+        """Divide bindings into runs. The calls of a run compute equally many short rows, and each except the first reads the result of an
+        earlier call of the run. Any other binding is a run of its own."""
         run: list[Binding] = []
         rows: Dim | None = None
         for binding in bindings:

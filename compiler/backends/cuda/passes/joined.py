@@ -43,7 +43,8 @@ class JoinedCall:
         elements: Mapping[Atom, Element] = MappingProxyType({}),
     ) -> None:
         """Append a call. `held` has the buffers of values that earlier calls computed, and `elements` has functions that compute elements
-        of other values; neither becomes an operand."""
+        of other values; neither becomes an operand. A tensor that earlier calls read, too, is one operand, unless this call overwrites
+        it."""
         known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
         taken = {call.operands[i][0] for i in call.inplace if i is not None}
         renamed: dict[Buffer, Buffer] = {}
@@ -75,7 +76,8 @@ class JoinedCall:
 
 
 def with_results(call: CallTir, replaced: Sequence[Binding]) -> list[Binding]:
-    """Bind the joined call, and bind its outputs to the variables of the calls that it replaces."""
+    """Return the binding of the joined call, and bindings that give its outputs to the variables of `replaced`: those joined calls whose
+    results are read. The outputs are in the order of these calls. If there is one output, its variable names the joined call itself."""
     made = Var(replaced[-1].var.name, TupleType(call.out))
     if len(call.out) == 1:
         return [Binding(replaced[0].var, call)]

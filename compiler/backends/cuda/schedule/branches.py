@@ -106,7 +106,9 @@ def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple
 
 
 def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
-    """Return a statement as a branch of the product in `source`, which has `num_rows` rows. Return None if it is no branch."""
+    """Return a statement as a branch of the product in `source`, which has `num_rows` rows. Return None if it is no branch. A branch is an
+    elementwise nest over the rows of the product and further axes of constant extent. Only its value reads the product, in the same row,
+    and at the column of the element or at that of its pair."""
     nest = match_spatial(stmt)
     if nest is None or len(nest.axes) < 2 or nest.axes[0][1] != num_rows or not all(extent.is_const for _, extent in nest.axes[1:]):
         return None

@@ -30,8 +30,9 @@ ZERO = Dim.of(0)
 
 
 def schedule_columns(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement, and if a block would have too many
-    threads or a thread too many elements."""
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement: if loops over lanes have no group of
+    columns or groups of different sizes, if statements outside of them write other memory, or if a thread would need the column of another
+    one. Also return None if a block would have too many threads, or a thread too many elements."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
@@ -117,8 +118,8 @@ def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = Fal
 
 
 def _are_apart(body: Stmt, column: Dim, width: int) -> bool:
-    """Return whether no thread reads or writes an element of other memory than local arrays that another thread writes: each access to a
-    buffer that is written is in the thread's own column."""
+    """Return whether threads are independent outside of local arrays: no thread reads or writes an element that another thread writes. For
+    this, each access to a buffer that is written must be in the thread's own column."""
     stores = [s for s in walk_stmts(body) if isinstance(s, Store) and s.buffer.scope is not Scope.LOCAL]
     written = {s.buffer for s in stores}
     own = (x.indices for x in (*stores, *loads(body)) if x.buffer in written)
@@ -135,6 +136,7 @@ def _without_columns(stmt: Stmt, private: set[Buffer]) -> Stmt:
         return scalar
 
     def of_stmt(s: Stmt) -> Stmt:
+        """Drop the column from a store to, or an allocation of, a narrowed array."""
         match s:
             case Store(buffer=buffer, indices=indices) if buffer in narrow:
                 return replace(s, buffer=narrow[buffer], indices=indices[:-1] or (ZERO,))

@@ -31,7 +31,7 @@ WARP = 32
 
 
 def schedule_elements(prim: PrimFunc) -> PrimFunc:
-    """Schedule the nest. Each group of independent stages is a phase."""
+    """Schedule the nest. Each group of independent elementwise stages is a phase. Any other stage is scheduled by itself (`_in_order`)."""
     temporaries, body = without_allocations(without_products(prim.body))
     done: list[Stmt] = []
     for group in _independent_groups(stages(body)):

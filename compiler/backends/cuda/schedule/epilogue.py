@@ -69,6 +69,8 @@ class StoreWriter(Writer):
         return nullcontext()
 
     def write(self, k: Kernel, rows: Rows) -> None:
+        """Write the elements of some rows. One condition covers the usual case that all rows exist. Otherwise each row has its own
+        condition."""
         with k.when(less(rows.numbers[-1], rows.count)):
             for row, value in zip(rows.numbers, hold(k, [self.element(row, 0) for row in rows.numbers]), strict=True):
                 self._store(k, rows.first + row, value)
@@ -102,6 +104,8 @@ class BranchWriter(Writer):
         return self.branch.where_it_reads(k, self.column)
 
     def write(self, k: Kernel, rows: Rows) -> None:
+        """Write the elements of some rows. First compute the conditions of all rows, and the integers and values that need no condition.
+        Then store row after row."""
         nest, branch = self.branch.nest, self.branch
         near = rows.clamped(k)
         points = [branch.point(k, rows.first + row, self.column) for row in near]

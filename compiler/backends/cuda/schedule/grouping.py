@@ -37,7 +37,8 @@ def schedule_grouping(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _write(k: Kernel, found: Grouping, expert: Dim) -> None:
-    """Write what the block of an expert does."""
+    """Write what the block of an expert does: count its choices, find their places, and write the rows of the expert. A number that names
+    no expert counts as the nearest expert."""
     experts, tokens, chosen, places = k.arrays(found.experts, found.tokens, found.chosen, found.places)
     num_chosen, num_rows = experts.shape[1].const, tokens.shape[0]
     own = cast(index(expert), I32)

@@ -22,8 +22,8 @@ ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement, if another
-    parallel loop is inside, and if a block would need too many threads or too much shared memory."""
+    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement, if the loop
+    contains another parallel loop or a buffer that is not local, and if a block would need too many threads or too much shared memory."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
     inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
@@ -49,7 +49,8 @@ class _Lanes:
     num_bytes: int = field(default=0)  # bytes of shared memory that the block needs
 
     def block(self, stmt: Stmt) -> Stmt:
-        """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together."""
+        """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together. One thread runs
+        it if it contains no loop over lanes."""
         if not _has_lanes(stmt):
             return _by_one(stmt)
         match stmt:

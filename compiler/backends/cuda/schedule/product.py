@@ -197,7 +197,7 @@ class _Blocks:
         return self.product.choice is not None or self.lone_size is not None or not prove_le(self.num_rows, self.heights[-1])
 
     def op(self, rows: int, columns: int, *, lone: bool = False) -> BlockProduct:
-        """Return the tile of this size, with as many steps in a stage as is best. `lone` says whether it is the one of `lone_size`."""
+        """Return the tile of this size, with as many steps in a stage as is best. `lone` says whether the size is `lone_size`."""
         return self.shallow(rows, columns).deepened(self.product.extent.const, self.operands[0].group, fills=self.fills, lone=lone)
 
     def shallow(self, rows: int, columns: int) -> BlockProduct:
@@ -212,7 +212,8 @@ class _Blocks:
         return replace(op, hides_thread=is_around or self.num_arguments > MOST_ARGUMENTS)
 
     def write(self, k: Kernel) -> None:
-        """Write the kernel of a product whose rows all have the same matrix."""
+        """Write the kernel of a product whose rows all have the same matrix. The kernel has the code of every tile that some number of rows
+        needs, and chooses by the number of rows."""
         p = self.product
         num_rows, others = self.num_rows, [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
@@ -273,7 +274,8 @@ class _Blocks:
         return dict(zip((v for v, _ in others), point, strict=True)), number
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
-        """Write the kernel of a product whose rows choose among matrices."""
+        """Write the kernel of a product whose rows choose among matrices. A block looks at some adjacent rows, and computes the runs that
+        begin at them."""
         p, most = self.product, self.heights[-1]
         (_, num_rows), _ = p.nest.axes
         tiles, matrices = ceil_div(p.num_columns, NARROW), self.operands[0].weights.buffer.shape[0]
@@ -349,7 +351,8 @@ class _Place:
             self.write_elements(k, op)
 
     def write_elements(self, k: Kernel, op: BlockProduct) -> None:
-        """Write code that computes the elements of the result from the sums of the tile, and stores them."""
+        """Write code that computes the elements of the result from the sums of the tile, and stores them: several rows at a time, or row by
+        row if the tile leaves no registers for more."""
         p = self.blocks.product
         with k.threads("t", op.writers) as t:
             column = k.let("column", t % op.columns, op.columns - 1)
@@ -377,7 +380,8 @@ class _Place:
                         writer.write_row(k, self.first, i)
 
     def own_column(self, k: Kernel, op: BlockProduct, column: Dim) -> Dim:
-        """Return the column of the product that the tile has as its column `column`."""
+        """Return the column of the product that the tile has as its column `column`. If the tile has two ranges of columns, the second half
+        of its columns is the second range."""
         own, half = self.column + column, op.columns // 2
         if not op.apart:
             return own

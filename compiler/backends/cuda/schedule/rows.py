@@ -57,7 +57,8 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
     """Match one program along rows, or two that follow each other, write different buffers and do not read what the other writes. Return
-    None if there is another number of programs, or if a reduction does not read adjacent memory."""
+    None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read adjacent
+    memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None
@@ -118,7 +119,8 @@ class _Row:
                 self.write_elements(stage, *stage.inner)
 
     def write_elements(self, stage: RowStage, var: DimVar, length: Dim) -> None:
-        """Write the elements that a stage computes for a row: `length` elements, numbered by `var`."""
+        """Write the elements that a stage computes for a row: `length` elements, numbered by `var`. If all threads have equally many
+        elements, a thread computes several before it stores any."""
         k, store, at = self.k, stage.nest.store, self.at(stage)
         count, rest = divmod(length.const, self.num_threads) if length.is_const else (0, 0)
         if rest or not count:
@@ -195,7 +197,7 @@ def fold_threads(k: Kernel, partial: Array, count: int, combine: Combine) -> Non
 
 def fold_warps(k: Kernel, partial: Array, count: int, combine: Combine) -> None:
     """Reduce the results of `count` threads, a multiple of WARP, to those of a warp: each of its threads combines the results that are a
-    warp apart."""
+    warp apart. If `count` is WARP, there is nothing to do."""
     if count > WARP:
         with k.threads("t", WARP) as t:
             total: Scalar = partial[t]

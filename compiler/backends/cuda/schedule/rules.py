@@ -17,7 +17,7 @@ from compiler.machine.target import Target
 
 
 def schedule(prim: PrimFunc, tiles: ProductTiles, target: Target) -> PrimFunc:
-    """Return the nest with the schedule of the first rule that applies."""
+    """Return the nest with the schedule of the first rule that applies. The last rule applies to every nest."""
     return (
         schedule_warpgroup_attention(prim, target)
         or schedule_tensor_attention(prim, target)

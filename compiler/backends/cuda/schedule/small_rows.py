@@ -103,7 +103,8 @@ class _Row:
     # --- parts ---------------------------------------------------------------------------------------------------------
 
     def _choose(self, part: Best) -> None:
-        """Write the choice of the best experts of the row."""
+        """Write the choice of the best experts of the row: store keys that have the order of the scores, and let the tile choose. Copy the
+        choice to global memory if it is a result of the function."""
         k, ((row, _), (expert, extent)), chosen = self.k, part.axes, part.chosen
         keys = k.shared("keys", extent.const, dtype=DType.I32)
         with k.threads("t", WARP) as t:

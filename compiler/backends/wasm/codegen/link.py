@@ -51,7 +51,8 @@ define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.hi
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
-    """Link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
+    """Link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes. If any function tests a product for
+    overflow, add the function that LLVM calls for this."""
     text = with_interleaving(with_multiply_add(module_text(kernels, target, extra), target))
     if "smul.with.overflow.i64" in text:
         text += WIDE_PRODUCT

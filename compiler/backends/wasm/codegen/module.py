@@ -72,7 +72,7 @@ def _exported(symbols: Iterable[Symbol]) -> list[Symbol]:
 
 
 def _filled_in(source: WasmObject, patch: Patch) -> bytes:
-    """Return the bytes that are written at the place of a patch."""
+    """Return the bytes that are written at the place of a patch: the index of a type, a function or a global, or the address of data."""
     match patch.kind:
         case Relocation.TYPE_INDEX_LEB:
             return _padded(patch.index)

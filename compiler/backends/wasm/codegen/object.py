@@ -126,6 +126,8 @@ class Reader:
         return self.take(self.unsigned()).decode()
 
     def _leb128(self) -> tuple[int, int, int]:
+        """Read a number in LEB128, seven bits per byte, the lowest first. Return it as if it had no sign, with the number of its bits and
+        its last byte."""
         value = bits = 0
         while True:
             byte = self.byte()
@@ -162,6 +164,7 @@ def read_object(data: bytes) -> WasmObject:
 
 
 def _imports(reader: Reader) -> Iterator[Import]:
+    """Read the imports. What follows the kind of an import depends on the kind, and is kept as bytes."""
     for _ in range(reader.unsigned()):
         reader.name()  # the module, always `env`
         field, kind, begin = reader.name(), Kind(reader.byte()), reader.at
@@ -181,7 +184,8 @@ def _imports(reader: Reader) -> Iterator[Import]:
 
 
 def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
-    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own."""
+    """Read the symbols from the section `linking`. `imports` name the symbols that have no name of their own. Raise CompileError if the
+    section has another version than 2."""
     version = reader.unsigned()
     if version != 2:
         raise CompileError(f"the symbols of an object have version {version}; expected 2")
@@ -195,7 +199,8 @@ def _symbols(reader: Reader, imports: tuple[Import, ...]) -> Iterator[Symbol]:
 
 
 def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
-    """Read one symbol. `imported` has the names of the imports of each kind."""
+    """Read one symbol. `imported` has the names of the imports of each kind: an imported function or global without a name of its own has
+    that of its import."""
     kind, flags = SymbolKind(reader.byte()), reader.unsigned()
     is_undefined, name, index, offset = bool(flags & _UNDEFINED), "", 0, 0
     if kind is SymbolKind.DATA:
@@ -218,6 +223,7 @@ def read_segments(section: bytes) -> tuple[Segment, ...]:
 
 
 def _segments(reader: Reader) -> Iterator[Segment]:
+    """Read the segments of a data section. Raise CompileError if a segment has no constant address."""
     for _ in range(reader.unsigned()):
         if (reader.unsigned(), reader.byte()) != (0, 0x41):  # active in memory 0, at an i32.const
             raise CompileError("a data segment of the object has no constant address; expected an i32.const in memory 0")
@@ -227,7 +233,8 @@ def _segments(reader: Reader) -> Iterator[Segment]:
 
 
 def _patches(name: str, reader: Reader) -> Iterator[Patch]:
-    """Read the relocations of a section. `name` is that of the section with the relocations, for messages."""
+    """Read the relocations of a section. `name` is that of the section with the relocations, for messages. Raise CompileError for a kind of
+    relocation that kernels do not need."""
     section = reader.unsigned()
     for _ in range(reader.unsigned()):
         number, offset, index = reader.byte(), reader.unsigned(), reader.unsigned()

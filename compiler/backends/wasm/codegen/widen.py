@@ -23,6 +23,7 @@ def with_interleaving(text: str) -> str:
 
 
 def _interleaved(found: re.Match[str]) -> str:
+    """Return the shuffle that replaces the shift of a conversion. Keep the extension before it, because further code may use its result."""
     extended, shifted = found[0].split("\n")
     lanes, both = int(found["lanes"]), f"{found['result']}.both"
     order = vector_literal("i32", [number for lane in range(lanes) for number in (lane, lanes + lane)])

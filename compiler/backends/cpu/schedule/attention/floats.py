@@ -77,6 +77,7 @@ class Floats:
         return count
 
     def rows(self, k: Kernel, item: Item, order: Order) -> FloatRows:
+        """Allocate the rows of an item, for products of pairs of bf16 or of f32."""
         operands, count = self.operands, item.most_rows
         kind, factors = (PairRows, DType.BF16) if self.in_pairs else (F32Rows, F32)
         cache = Cache.open(k, operands)
@@ -121,7 +122,8 @@ class FloatRows(Rows):
                 self.compute_scores(k, [page.below(at) for page in pages[i : i + in_registers]], n)
 
     def compute_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int) -> None:
-        """Compute the scores of `n` rows for each page."""
+        """Compute the scores of `n` rows for each page. With an 8-bit cache, multiply them by the scales of the keys. Then cap them, if the
+        model caps scores."""
         unrolled = self.step * next(u for u in (self.floats.steps, 2, 1) if self.cache.size % (u * self.step) == 0)
         with k.scope():
             score = k.local("score", len(pages), n, PAGE)
@@ -162,6 +164,7 @@ class FloatRows(Rows):
             self.cache.turn(k, page)
 
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
+        """Add the weighted values of pages, in register tiles of rows, and for each tile some vectors of the values at a time."""
         for at, n in row_tiles(k, part.count, self.floats.shape.rows):
             parts, below = self.floats.operands.parts, [page.below(at) for page in pages]
             at_once = min(parts, max(1, self.floats.accumulators // n))
@@ -191,8 +194,8 @@ class FloatRows(Rows):
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, seen: Seen | None) -> Iterator[KeyStep]:
-        """Loop over the keys of a page that rows see, `step` keys at a time. The code that the caller's `for` emits becomes the body of the
-        loop."""
+        """Loop over the keys of a page that rows see, `step` keys at a time; if `seen` is None, over all its keys. The code that the
+        caller's `for` emits becomes the body of the loop. Without `seen`, the loop is unrolled, so it emits the code several times."""
         step = self.step
         if seen is None:
             unrolled = step * self.floats.steps
@@ -212,9 +215,12 @@ class FloatRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class F32Rows(FloatRows):
+    """Rows whose products multiply f32."""
+
     step: ClassVar[int] = 1
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
+        """Add the product of element `r` of the queries with that of all keys of each page."""
         with k.scope():
             keys = k.local("keys", len(pages), PAGE)
             for v, page in enumerate(pages):
@@ -225,6 +231,7 @@ class F32Rows(FloatRows):
                     score[v, m, lane] += self.queries[page.row + m, r] * keys[v, lane]
 
     def add_to_values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
+        """Add the weighted value of one key to `total`."""
         _, parts, width = (d.const for d in total.shape)
         with k.scope():
             value = k.local("value", parts, width)
@@ -239,6 +246,8 @@ class F32Rows(FloatRows):
 
 @dataclass(frozen=True, slots=True)
 class PairRows(FloatRows):
+    """Rows whose products multiply pairs of bf16."""
+
     step: ClassVar[int] = 2
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
@@ -260,7 +269,7 @@ class PairRows(FloatRows):
 
 
 def _dot_rows(k: Kernel, n: int, total: Load, factors: Load, *pair: Load, columns: int) -> None:
-    """Add products of `n` rows of pairs of factors with a pair of rows to `total`. If `pair` names one row, the other follows it in
-    memory."""
+    """Add to each of `n` rows of `total` the sum of two products: the row's first factor times the first row of `pair`, and the row's
+    second factor times the second row of `pair`. If `pair` has one place, its second row follows the first one in memory."""
     stride = product_of(factors.buffer.shape[1:])
     k.tile(DotBf16Rows(n, columns, touching=len(pair) == 1), total, factors, *pair, dims=(stride,))

@@ -63,7 +63,8 @@ class Integers:
 
     @staticmethod
     def find(operands: PagedOperands, tiles: ProductTiles) -> Integers | None:
-        """Choose the instructions. Return None if the target has none that fit these pages. Pages must store values, not only keys."""
+        """Choose the instructions. Return None if the target has no such instructions apart from a matrix unit, if pages are no 8-bit
+        integers or have only keys, or if the size of a head is above LONGEST or no multiple of PAGE."""
         tile = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
         fits = operands.cache.dtype is I8 and operands.size % PAGE == 0 and operands.size <= LONGEST and operands.pages.has_values
         return Integers(operands, tile, tiles.attention.shape.rows) if tile is not None and fits else None
@@ -112,6 +113,7 @@ class Integers:
         return PackBytes(columns, min(columns, self.columns), words=self.in_words)
 
     def rows(self, k: Kernel, item: Item, order: Order) -> IntegerRows:
+        """Allocate the rows of an item, with memory for packed keys and values."""
         size, columns, count, keys = self.operands.size, self.columns, item.most_rows, order.cut.keys
         levels = LEVELS[self.operands.node.row_bits]
         return IntegerRows(
@@ -145,7 +147,7 @@ class Rounded:
 
     def store(self, k: Kernel, row: Dim, slots: Callable[[], Iterator[Dim]], number: Callable[[Dim, Dim], Scalar]) -> None:
         """Round a row of vectors of PAGE numbers, and store its factor and its shift. `slots` loops over the vectors. `number` returns a
-        number, given its vector and lane."""
+        number, given its vector and lane. If there are two planes, the first one gets the upper bytes."""
         with k.scope():
             # In each lane, the bits of the largest magnitude. As integers, bits have the order of magnitudes, and NaN is the largest.
             top = k.local("top", PAGE, dtype=I32)
@@ -184,6 +186,7 @@ class IntegerRows(Rows):
     values: Array  # [panels, keys of a block / FOUR, FOUR * columns]: the values of a block
 
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
+        """Scale a query, and round it to integers."""
         parts = self.cache.size // PAGE
         with k.scope():
             scaled = k.local("scaled", parts, PAGE)
@@ -253,6 +256,7 @@ class IntegerRows(Rows):
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
+        """Pack the values of pages into panels. Values of keys that no row sees are packed, too: they are finite numbers."""
         size, columns, at_once = self.cache.size, self.integers.columns, self.integers.at_once
         for page in pages:
             with k.serial("r", PAGE // FOUR) as r:
@@ -262,6 +266,7 @@ class IntegerRows(Rows):
                     k.tile(self.integers.pack(at_once), out, source, dims=(size, self.order.cut.keys * columns))
 
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
+        """Add the weighted values of a block to a part of the rows of a head, panel by panel."""
         columns, keys, values = self.integers.columns, self.order.cut.keys, self.softmax.values
         begin = block.span.first * columns
         length = k.let("length", block.span.count * columns, keys, multiple_of=columns)

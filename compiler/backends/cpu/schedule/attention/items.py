@@ -52,7 +52,7 @@ class Item:
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
         """Make the item of one or more tiles with one kv head: `num_tokens` tokens, at most `most_tokens`, from token `first` of the batch
-        on. If the batch has fewer tokens, those that are missing count, too."""
+        on. The number also counts tokens after the end of the batch."""
         least, most = (operands.extreme_seen(k, first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
         sequence, rows = operands.sequence(k, first), most_tokens * operands.group
@@ -69,7 +69,7 @@ class Item:
 
     @contextmanager
     def each_kv(self, k: Kernel, step: int = 1) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row."""
+        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row. A tile has one kv head, and no loop."""
         if self.is_tile:
             yield self.kv_first, Dim.of(0)
             return
@@ -85,7 +85,7 @@ class Item:
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Dim, Seen]]:
         """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and the positions that the token
-        sees."""
+        sees. There is no loop if the item is a single token."""
         if not self.is_tile:
             yield Dim.of(0), self.seen
             return
@@ -134,8 +134,8 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def tokens_of_tile(operands: PagedOperands, register_rows: int) -> int:
-    """Return the number of tokens of a tile. Its rows fill register tiles. A tile has at least as many rows as that requires, but otherwise
-    at most TILE_ROWS, and so few that their sums stay in the first-level cache. The number may be 1, if many query heads share a kv head;
-    then no tokens are computed as a tile (paged.py)."""
+    """Return the number of tokens of a tile. The rows of a tile fill whole register tiles. A tile has as many of these as fit in TILE_ROWS
+    rows whose sums stay in the first-level cache, but at least the fewest that whole tokens fill. The number of tokens may be 1, if many
+    query heads share a kv head; then no tokens are computed as a tile (paged.py)."""
     rows = lcm(operands.group, register_rows)
     return rows * max(1, min(TILE_ROWS, 4096 // operands.size) // rows) // operands.group

@@ -36,7 +36,8 @@ TILES_BYTES = 256 << 10  # maximum size of the queries and sums of these tiles: 
 
 
 def matrix_unit(operands: PagedOperands) -> Unit:
-    """Return the unit. Tiles share keys and values, which take longer to load than to multiply."""
+    """Return the `Unit` for these operands. An item joins several tiles, which share keys and values, because these take longer to load
+    than to multiply."""
     tokens = max(2, min(MOST_TOKENS, PRODUCTS * (HEIGHT // operands.group)))
     row_bytes = 2 * operands.size + 4 * 2 * operands.value_size
     most_tiles = max(1, min(MOST_TILES, TILES_BYTES // (row_bytes * tokens * operands.group)))
@@ -119,7 +120,8 @@ class TileRows(MatrixRows):
         self.add_products(k, last * height, last % 2, height)
 
     def attend_one_by_one(self, k: Kernel, block: Block, io: Dim) -> None:
-        """Add a block to the rows of a product, with the values that each of them sees."""
+        """Add a block to the rows of product number `io`. Load the values again for each row, with zeros instead of those that the row does
+        not see, because these may be infinite or NaN."""
         first, height = io * self.height, self.height
         with k.serial("c", block.span.end) as panel:
             self.compute_scores(k, panel, panel, first, FIRST)
@@ -134,13 +136,13 @@ class TileRows(MatrixRows):
             self.add_product(k, m, first + m, FIRST)
 
     def seen_panels(self, k: Kernel, block: Block, io: Dim) -> Dim:
-        """Return the number of panels from the beginning of a block to the last one that a row of product `io` sees, but at least one."""
+        """Return the number of panels from the beginning of a block to the last one that a row of product `io` sees. Return at least 1."""
         last = k.let("last", self.reach[io, 1])
         return dim_min(block.span.end, ceil_div(dim_max(1, last + 1 - block.start), PANEL))
 
     def partly_seen(self, k: Kernel, block: Block, io: Dim) -> Span:
-        """Return the span of the panels that the rows of a product see, without those that all of them see whole. With a window, return all
-        panels from the beginning of the block to the last one that they see."""
+        """Return the panels of a block in which a key may have to be hidden from a row of product number `io`: those up to the last one
+        that a row sees, except the first ones that all rows see whole. With a window, include these, too."""
         end = self.seen_panels(k, block, io)
         if self.item.seen.has_window:
             return Span(Dim.of(0), end)
@@ -148,9 +150,9 @@ class TileRows(MatrixRows):
         return Span(dim_min(end, dim_max(0, first + 1 - block.start) // PANEL), end)
 
     def look_for_infinite(self, k: Kernel, found: Array, block: Block) -> None:
-        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN, or a value in a pair with
-        such a value. Otherwise leave it 0. Such a value would affect even rows that do not see its key. The code uses that x - x is 0 only
-        for finite numbers."""
+        """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN. Otherwise leave it 0. Such a
+        value would affect even rows that do not see its key. Values are tested in pairs, so the other value of a pair counts, too. The code
+        uses that x - x is 0 only for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
         ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:

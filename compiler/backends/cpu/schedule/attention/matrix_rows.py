@@ -58,8 +58,8 @@ class Base2Softmax(OnlineSoftmax):
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows(Rows):
-    """The rows of an item. Scores and weights of a block have two buffers, each with room for `block rows` rows: while the kernel computes
-    the softmax of some rows in one buffer, the unit multiplies for other rows with the other (matrix.py). An item that is a single token
+    """The rows of an item. Scores and weights of a block have two buffers, each with room for `block_rows` rows: while the kernel computes
+    the softmax of some rows in one buffer, the unit multiplies other rows in the other buffer (matrix.py). An item that is a single token
     uses only the first buffer, and loads one panel at a time. Scores are [2, PANELS, block rows, PANEL], multiplied by log2(e)."""
 
     height: int  # number of rows of a product
@@ -142,8 +142,9 @@ class MatrixRows(Rows):
         return self.item.kv_count * self.item.group
 
     def sharing(self, pages: Sequence[HeadPage]) -> tuple[list[HeadPage], Load]:
-        """Divide the two pages that are prefetched next. Loading the panel prefetches the first: each of the returned pages prefetches a
-        half of it. Products prefetch the second, whose place is returned, so memory does not wait for products."""
+        """Divide the prefetches of the next two pages between the loads of this panel and its products, so that memory does not wait for
+        products. Return the pages of the panel, each of which prefetches a half of the first next page when it is loaded, and the place of
+        the second next page, which products prefetch."""
         first, second = (page.next_page for page in pages)
         assert first is not None and second is not None, pages
         parts = [replace(page, next_page=replace(first, part=v)) for v, page in enumerate(pages)]
@@ -161,6 +162,7 @@ class MatrixRows(Rows):
             self.compute_scores(k, pages[0].slot // PANEL_PAGES, FIRST, row, row, later)
 
     def update_softmax(self, k: Kernel, block: Block, span: Span, part: Part) -> None:
+        """Turn the scores of the token's rows for the whole block into weights, and begin the products of weights and values with 0."""
         self.cap(k, FIRST, self.num_rows)
         if part.seen is not None:
             self.hide(k, FIRST, FIRST, self.num_rows, block.start, WHOLE)
@@ -199,7 +201,8 @@ class MatrixRows(Rows):
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def cap(self, k: Kernel, buffer: Dim, count: Dim | int) -> None:
-        """Cap the scores of `count` rows, if the model caps scores."""
+        """If the model caps scores, cap those of `count` rows, and multiply them by log2(e). Otherwise do nothing, because queries are
+        multiplied by it."""
         if self.softcap:
             with k.nest((count, PANELS, PANEL_PAGES)) as (m, panel, v), k.vector(PAGE) as lane:
                 at, scores = v * PAGE + lane, self.scores
@@ -227,7 +230,7 @@ class MatrixRows(Rows):
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_panel(self, k: Kernel, panel: Sequence[HeadPage], place: Dim, seen: Seen | None) -> None:
-        """Load the values of a panel of keys. Write zeros for keys that are not seen; None means that all are."""
+        """Load the values of a panel of keys. Write zeros for keys that are not in `seen`; None means that all keys are seen."""
         for v, page in enumerate(panel):
             self.cache.turn(k, page)
             for p, columns in self.value_panels(k):
@@ -260,7 +263,8 @@ class MatrixRows(Rows):
             k.tile(self.product(fresh=fresh, later=later), *operands, *ahead, dims=(span.count * PANEL, CUT.keys, *share))
 
     def add_products(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int) -> None:
-        """Do what `add_product` does for `count` rows of a buffer. `first` is the first of these rows in the item."""
+        """Rescale the weighted values of `count` rows, and add the products of the current block to them. `first` is the first of these
+        rows in the item; its products are in row 0."""
         with k.serial("m", count) as m:
             self.add_product(k, m, first + m, buffer)
 

@@ -108,8 +108,8 @@ class PagedOperands:
 
     @property
     def fits_pairs(self) -> bool:
-        """Whether products may multiply pairs of bf16: the program lets them round queries and weights, pages hold bf16, and keys and
-        values have sizes that such instructions multiply."""
+        """Whether products may multiply pairs of bf16: the program lets them round queries and weights, pages hold bf16, and the sizes of
+        keys and values are multiples of PAGE."""
         return not self.node.exact and self.cache.dtype is DType.BF16 and self.size % PAGE == self.value_size % PAGE == 0
 
     # --- tokens and pages ----------------------------------------------------------------------------------------------

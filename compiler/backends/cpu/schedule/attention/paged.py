@@ -52,7 +52,8 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
 
 
 def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
-    """Return the fastest unit for these pages: integers for bytes, a matrix unit or pairs for bf16, and vectors of f32 for all others."""
+    """Return the fastest unit for these pages that the target has: that of integers for pages of bytes, a matrix unit for pages of bf16. If
+    there is none, return the unit of vectors, which multiplies pairs of bf16 or f32."""
     if (integers := Integers.find(operands, tiles)) is not None:
         return integers.unit
     if has_matrix_unit and operands.fits_pairs:
@@ -88,7 +89,8 @@ class _PagedAttention(Walk):
         self.write_tiles(k)
 
     def write_tiles(self, k: Kernel) -> None:
-        """Write the phase that computes tiles."""
+        """Write the phase that computes tiles. If the unit lets an item join tiles, an item takes as many adjacent tiles as leave
+        BUSY_TILES items, and computes those of one sequence together. Items with the last tokens then come first."""
         most, tiles, kv_heads = self.unit.most_tiles, ceil_div(self.operands.num_tokens, self.unit.tile_tokens), self.operands.kv_heads
         at_once = dim_max(1, dim_min(most, tiles * kv_heads // BUSY_TILES)) if most > 1 else Dim.of(1)
         items = ceil_div(tiles, at_once)
@@ -112,8 +114,9 @@ class _PagedAttention(Walk):
         return Item.token(k, self.operands, number, first, k.let("kv_count", end - first))
 
     def parts(self, items: Dim) -> Dim:
-        """Return the number of work items into which the heads of a token are divided, if `items` items are not divided. It is the smallest
-        number that keeps the threads busy, as far as there are kv heads: reading whole pages is faster."""
+        """Return the number of work items into which the kv heads of a token are divided, if there would be `items` items without the
+        division. It is the smallest number that keeps the threads busy, because an item with all kv heads reads whole pages, which is
+        faster. An item has at least as many kv heads as are computed at once."""
         return dim_min(self.operands.kv_heads // self.unit.token.heads, ceil_div(BUSY, dim_max(1, items)))
 
     def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
@@ -137,14 +140,15 @@ class _PagedAttention(Walk):
                 yield tile, k.let("num_tiles", count[0], self.unit.most_tiles, lower=1)
 
     def shares_sequence(self, tile: Dim) -> Scalar:
-        """Return whether the tile has enough tokens, and all of them belong to one sequence."""
+        """Return whether the tile is at least half full and has at least two tokens, and all of them belong to one sequence."""
         tokens, sequences = self.unit.tile_tokens, self.operands.sequences
         first, count = tile * tokens, self.operands.tokens_from(tile * tokens, Dim.of(tokens))
         alike = fold(ReduceFn.ALL, (count,), lambda i: equal(sequences[first + i], sequences[first]))
         return alike & less_equal(max(2, tokens // 2), count)
 
     def continues(self, tile: Dim) -> Scalar:
-        """Return whether the tile and the one before it have enough tokens, and all of them belong to one sequence."""
+        """Return whether the tile and the one before it have enough tokens, and all of them belong to one sequence. Tile 0 has none before
+        it; its result does not matter."""
         before = dim_max(0, tile - 1)  # the first tile has none before it, and the result does not matter
         first, sequences = (self.unit.tile_tokens * n for n in (tile, before)), self.operands.sequences
         own, other = (sequences[at] for at in first)

@@ -112,8 +112,9 @@ class Cache:
 
     def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int, again: tuple[Dim, Dim] | None = None) -> None:
         """Prefetch a part of the page that is read next: `length` elements from element `first`. A unit calls this when it reads the same
-        part of the current page. `again` is a kv head that is read soon, with 1 if it is read in the next page or 0 if in the current page.
-        The same elements of that head are prefetched a second time."""
+        part of the current page. If `next_page` names a half of the next page, prefetch half as many elements. If it is None, do nothing.
+        `again` is a kv head that is read soon, with 1 if it is read in the next page or 0 if in the current page. The same elements of that
+        head are prefetched a second time."""
         after = page.next_page
         if after is None:
             return

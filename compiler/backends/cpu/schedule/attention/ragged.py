@@ -92,6 +92,8 @@ class _RaggedAttention:
         return self.queries.shape[2].const
 
     def write(self, k: Kernel) -> None:
+        """Write the phases: one that attends if texts are short; one that copies keys and values, and one that attends, if texts are long.
+        The phases that do not apply to a batch have no iterations."""
         (tokens, heads, _), kv_heads = self.queries.shape, self.keys.shape[1]
         num_texts = dim_max(self.starts.shape[0] - 1, 1)
         are_long = dim_min(tokens // (num_texts * LONG), 1)  # 1 or 0

@@ -80,7 +80,8 @@ class Rows(ABC):
     # --- a block -------------------------------------------------------------------------------------------------------
 
     def add(self, k: Kernel, block: Block) -> None:
-        """Add a block of keys and values to the softmax of the rows that see it."""
+        """Add a block of keys and values to the softmax of the rows that see it. If the order says `whole_apart`, add it to all rows
+        together only if they see the whole block, otherwise token by token."""
         item = self.item
         if not self.order.whole_apart:
             self.attend(k, block, Part(Dim.of(0), item.rows_per_kv.const, item.seen))
@@ -91,7 +92,8 @@ class Rows(ABC):
             self.attend(k, block, Part(row, item.group, seen))
 
     def attend(self, k: Kernel, block: Block, part: Part) -> None:
-        """Add a block to a part of the rows of each kv head."""
+        """Add a block to a part of the rows of each kv head. Compute all scores of the block. Then, for the whole block or panel after
+        panel, turn scores into weights, and add the weighted values."""
         order = self.order
         for pages in self.runs(k, block, KEYS, block.span):
             for heads in self.item.heads(k, part, order.heads):
@@ -272,7 +274,8 @@ class Walk:
         return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
-        """Store the result of a row: its weighted values, divided by the sum of its weights."""
+        """Store the result of a row: its weighted values, divided by the sum of its weights. Where divisions are slow, multiply by the
+        reciprocal of the sum."""
         out, width = self.operands.out, self.operands.width
         with k.scope():
             inverse = k.local("inverse", 1)

@@ -111,7 +111,7 @@ class Blocks:
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, NextPart]]:
         """Yield one part of k for each panel, together with the part that is read next. That is the same part of the next panel. After the
         last panel, it is the next part of the first panel. After the last part of the last panel, it is the first part of the panel that
-        follows the claim, or of the product's last panel if none follows."""
+        follows the claim, or of the product's last panel if none follows. `is_last` is 1 if `part` is the last part, otherwise 0."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -151,9 +151,9 @@ class Heights:
             configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
     def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
-        """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and as `Claim.remainders` says
-        for the remaining rows. If there are both, the unit is configured again for each, because the other tiles have changed its
-        configuration."""
+        """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and up to twice for the
+        remaining rows (`Claim.remainders`). If the block has tiles of both kinds, the unit is configured before each kind, because the
+        other kind has changed its configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)

@@ -45,7 +45,8 @@ def chosen_blocks(k: Kernel, product: AnyProduct, most_rows: int, groups: Dim) -
 
 
 def _num_matrices(name: DimVar, num_rows: Dim) -> Dim:
-    """Return how many different choices there can be: the number of matrices, or the number of rows if that of matrices is not known."""
+    """Return how many different choices there can be: the number of matrices, or the number of rows if the number of matrices is not
+    known."""
     return num_rows if name.upper is None else Dim.of(name.upper) + 1
 
 

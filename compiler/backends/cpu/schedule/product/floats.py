@@ -27,11 +27,14 @@ from compiler.machine.target import LINE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Floats:
+    """A product whose sums add products of f32 in vectors."""
+
     name: ClassVar[str] = "matmul"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: FloatTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. A single row may compute several panels together, as one wide tile."""
         panels = Panels(self.product, replace(self.tile.shape, rows=self.rows), abreast=self.abreast)
         with panels.claims(k) as claim:
             for tiles in claim.tiles(k):
@@ -77,7 +80,8 @@ class Floats:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def add_products(self, k: Kernel, tile: TileOrigin, accs: Sequence[Array], r: Dim) -> None:
-        """Add the products of index `r` along k to the accumulators."""
+        """Add the products of index `r` along k to the accumulators. Columns after the last one of the product are not loaded where that
+        could read past a buffer; their sums are never stored."""
         sums, shape = self.product.sums, tile.shape
         contracted = {s.axes[0][0]: r for s in sums}
         columns = local_per_sum(k, self.product, "w", shape.vectors, shape.lanes)
@@ -92,8 +96,8 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Prefetch as many steps of a packed panel as `steps` says, AHEAD bytes after step `first`, which is further ahead than the hardware
-    does. Do nothing if the columns are not packed for the tile."""
+    """Prefetch `steps` steps of a packed panel, beginning AHEAD bytes after step `first`: the hardware prefetches less far ahead. Do
+    nothing if the columns are not packed for the tile."""
     load, columns = without_cast(s.columns), tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

@@ -37,18 +37,22 @@ from compiler.passes.number_schemes import LONGEST
 F32, I32 = DType.F32, DType.I32
 ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
-BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block with few rows may exceed it
+BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block of the fewest rows may exceed it
 BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: for groups of 32, 0.5 KB of scales and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
+    """A product whose sums multiply integers in groups."""
+
     name: ClassVar[str] = "integer"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. Sums are in memory if a matrix unit computes them and each sum has one group, otherwise in
+        registers."""
         if self.tile.on_matrix_unit and all(s.num_groups == Dim.of(1) for s in self.product.sums):
             self.write_in_memory(k)
         else:
@@ -91,6 +95,8 @@ class Groups:
     # --- sums in registers -----------------------------------------------------------------------------------------------
 
     def write_in_registers(self, k: Kernel) -> None:
+        """Write the loops of the product, with the sums of a tile in registers. A single row may compute several panels of one sum before
+        the next sum."""
         with self.panels.claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
@@ -123,7 +129,8 @@ class Groups:
             tile.store(k, (m, v, lane), [total[tile.panel - claim.panel, v, lane] for total in finished])
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Compute one sum of a tile in `acc`, group after group."""
+        """Compute one sum of a tile in `acc`, group after group. For a single row of several groups, `write_runs` reads the factors of some
+        groups before their weights."""
         self.begin(k, s, tile, acc)
         if tile.shape.rows == 1 and s.num_groups != Dim.of(1):
             self.write_runs(k, s, tile, acc)
@@ -160,7 +167,8 @@ class Groups:
 
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
-        """Sum one group exactly. Yield each element of the tile with its sum as f32."""
+        """Sum one group exactly: each plane of a row by itself, or both planes in one sum. Yield each element of the tile with its sum of
+        all planes as f32."""
         num_sums, joins = 1 if self.joins_planes else s.num_planes, self.joins_planes or self.joins_sums
         exact = k.local("exact", tile.shape.rows * num_sums, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         part = Part(s.first.substitute({s.axis: g}), Dim.of(s.group))
@@ -181,6 +189,8 @@ class Groups:
     # --- sums in memory --------------------------------------------------------------------------------------------------
 
     def write_in_memory(self, k: Kernel) -> None:
+        """Write the loops of the product on a matrix unit, for sums of one group. Each claim computes its tiles of full height, and then
+        its remaining rows."""
         sums = self.product.sums
         blocks = Blocks(Dim.of(sums[0].group), self.tile, self.product.num_columns, sum(s.num_planes for s in sums))
         with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
@@ -255,13 +265,13 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the value with which the exact sum of each plane begins."""
+    """Return the value with which the exact sum of each plane begins: 0 if the sum states none."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
 def joined_begins(s: GroupedSum, place: Point, num_sums: int) -> Sequence[Scalar]:
     """Return the values with which the exact sums begin if the two planes of a row share one sum, or if their sums are joined. The last sum
-    begins with the joined value of both planes, and the other one with 0."""
+    begins with the joined value of both planes. If there are two sums, the first one begins with 0."""
     upper, lower = begins(s, place)
     return [const(0, I32)] * (num_sums - 1) + [(upper << 8) + lower if s.node.begins else lower]
 

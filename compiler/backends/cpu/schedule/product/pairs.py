@@ -21,6 +21,8 @@ from compiler.machine.products import ProductTile
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
+    """A product whose sums multiply pairs of bf16."""
+
     name: ClassVar[str] = "pairs"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
@@ -32,6 +34,7 @@ class Pairs:
             self.write_in_registers(k)
 
     def write_in_registers(self, k: Kernel) -> None:
+        """Write the loops of the product on vectors: each tile computes the whole of k in registers."""
         with Panels(self.product, self.tile.shape).claims(k) as claim:
             for tiles in claim.tiles(k):
                 with tiles.each(k) as tile:
@@ -45,6 +48,7 @@ class Pairs:
                         tile.store(k, at, [acc[at] for acc in accs])
 
     def write_on_unit(self, k: Kernel) -> None:
+        """Write the loops of the product on a matrix unit. Each claim computes its tiles of full height, and then its remaining rows."""
         blocks = Blocks(self.product.extent, self.tile, self.product.num_columns, len(self.product.sums))
         with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             with k.scope():

@@ -42,8 +42,8 @@ class Panels:
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
-        """Distribute the claims among threads. Claims with adjacent numbers share their panels or, if rows choose among matrices, their
-        rows."""
+        """Loop over the claims, which are distributed among threads. Claims with adjacent numbers share their panels or, if rows choose
+        among matrices, their rows."""
         if self.product.choice is not None:
             with self.chosen_claims(k) as claim:
                 yield claim
@@ -68,7 +68,7 @@ class Panels:
 
     @contextmanager
     def chosen_claims(self, k: Kernel) -> Generator[Claim]:
-        """Do what `claims` does for a product whose rows choose among matrices. The rows of a claim have the same choice. The number of
+        """Loop over the claims of a product whose rows choose among matrices. The rows of a claim have the same choice. The number of
         panels of a claim does not depend on its number of rows, which is known only at run time."""
         most = max(self.together, self.abreast)
         panels = ceil_div(self.product.num_columns, self.shape.columns)
@@ -131,7 +131,8 @@ class Claim:
 
     @property
     def rest_tiles(self) -> list[Tiles]:
-        """The tiles of the remaining rows: at most one tile of each smaller height exists."""
+        """The tiles of the remaining rows. There is an entry for each height below the largest one: 16, 8, 4, 3, 2 and 1. An entry has one
+        tile or none, so that together they have all remaining rows."""
         left = (self.end - self.first) % self.rows
         sizes = [size for size in (16, 8, 4) if size < self.rows]
         tiles = [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]

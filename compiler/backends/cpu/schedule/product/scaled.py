@@ -35,11 +35,14 @@ def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
+    """A product whose sums multiply pairs of bf16, group after group."""
+
     name: ClassVar[str] = "scaled"  # the attribute `schedule` of the kernel
     product: Product[Contraction]
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product: on vectors tile after tile, on a matrix unit for all rows of a claim together."""
         if self.tile.on_matrix_unit:
             self.write_on_unit(k)
             return
@@ -78,6 +81,7 @@ class Scaled:
     # --- on a matrix unit ------------------------------------------------------------------------------------------------
 
     def write_on_unit(self, k: Kernel) -> None:
+        """Write the loops of the product on a matrix unit. The rows of a claim share each part of a panel that is decoded."""
         shape, rows = self.tile.shape, 1 if self.product.row_axis is None else UNIT_BLOCK_ROWS
         with Panels(self.product, shape, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             totals = local_per_sum(k, self.product, "total", rows, shape.vectors, shape.lanes)
@@ -106,7 +110,8 @@ class Scaled:
                     total[m, v, lane] += acc[m, v, lane] * numbers.scale(line, g, (ZERO, v, lane))
 
     def part(self, group: int) -> int:
-        """Return how many elements of a group are decoded at a time: as many as fit in a block, in parts of equal length."""
+        """Return how many elements of a group are decoded at a time: the largest number of whole steps that divides the group and fits in a
+        block."""
         assert self.tile.block is not None, self.tile
         return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
 
@@ -138,6 +143,7 @@ class Numbers:
 
     @staticmethod
     def of(s: Contraction) -> Numbers:
+        """Return the operands of a sum of a product for which `is_scaled` holds."""
         scaled, rows = scaled_numbers(s), without_cast(s.rows)
         assert scaled is not None and isinstance(scaled.number, Element) and isinstance(rows, Load), s
         (stored,) = scaled.number.stored

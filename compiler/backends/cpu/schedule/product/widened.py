@@ -44,11 +44,15 @@ PLANES = 2  # maximum number of planes of a row
 
 @dataclass(frozen=True, slots=True)
 class Widened:
+    """A product whose 4-bit weights are widened to 8 bits."""
+
     name: ClassVar[str] = "widened"  # the attribute `schedule` of the kernel
     product: Product[GroupedSum]
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        """Write the loops of the product. If the weights allow it (`has_channels`), a claim whose sums fit in the unit's registers is
+        computed by `write_channels`. Any other claim is computed by `write_parts`."""
         p = self.product
         blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
@@ -65,7 +69,8 @@ class Widened:
                 self.write_parts(k, blocks, registers, sums)
 
     def write_parts(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute a claim of any number of rows, and store the results. The sums are in memory between parts of k."""
+        """Compute a claim of any number of rows, and store the results. A claim of at most `few` rows is multiplied on vectors. The sums of
+        a larger claim are in memory between parts of k."""
         claim = registers.claim
         with k.when(less(claim.end - claim.first, self.few + 1)):
             for tiles in (tiles for tiles in (claim.full_tiles, *claim.rest_tiles) if tiles.rows <= self.few):
@@ -82,7 +87,8 @@ class Widened:
         return 0 if self.tile.few is None else self.tile.few.rows
 
     def write_many(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute the exact sums of a claim on the matrix unit."""
+        """Compute the exact sums of a claim on the matrix unit, one part of k for all panels, then the next part. The first part is widened
+        before, and each further part while the unit multiplies the one before it."""
         claim = registers.claim
         wide = k.local("wide", 2, blocks.size * self.tile.shape.columns, dtype=DType.I8)
         order = Order.of(k, blocks, claim)
@@ -95,7 +101,8 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
-        """Allocate memory for the results of a sum, for `together` panels. `number` is that of the sum, for names."""
+        """Allocate memory for the results of a sum, for `together` panels. `number` is the number of the sum, which is a part of the
+        arrays' names."""
         shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))

@@ -42,6 +42,7 @@ class FloatWalk(Walk):
         return const(1, DType.BOOL)
 
     def allocate(self) -> None:
+        """Allocate shared memory for the queries, the scores of a split, and the softmaxes of one token."""
         k, rows = self.k, self.block_heads
         self.rows, self.scores, self.lanes = (
             k.shared("queries", rows, self.size),
@@ -55,6 +56,8 @@ class FloatWalk(Walk):
         )
 
     def find_run(self, t: Dim, group: Dim) -> Run:
+        """Return the run of token `t` alone. It sees the keys that its position allows, or its whole text if the attention has no
+        positions."""
         k, node, source = self.k, self.node, self.node.keys
         sequence = k.let("s", cast(k.array(node.sequences)[t], I64))
         start = end = layer = Dim.of(0)
@@ -69,6 +72,8 @@ class FloatWalk(Walk):
         return Run(t, group, Dim.of(1), sequence, first_position(k, node, positions, t, last), last + 1, start, layer)
 
     def add_split(self, run: Run, rows: int, split: Dim) -> None:
+        """Compute the softmax of a split in the steps score, weigh and mix, and join it with the splits before it. Keys of the split that
+        the token does not see get weight 0."""
         k, scores, found = self.k, self.scores, self.found
         low = k.let("low", dim_max(run.low - split * SPLIT, 0), SPLIT - 1)
         high = k.let("high", dim_min(run.high - split * SPLIT, SPLIT), SPLIT)

@@ -73,6 +73,8 @@ class TensorWalk(Walk):
         return self.most_rows // self.block_heads
 
     def allocate(self) -> None:
+        """Allocate shared memory for the rows, scores and softmaxes of a run, and for what is known of its tokens. The scores of a split
+        and its means share `scratch`."""
         k, rows, tokens = self.k, self.most_rows, self.most_tokens + 1
         self.rows = k.shared("queries", rows, query_pitch(self.size), dtype=BF16)
         self.scores = k.shared("scratch", rows, scratch_pitch(self.size))

@@ -101,6 +101,7 @@ class Walk(ABC):
     factors: Array  # [2, rows]: the factors of `joined` and of `found` when they are joined
 
     def __init__(self, node: Attention) -> None:
+        """Compute the sizes of heads, the number of heads of a block, and the factor `unit` that turns scores into logarithms to base 2."""
         self.node, self.k = node, Kernel()
         self.out, self.queries = self.k.arrays(node.out, node.queries)
         self.tokens, heads, size = self.queries.shape
@@ -274,8 +275,8 @@ class Walk(ABC):
         return run.group * self.block_heads + r % self.block_heads
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
-        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. `distance`
-        is that of the key from the query."""
+        """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. If scores
+        are neither capped nor biased, this is the product itself. `distance` is the position of the key minus that of the query."""
         if self.is_plain:
             return dot
         score = capped(dot * self.node.scale, self.node.softcap)
@@ -291,7 +292,7 @@ class Walk(ABC):
 
         @contextmanager
         def replaced(value: Callable[[Dim, Dim], Scalar], combine: Callable[[Scalar, Scalar], Scalar]) -> Generator[tuple[Dim, Scalar]]:
-            """Replace scores. Yield each row with the combination of its new scores."""
+            """Replace the score of each row and key by `value`. Yield each row with the combination of its new scores."""
             with self._lanes_of(rows) as (some, lane):
                 keys = [lane + distance for distance in range(0, SPLIT, LANES)]
                 values = iter(hold(k, [value(r, key) for r in some for key in keys]))
@@ -313,7 +314,8 @@ class Walk(ABC):
             found.weights[r] = total
 
     def join(self, rows: int) -> None:
-        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, its weights are NaN."""
+        """Join the current split with the splits before it, in rows that see a key of the split. Leave other rows as they are: their
+        weights in this split are NaN."""
         k, joined, found, factors = self.k, self.joined, self.found, self.factors
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)

@@ -42,7 +42,8 @@ LEFT, BEGINS = 1, 2  # elements of `left`: the token is left, and BEGINS: a run 
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    """Schedule attention to pages of bf16. Return None for any other nest, and if the tile does not support it on this target."""
+    """Schedule attention to pages of bf16. Return None for any other nest, if scores are biased or, without a cap, have a scale that is not
+    positive, if queries are not f32 or results neither f32 nor bf16, and if the tile does not support the sizes of heads on this target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
@@ -80,7 +81,8 @@ class WarpgroupWalk(TensorWalk):
         return equal(self.left[t * self.groups + group], BEGINS)
 
     def write_blocks(self, stored: Partial) -> None:
-        """Write the second launch."""
+        """Write the second launch. A block has up to ITEMS items. If there are many tokens, it first tests whether a run begins at any of
+        these items, and otherwise does nothing."""
         k, arrived, items, last = self.k, self.counters(), self.num_items, self.tokens * self.groups - 1
         blocks = dim_min(items, dim_max(dim_max(self.few_items, ENOUGH), ceil_div(items, ITEMS)))
         with k.grid("b", blocks) as b:
@@ -114,6 +116,8 @@ class _LongRuns:
     """Writes the first launch, with one `WgmmaAttend` for each long run."""
 
     def __init__(self, walk: WarpgroupWalk) -> None:
+        """Choose the tile for the sizes of the heads, and the number of tokens of a block: as many as the tile has, in whole runs of the
+        second launch."""
         self.walk, self.k, self.node = walk, walk.k, walk.node
         self.op = WgmmaAttend(
             walk.size,
