@@ -51,7 +51,7 @@ class LazyMatcher(Matcher):
     def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._marked = marked
         self._plain = plain
-        self._is_compiled = False  # for both, a grammar is compiled or none can be
+        self._is_compiled = False  # for `marked` and for `plain`, a grammar is compiled or none can be
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)  # the model cannot draw the others

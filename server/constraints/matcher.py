@@ -39,7 +39,8 @@ class ConstraintTooHeavy(ConstraintError):
 
 
 class ConstraintLost(ConstraintError):
-    """Raised if the process that follows a constraint ended repeatedly, for a reason that is not the client's fault."""
+    """Raised if a constraint has no process, although the client is not at fault: the process was lost or could not be started several
+    times in a row, or the model is being unloaded."""
 
 
 class Matcher(ABC):

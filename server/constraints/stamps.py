@@ -55,7 +55,10 @@ class StampMatcher(Matcher):
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _allowed(self) -> NDArray[np.bool_]:
-        """Return for each token whether the rules allow it next."""
+        """Return for each token whether the rules allow it next. The first token is a stamp, at most `most_first` stamps after 0.00. After
+        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow: only the transcript's
+        end, or the stamp that begins the next segment, at the same time or later. After text, every stamp is allowed that is later than the
+        last one."""
         stamps, drawn = self._stamps, self._token_ids
         allowed = np.ones(self._vocab_size, np.bool_)
         if not drawn:

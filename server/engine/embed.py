@@ -165,7 +165,9 @@ class Embedder:
             self._queue_of(text).remove(text)
 
     def _take(self, queue: FairQueue[Text]) -> list[Embed]:
-        """Remove the texts or images of the next step from their queue, and return them. Those whose deadline has passed fail."""
+        """Remove the texts or images of the next step from their queue, and return them. Stop after `max_seqs` of them, before one for
+        which the step has no room, and after one of a batch job. The first one is taken even if it has more tokens than the step has room
+        for. Those whose deadline has passed fail and are left out."""
         limits, now = self._model.limits, time.monotonic()
         taken: list[Embed] = []
         room = limits.max_tokens

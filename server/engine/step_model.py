@@ -298,7 +298,7 @@ class EmbedModel(Protocol):
 
     def run(self, token_lists: Sequence[Sequence[int]], seconds: Sequence[int | None]) -> NDArray[np.float32]:
         """Return one pooled vector per text [n, embedding_size], not normalised, or one number per class. A row depends only on its own
-        text. `seconds` says where the second text of a pair begins."""
+        text. `seconds` has, for each text, the index where the second text of a pair begins, or None."""
         ...
 
     def see(self, crops: Sequence[Crop]) -> InParts[NDArray[np.float32]]:

@@ -92,8 +92,8 @@ class ProcessSocket:
         return type(self)(near, self, vocab_size)
 
     def receive(self, patience_s: float) -> bool:
-        """Receive the next answer into `answer`, `number` and the payload. Return False if none comes within `patience_s`. `ENDED`, which
-        also stands for a lost connection, is the last answer."""
+        """Receive the next answer into `answer`, `number` and the payload, and return True. Return False if none comes within `patience_s`.
+        `BORN` only sets `pid`: the answer after it is awaited. `ENDED`, which also stands for a lost connection, is the last answer."""
         end_s = time.monotonic() + patience_s
         while True:
             self._flush()

@@ -82,7 +82,8 @@ def _lark(source: str) -> str:
 
 
 def _without_ends(expression: str) -> str:
-    """Escape slashes and line ends in a regular expression, unless they are escaped already, because they would end a Lark literal."""
+    """Escape the slashes and the line ends of a regular expression, because they would end a Lark literal. An escaped slash stays as it is.
+    A line end becomes a backslash and an n, whether it was escaped or not."""
     return re.sub(r"\\?\n|\\.|/", lambda found: LITERAL_ENDS.get(found[0], found[0]), expression)
 
 

@@ -262,7 +262,7 @@ class Scheduler:
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
         """Plan the next chunk of a prompt, of at most `budget` tokens unless `_whole` makes it longer, and charge its key. After the last
         chunk, the sequence leaves the queue. If the chunk reads excerpts that are not encoded yet, let the sequence wait instead. Plan
-        nothing if the step has no room for the chunk."""
+        nothing if the step has no room for the chunk, or if the sequence was preempted because pages are short."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
@@ -402,11 +402,12 @@ class Scheduler:
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no other key has
-        enough more slots than the key of `seq`, a fresh `seq` takes the slot of a sequence of its own key that had its turn. Return whether
-        a sequence was preempted: none is if its priority is better than that of `seq`, or if there are no pages for `seq`. The side that
-        gets the slot must still have fewer slots than the other side had. So each preemption narrows the gap, and preemptions do not
-        alternate forever."""
+        """Preempt a running sequence to free a slot for the waiting `seq`, and return True. If the key with the most slots has at least two
+        slots more than the key of `seq`, preempt its worst-ranked sequence, so that one client cannot starve others. Otherwise, if `seq` is
+        fresh, and its own key runs at least two more sequences that had their turn than fresh ones, preempt the worst-ranked of those that
+        had their turn. A difference of two or more shrinks with each preemption, so preemptions do not alternate forever. Preempt nothing
+        and return False in all other cases, if the sequence to preempt has a better priority than `seq`, or if there are no pages for
+        `seq`."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
