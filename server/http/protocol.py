@@ -117,8 +117,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them, and close it after
-        LINGER_BODIES bodies."""
+        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them instead, and close the
+        connection once they would fill more than LINGER_BODIES bodies of the largest allowed size."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -330,7 +330,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Do nothing, because the parser sees no bodies."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Start the application in a turn. A pipelined request has had its turn, and a probe that was not pipelined does not wait."""
+        """Start the application in a turn. Two kinds of requests start at once: a pipelined request, which has had its turn already, and a
+        probe."""
         app = framed(app, cycle)
         if not self._is_fresh or cycle.scope["raw_path"] in PROBES:
             super()._start_asgi_task(cycle, app)

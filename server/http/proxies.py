@@ -26,7 +26,8 @@ class Proxies:
         return path[len(self.prefix(path)) :] or "/"
 
     def scheme(self, peer: str, scheme: str, forwarded: str) -> str:
-        """Return the scheme of a request. If `peer` is a proxy, that is the value of its header X-Forwarded-Proto, if it has one."""
+        """Return the scheme of a request. If `peer` is a proxy and its header X-Forwarded-Proto, given as `forwarded`, says http or https,
+        return that. Otherwise return `scheme`."""
         return forwarded if forwarded in ("http", "https") and self._is_proxy(peer) else scheme
 
     def client(self, peer: str, forwarded: str) -> str:

@@ -132,8 +132,8 @@ class Reader:
             self.begun_s = self._now_s()
 
     def _joined(self, is_last: bool, opcode: Opcode, payload: bytes) -> Message | None:
-        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if the frame
-        does not continue the message."""
+        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if a
+        continuation has no message to continue, or if another message begins before the last one has ended."""
         if (opcode is Opcode.CONTINUATION) == (self._kind is None):
             expected = "a first frame" if self._kind is None else "a continuation"
             raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"the frame has opcode {opcode}; expected {expected}")

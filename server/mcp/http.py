@@ -235,7 +235,8 @@ class HttpTransport:
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 
     def _cancel(self, request: Request) -> None:
-        """Tell a server of an earlier version that a request is cancelled. Newer servers see that the connection ends."""
+        """Tell a server of an earlier version that a request is cancelled. Newer servers see that the connection ends. Errors are
+        ignored."""
         with suppress(McpError):
             self.notify(notification("notifications/cancelled", {"requestId": request.id}), Attempt(CLOSE_S))
 
