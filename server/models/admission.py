@@ -67,7 +67,8 @@ class Admission:
         return Lease(self, num_sequences, num_tokens, key, constraint)
 
     def _check(self, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
-        """Raise QUEUE_FULL or KEY_QUOTA if a request is not admitted."""
+        """Raise KEY_QUOTA if the API key of a request has too much of the queue or too many constraints. Raise QUEUE_FULL if the queue has
+        no room for the request's sequences or prompt tokens."""
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:

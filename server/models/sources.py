@@ -104,7 +104,8 @@ def names_of(source: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that requests can use, if any letter or digit is left: accents are dropped, and other characters become hyphens."""
+    """Return a name that requests can use: accents are dropped, and other characters become hyphens. If no letter or digit is left, return
+    the name as it is."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._:-]+", "-", plain).strip("-._:") or name
 
