@@ -285,7 +285,8 @@ class JsonCallScanner:
             self._span += text
 
     def _end_key(self) -> None:
-        """Note the key that was just read. The object is no call if the key is no string."""
+        """Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its
+        value, too."""
         key = self._parse_span()
         self._at_key = False
         is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
