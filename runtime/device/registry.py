@@ -21,7 +21,7 @@ CPU = "cpu"
 
 
 def number_of(name: str) -> int:
-    """Return the number of the device among the devices of its kind."""
+    """Return the number of a device among the devices of its kind, given its name: 1 for `cuda:1`, and 0 if the name has no number."""
     return int(name.partition(":")[2] or 0)
 
 

@@ -93,7 +93,9 @@ class Function:
         self._literals = loader.literals
 
     def bind(self, arrays: Mapping[str, Tensor]) -> None:
-        """Bind all weights at once. The tensors themselves are stored, not copies."""
+        """Bind all weights at once. The tensors themselves are stored, not copies. Raise ArgumentMismatch if a weight has no value, if a
+        value does not match its specification, or if a weight that the function changes in place is read-only. Raise UnknownName for a
+        value of no weight."""
         source = self.source
         names = [p.name for p in source.weights]
         if missing := [n for n in names if n not in arrays]:
@@ -134,7 +136,8 @@ class Function:
 
     def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
-        the last call stay intact in the arena."""
+        the last call stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound, and
+        TooDeep if too many calls are nested."""
         machine = self._machine
         if self._replay is not None and not keep_last and machine.profile is None:
             result = self._replay.call(args, views)
@@ -165,7 +168,7 @@ class Function:
 
     def in_parts(self, args: Sequence[Any]) -> InParts[Any]:
         """Call with the bound weights in parts: yield between two parts, and return the result. Other calls may run meanwhile, but no
-        second one in parts."""
+        second one in parts. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound."""
         machine = self._machine
         if len(args) != self._num_inputs or self._missing:
             self._cannot_call(len(args))
@@ -238,7 +241,8 @@ class Function:
         return {self.source.slots[slot]: most if isinstance(most, int) else None for slot, most in found.items()}
 
     def _sized(self, dims: Mapping[str, int]) -> Frame:
-        """Make a frame whose variables have the values `dims`, and derive its other slots."""
+        """Make a frame whose variables have the values `dims`, and derive its other slots. Raise UnknownName if `dims` names something else
+        than a variable, and ArgumentMismatch if it lacks a variable."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():

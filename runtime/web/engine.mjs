@@ -73,6 +73,7 @@ export class Engine {
     }
   }
 
+  /** Answer a conversation. Yield chunks if the request asks for a stream, otherwise the whole answer. */
   async *#chat(body, signal) {
     const asked = parsed(body, this.model), { prompt, spans } = await this.#prompt(body.messages, asked.tools, pauses(signal));
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
@@ -114,6 +115,7 @@ export class Engine {
     return { prompt, spans: sight.spans(prompt, pictures) };
   }
 
+  /** Continue a text. Yield chunks if the request asks for a stream, otherwise the whole answer. */
   async *#completion(body, signal) {
     if (typeof body.prompt !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
     if (body.tools) throw new RequestError('tools', 'tools are for chat.completions; leave them out');

@@ -64,7 +64,10 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   return { network, model, level, threads };
 }
 
-/** Return the verified bytes of a shard: the stored bytes if their digest is right, else downloaded bytes. An interrupted download is continued. */
+/**
+ * Return the verified bytes of a shard: the stored bytes if their digest is right, else downloaded bytes. An interrupted download is
+ * continued. Throw an error if the server refuses, or if TRIES downloads in a row arrive damaged or bring no further bytes.
+ */
 async function verified(shard, { pieces, kept, arrived, onDamage }) {
   let known = (await kept?.read(shard.file)) ?? NOTHING;
   if (await isSound(known, shard)) return known;
@@ -110,7 +113,7 @@ async function isSound(bytes, { num_bytes: expected, sha256 }) {
 
 const whole = (read) => async function* (file) { yield { at: 0, bytes: await read(file) }; };
 
-/** Read files below an address. `headers` go with each request. */
+/** Return the functions `read` and `pieces` for `loadModel` that request files below an address. `headers` go with each request. */
 export function fetched(base, headers = {}) {
   const answerTo = async (file, more = {}) => {
     const answer = await fetch(new URL(file, base), { headers: { ...headers, ...more } });

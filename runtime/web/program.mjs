@@ -24,7 +24,11 @@ class Layout {
 
 /** A compiled module with its memory: weights, arena, heaps, and the inputs that callers allocate. */
 export class Program {
-  /** `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
+  /**
+   * Lay out the memory of a program, instantiate its module, and start the threads of its team if there are several. The weights are still
+   * zero. `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for
+   * several threads it must import a shared memory.
+   */
   static async load(description, module, extraBytes, threads = 1) {
     const program = new Program(), isShared = threads > 1;
     program.description = description;

@@ -31,6 +31,7 @@ function sizeOfJpeg(view) {
   }
 }
 
+/** Return the size of a WebP file in one of its three formats, or null if it has another one. */
 function sizeOfWebp(bytes, view) {
   if (begins(bytes, 'VP8 ', 12)) return { width: view.getUint16(26, true) & 0x3fff, height: view.getUint16(28, true) & 0x3fff };
   if (begins(bytes, 'VP8L', 12)) {

@@ -56,9 +56,8 @@ class StampMatcher(Matcher):
 
     def _allowed(self) -> NDArray[np.bool_]:
         """Return for each token whether the rules allow it next. The first token is a stamp, at most `most_first` stamps after 0.00. After
-        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow: only the transcript's
-        end, or the stamp that begins the next segment, at the same time or later. After text, every stamp is allowed that is later than the
-        last one."""
+        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the
+        same time or a later one. After text, a stamp must have a later time than the last one."""
         stamps, drawn = self._stamps, self._token_ids
         allowed = np.ones(self._vocab_size, np.bool_)
         if not drawn:

@@ -25,7 +25,8 @@ INSTALL = "pip install 'relaxserve[cuda]' with CUDA's headers installed, and NVI
 
 
 def pycuda() -> Any:
-    """Return the initialised module `pycuda.driver`. Raises NoDevice, whose message says what to install."""
+    """Return the initialised module `pycuda.driver`. Raise NoDevice if pycuda or NVIDIA's driver is missing, if the driver is too old, or
+    if it finds no GPU that can be used."""
     try:
         found = import_module("pycuda.driver")
     except ModuleNotFoundError as error:
