@@ -41,7 +41,8 @@ class StampMatcher(Matcher):
                 self._latest = token_id
 
     def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
-        """Allow only stamps if all allowed stamps together are more probable than every other allowed token."""
+        """Return a mask that allows only stamps if all allowed stamps together are more probable than every other allowed token. Otherwise
+        return `mask` unchanged."""
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)].astype(np.bool_)
         first = self._stamps.first
         stamps, others = logits[first:][allowed[first:]], logits[:first][allowed[:first]]

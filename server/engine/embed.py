@@ -66,7 +66,8 @@ class Embedder:
         self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
 
     def embed(self, embed: Embed) -> None:
-        """Queue a text or an image, or publish why it cannot be embedded."""
+        """Queue a text or an image. Publish a failure instead if the request asks for one vector per token, if the model cannot read its
+        image, or if its text is empty or longer than the model's context."""
         if embed.per_token:
             message = "this model computes one vector per text, not one per token"
             self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))

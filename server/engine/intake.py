@@ -19,7 +19,9 @@ from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Sub
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
     tokens that it sent. If log-probabilities of the prompt are requested, the first choice computes them, unless it has sent tokens
-    already. Raise RequestError if this model cannot serve the request."""
+    already. Raise RequestError if this model does not generate, if the token ids, the audio or the excerpts are not valid for it, if the
+    prompt fills the context, if prompt and answer may exceed the KV cache, or if log-probabilities of a prompt with images are requested
+    from a model that computes these images in one step."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -67,7 +69,8 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
 
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
-    """Return the request of a text to embed. Raise RequestError if this model cannot embed it."""
+    """Return the request of a text to embed. Raise RequestError if this model gives no embeddings, if the token ids or the audio are not
+    valid for it, if the text has tokens that stand for images or audio, or if it is longer than the KV cache."""
     if not limits.embedding_size:
         raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(

@@ -147,9 +147,9 @@ class Engine:
             self._outbox.send(Step(limit_s if self._has_announced else 0.0))
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
-        """Return the masks of the sequences that draw a token in this step. A sequence without an entry may draw any token, or was parked
-        because its mask is late. Fail the requests whose constraints cannot be followed. A mask depends only on tokens before the step, so
-        the device may run meanwhile."""
+        """Return the masks of the sequences that draw a token in this step. A sequence without an entry may draw any token, was parked
+        because its mask is late, or belongs to a request that has failed because a constraint cannot be followed. A mask depends only on
+        tokens before the step, so the device may run meanwhile."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:

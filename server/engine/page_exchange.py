@@ -244,7 +244,7 @@ class PageExchange:
     def _receive(self, request: Request, taking: Taking) -> bool:
         """Look for the next arrival. Return True if there are pages to write, and False otherwise. End the transfer if it has failed, has
         ended before its last page, or takes too long. End it also if the giver offers nothing, offers more than fits, or sends something
-        else than it was asked for or has offered."""
+        other than it was asked for or has offered."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
         except queue.Empty:

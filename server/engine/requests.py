@@ -286,7 +286,7 @@ class Requests:
     # --- endings ---------------------------------------------------------------------------------------------------------
 
     def abort(self, abort: Abort) -> None:
-        """End one choice of a request, or all of them."""
+        """End one choice of a request, or all of them. Do nothing if the request has ended already."""
         request = self.living.get(abort.request_id)
         if request is None:
             return  # the request has just ended

@@ -344,7 +344,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Let the connection rest, or go on with bytes that wait."""
+        """Mark the connection as idle, and continue with bytes that have arrived meanwhile, unless the connection is closing."""
         super().on_response_complete()
         if self._probe_timer is not None:  # the next request has a time of its own
             self._probe_timer.cancel()
@@ -361,8 +361,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:
-        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before, send the error
-        in OpenAI's shape, unless an answer has begun."""
+        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before that, send the
+        error in OpenAI's shape, unless an answer has begun."""
         self._is_refused = True
         if self._is_answering:
             self.cycle.disconnected = True  # the application gets no more of the body, and sends no answer

@@ -69,9 +69,9 @@ class Budget:
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
 
     async def claim(self, model: Model) -> ModelSpec:
-        """Return the specification to load, with the memory that it may take, and note it in `model.claim`. Before, a model that is not
-        cached waits until cached models have loaded, and until it is known how much memory each running load takes. A cached model waits
-        only for the latter, and only if the memory has a limit."""
+        """Return the specification to load, with the memory that it may take, and note it in `model.claim`. Before that, a model that is
+        not cached waits until cached models have loaded, and until it is known how much memory each running load takes. A cached model
+        waits only for the latter, and only if the memory has a limit."""
         others = [other for other in self._models() if other is not model]
         if not model.is_cached:
             await asyncio.gather(*(other.operation.wait() for other in others if other.is_cached and _has_no_memory_yet(other)))

@@ -29,8 +29,8 @@ NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
     """Return a path that exists below the model root or, if the settings allow downloads, a hub id (without the address of the hub) or one
-    of `names`. Raise ApiError for any other source. Symbolic links are resolved before it is checked that a path is below the model
-    root."""
+    of `names`. Raise ApiError for any other source, and for a path that is not Unicode. Symbolic links are resolved before it is checked
+    that a path is below the model root."""
     root = real(settings.model_root)
     try:
         path = real(root / source)

@@ -73,7 +73,7 @@ class StateError(Exception):
 
 
 def read_state(path: Path) -> SavedState:
-    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read."""
+    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read, or is not valid."""
     try:
         return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError:

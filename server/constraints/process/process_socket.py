@@ -176,7 +176,8 @@ class _Stall:
         self._seen: tuple[int, str] | None = None
 
     def look(self, pid: int | None) -> bool:
-        """Check the process if the last check was LOOK_S ago. Return whether it is stalled."""
+        """Check the process if the last check was LOOK_S ago or earlier. Return whether the process is stalled. `pid` is None while it is
+        unknown: the process then counts as not stalled."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s

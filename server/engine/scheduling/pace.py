@@ -185,8 +185,8 @@ class Pace:
         """Return for how long excerpts may be encoded before a step of `num_tokens` tokens. If `num_decode` of these are tokens of decoding
         sequences, the encoding and the step together take at most `max_gap_s`, and the encoding takes at most 1 / (EFFICIENT - 1) times as
         long as the step: a longer encoding would hardly be more efficient, because the step is already a small share of the time. If
-        nothing decodes, the encoding may take as long as the step, so that prompts and excerpts share the machine, but at least
-        ALONE_S."""
+        nothing decodes, the encoding may take as long as the step, so that prompts and excerpts share the machine; it may always take
+        ALONE_S then."""
         step_s = self._costs(num_tokens) if num_tokens else 0.0
         if num_decode == 0:
             return max(ALONE_S, step_s)

@@ -108,8 +108,8 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before, publish the pages
-        that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
+        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before that, publish the
+        pages that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _plan_decodes(self) -> None:
         """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced. Idle sequences get
-        at most `_left_for_idle` tokens together. Keys are charged if anything waits."""
+        at most `_left_for_idle` tokens together. Keys are charged if a prompt waits."""
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         encoding = self.encoding if len(self.encoding) else ()
@@ -377,7 +377,8 @@ class Scheduler:
         return self.pool.can_admit(prompts, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
-        """Give `seq` pages that are computed already: the pages of the leader's prompt, or published pages."""
+        """Give `seq` pages that are computed already: those of the leader's prompt if a step with all of it was launched and `seq` has
+        generated nothing, otherwise published pages. There may be none."""
         leader = seq.request.leader
         seq.num_reused = 0
         if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:
@@ -459,7 +460,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def _dequeue(self, seq: Sequence) -> None:
-        """Remove a sequence from the queue in which it waits, if any."""
+        """Remove a sequence from the queue in which it waits. Do nothing if it waits in none."""
         if seq in self.queue:
             self.queue.remove(seq)
         elif seq in self.encoding:

@@ -25,7 +25,7 @@ SEQUENCES = frozenset((list, tuple, range, GroupTuple, type({}.keys()), type({}.
 
 
 class TemplateLimit(Exception):
-    """Raised when a template exceeds a limit of rendering."""
+    """Raised when a template or its rendering exceeds a limit, or does what the meter cannot measure."""
 
 
 class TemplateRaise(Exception):

@@ -51,8 +51,8 @@ def of_json(text: str) -> Any:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a text has as JSON, or None if the text is no JSON object; {} for an empty text. Small models write half of a
-    surrogate pair, which is replaced."""
+    """Parse a text as JSON, and return the object that it contains. Return {} for an empty text, and None if the text is no JSON object.
+    Small models write half of a surrogate pair, which is replaced."""
     try:
         read: object = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, RecursionError):

@@ -303,7 +303,7 @@ class JsonCallScanner:
         self._key = self._span = ""
 
     def _parse_span(self) -> object:
-        """Return the key or value that was just read. If it is no JSON, the object is no call."""
+        """Parse the key or value that was just read. If it is no JSON, the object is no call: return None."""
         span, self._span = self._span, ""
         try:
             return json.loads(span)
