@@ -89,7 +89,7 @@ function ready(client) {
   listen(client, { part, shown });
 }
 
-/** Let the form send messages. A message whose answer fails goes back to the form. */
+/** Let the form send messages. If a fault has left no text of an answer, the message goes back to the form. */
 function converse(client) {
   const { take, giveBack } = look(client.model, { part });
   prompt.disabled = send.disabled = false;

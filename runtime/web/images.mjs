@@ -15,7 +15,7 @@ export class ImageFault extends Error {}
 
 // --- pixels ----------------------------------------------------------------------------------------------------------------
 
-/** Return the pixels of an image in RGB: of a file (a Blob), or of an ImageData. */
+/** Return the pixels of an image in RGB: of a file (a Blob), or of an ImageData. Throw ImageFault if the image cannot be used. */
 export async function pixelsOf(given) {
   if (given instanceof Blob) return decoded(given);
   const { width, height, data } = given;

@@ -116,7 +116,10 @@ export class Program {
     }));
   }
 
-  /** Fill the heap of a call, and check inputs, checks and bounds: steps 1 to 3 of runtime/flat_program.py. */
+  /**
+   * Fill the heap of a call, and check inputs, checks and bounds: steps 1 to 3 of runtime/flat_program.py. Throw TypeError if an input has
+   * another type or shape, and RangeError if a value is outside its bounds or cannot be computed.
+   */
   #match(f, heap, heapAt, derive, inputs) {
     const { words } = this, slot = (number) => words[heap + number];
     if (inputs.length !== f.inputs.length) throw new TypeError(`${f.name} takes ${f.inputs.length} inputs, got ${inputs.length}`);

@@ -40,7 +40,10 @@ export class RelaxServe {
     return new RelaxServe(run, { model: engine.model, target: engine.level.target, threads: engine.threads }, () => engine.close());
   }
 
-  /** `run(method, body, options)` returns the events of a request. `close` ends what runs the model. */
+  /**
+   * `run(method, body, options)` returns the events of a request. `close` ends what runs the model. The functions `create` return all
+   * events if the body asks for a stream, otherwise the last event, which is the whole answer.
+   */
   constructor(run, { model, target, threads }, close) {
     const create = (method) => async (body, options = {}) => {
       const events = run(method, body, options);

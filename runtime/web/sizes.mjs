@@ -19,7 +19,7 @@ export function declaredSize(bytes) {
 
 const begins = (bytes, text, at = 0) => [...text].every((letter, i) => bytes[at + i] === letter.charCodeAt(0));
 
-/** Walk from segment to segment to the first that has a size. */
+/** Go from segment to segment, and return the first size. Return null where no segment begins. Reading beyond the end throws RangeError. */
 function sizeOfJpeg(view) {
   for (let at = 2; ;) {
     if (view.getUint8(at) !== 0xff) return null;

@@ -34,8 +34,8 @@ export class Stamps {
 
   /**
    * Allow the tokens that the order of stamps allows. The first token is a stamp, at most MOST_FIRST_S after 0. After a stamp that begins a
-   * segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the same time or a later one.
-   * After text, a stamp must have a later time than the last one.
+   * segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the same time or a later
+   * one. After text, a stamp must have a later time than the last one.
    */
   #follow() {
     const { allowed, drawn, first, end } = this;

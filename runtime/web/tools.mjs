@@ -251,7 +251,8 @@ class CallScanner {
   }
 
   /**
-   * Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its value, too.
+   * Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its value,
+   * too.
    */
   #endKey() {
     const key = this.#parsedSpan();
@@ -271,6 +272,7 @@ class CallScanner {
     this.#key = this.#span = '';
   }
 
+  /** Parse the text of the key or name that was just read. If it is no JSON, the object is no call: return null. */
   #parsedSpan() {
     const span = this.#span;
     this.#span = '';
