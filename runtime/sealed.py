@@ -57,7 +57,7 @@ def store(path: Path, content: bytes, name: str = "") -> None:
 
 def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
     """Return the content of a file that `store` wrote, aligned to pages. It is a copy in memory, because a mapped file could change after
-    its seal is verified."""
+    its seal is verified. Raise DamagedFile if the seal does not match the content, the name and the key."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < SEAL_BYTES:

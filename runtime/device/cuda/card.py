@@ -84,12 +84,12 @@ def found_cards() -> tuple[Found, ...]:
 
 
 def capability_of(number: int) -> Capability:
-    """Return the compute capability of the GPU with this number. Raises NoDevice."""
+    """Return the compute capability of the GPU with this number. Raise NoDevice as `device_of` does."""
     return device_of(number).compute_capability()
 
 
 def device_of(number: int) -> Any:
-    """Return the driver's device with this number. Raises NoDevice if the machine has no such GPU."""
+    """Return the driver's device with this number. Raise NoDevice if the machine has no such GPU, or as `pycuda` does."""
     cuda = pycuda()
     count = cuda.Device.count()
     if not 0 <= number < count:
@@ -234,7 +234,7 @@ class Card:
     @contextmanager
     def capturing(self) -> Generator[None]:
         """Free nothing inside the `with`, because the driver ends a capture whose thread frees memory. Collect no garbage either, because
-        it may own memory of other sessions."""
+        it may own memory of other sessions. Afterwards, free what was dropped meanwhile."""
         self._capturing, was_collecting = True, gc.isenabled()
         gc.disable()
         try:
