@@ -36,7 +36,8 @@ class DamagedFile(RuntimeFault):
 
 
 class UnsafeCache(RuntimeFault):
-    """The cache cannot be trusted: another user could write to it, and so run code in this process, or could read its key."""
+    """The cache cannot be trusted: another user could write to it, and so run code in this process, or could read its key. It is not
+    trusted either if its folder cannot be read, or if its key has a wrong length."""
 
 
 class IncompatibleExecutable(RuntimeFault):
@@ -56,7 +57,7 @@ class InvalidProgram(RuntimeFault):
 
 
 class UnknownName(RuntimeFault):
-    """No function, parameter or routine has this name."""
+    """No function, builtin, routine, parameter or variable has this name."""
 
     def __init__(self, noun: str, name: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown {noun} {name!r}; known: {', '.join(sorted(known)) or 'none'}")
@@ -64,11 +65,11 @@ class UnknownName(RuntimeFault):
 
 
 class ArgumentMismatch(RuntimeFault):
-    """A value does not match its specification."""
+    """A value does not match its specification, or a value is missing."""
 
 
 class BoundExceeded(ArgumentMismatch):
-    """A dimension is outside its declared range."""
+    """A value is outside its declared range, or a size that is derived from the values does not fit 64 bits or divides by zero."""
 
 
 class OutOfMemory(RuntimeFault):
@@ -87,7 +88,7 @@ class NoDevice(RuntimeFault):
 
 
 class DeviceFault(RuntimeFault):
-    """A device failed. On a GPU, its context and all work on it are lost."""
+    """A device failed, or the system does not allow what it needs. After a failure of a GPU, its context and all work on it are lost."""
 
 
 class TooDeep(RuntimeFault):

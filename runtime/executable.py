@@ -415,7 +415,8 @@ T = TypeVar("T")
 
 
 def _decode(file: sections.SectionFile, name: str, type_: type[T]) -> T:
-    """Return the content of a section. Raises DamagedFile."""
+    """Return the content of a section. Raise DamagedFile if the section is missing or damaged, or does not contain a value of type
+    `type_`."""
     try:
         return msgspec.msgpack.decode(file.read(name), type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -88,7 +88,8 @@ SWITCHES = (
 
 
 def parse(environment: Mapping[str, str]) -> Flags:
-    """Read the switches from environment variables. A variable that is not set leaves the default. Raises InvalidFlag."""
+    """Read the switches from environment variables. A variable that is not set leaves the default. Raise InvalidFlag if the value of a
+    variable is not valid."""
     values: dict[str, Any] = {}
     for switch in SWITCHES:
         text = environment.get(switch.variable)

@@ -144,7 +144,8 @@ class FlatProgram(FlatStruct, frozen=True):
 
 
 def flat_program(executable: Executable, entry: str, others: Iterable[str] = ()) -> FlatProgram:
-    """Flatten the functions `entry` and `others`, each with its weights. Some functions, such as the sampler, have none."""
+    """Flatten the functions `entry` and `others`, each with its weights. Some functions, such as the sampler, have none. Raise
+    InvalidProgram if a function is not flat, if a weight has no constant shape, or if the size of an arena is no constant."""
     meta, names = executable.meta, (entry, *others)
     weights, weights_bytes = _stored(executable, names)
     places = {w.name: w.offset for w in weights}
@@ -177,7 +178,8 @@ def weight_name(function: str, weight: str) -> str:
 
 
 def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Stored, ...], int]:
-    """Place the weights of the functions, and all constants, in the block of weights. Return them and the size of the block in bytes."""
+    """Place the weights of the functions, and all constants, in the block of weights. Return them and the size of the block in bytes. Raise
+    InvalidProgram if a weight has no constant shape."""
     found: list[Stored] = []
     end = 0
     shapes: list[tuple[str, str, tuple[int, ...]]] = []
@@ -195,7 +197,7 @@ def _stored(executable: Executable, functions: Iterable[str]) -> tuple[tuple[Sto
 
 
 def _arena_bytes(source: VMFunction) -> int:
-    """Return the bytes of the arena that a function needs, which must be a constant."""
+    """Return the bytes of the arena that a function needs. Raise InvalidProgram if the number is no constant."""
     if isinstance(source.arena_bytes, Slot):
         raise InvalidProgram(
             f"{source.name}: its arena grows with {source.slots[source.arena_bytes.index]}, for which no bound is declared"
@@ -220,7 +222,8 @@ class _Flattening:
     outputs: tuple[FlatTensor, ...] = ()
 
     def function(self, arena_begin: int) -> FlatFunction:
-        """Return the flat function, whose part of the arena begins at byte `arena_begin`."""
+        """Return the flat function, whose part of the arena begins at byte `arena_begin`. Raise InvalidProgram if the function is not
+        flat."""
         source = self.source
         for instruction in source.instructions:
             match instruction:
@@ -251,7 +254,8 @@ class _Flattening:
         )
 
     def _inputs(self) -> tuple[tuple[FlatTensor, ...], tuple[Definition, ...]]:
-        """Return the inputs, and the slots that hold their extents."""
+        """Return the inputs, and the slots that hold their extents. Raise InvalidProgram if an input is not a tensor of known rank and
+        type."""
         inputs: list[FlatTensor] = []
         definitions: list[Definition] = []
         for number, param in enumerate(self.source.inputs):
@@ -263,7 +267,8 @@ class _Flattening:
         return tuple(inputs), tuple(definitions)
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> None:
-        """Flatten a call: add the records of its launches, or remember what the register `dst` holds."""
+        """Flatten a call: add the records of its launches or its check, or remember what the register `dst` holds. Raise InvalidProgram if
+        only the virtual machine can make the call."""
         match callee, args:
             case "vm.run_region", (Imm(int() as region),):
                 for launch in self.meta.regions[region].launches:
@@ -309,18 +314,21 @@ class _Flattening:
                 return FlatBase.WEIGHTS, self._stored(operand.offset, self.places[name])
 
     def _stored(self, offset: DimRef, place: int) -> int:
-        """Return the slot of the offset of a buffer in the block of weights. `place` is the offset of its weight or constant."""
+        """Return the slot of the offset of a buffer in the block of weights. `place` is the offset of its weight or constant. Raise
+        InvalidProgram if `offset`, its offset within that, is no constant."""
         if isinstance(offset, Slot):
             raise InvalidProgram(f"{self.source.name} is not flat: a weight's offset, {self.source.slots[offset.index]}, is not a constant")
         return self._slot(place + offset)
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:
-        """Return the slot of the offset of a buffer that is a whole tensor in the arena."""
+        """Return the slot of the offset of a buffer that is a whole tensor in the arena. Raise InvalidProgram if it is only a part of the
+        tensor."""
         if offset != 0:
             raise InvalidProgram(f"{self.source.name} is not flat: a launch reads only a part of a tensor in the arena")
         return tensor.offset
 
     def _dim(self, arg: Arg) -> int:
+        """Return the slot of an argument that is an integer. Raise InvalidProgram for any other argument."""
         match arg:
             case Slot():
                 return self._slot(arg)

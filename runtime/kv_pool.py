@@ -51,7 +51,7 @@ class KVPool:
         return b"".join(self._device.read_index(tensor, axis, index) for tensor, index in places)
 
     def write_page(self, group: int, page: int, data: bytes | memoryview) -> None:
-        """Set a page to bytes that `read_page` of a pool with equal groups has returned."""
+        """Set a page to bytes that `read_page` of a pool with equal groups has returned. Raise ValueError if their number is wrong."""
         self._check(group, page)
         axis, count = self.groups[group].page_axis, self.groups[group].num_parts
         if len(data) != (wanted := self.groups[group].bytes_per_page):

@@ -30,8 +30,8 @@ class Routine:
     fresh: bool = False  # the routine returns new arrays instead of filling given ones
 
     def problem(self, num_inputs: int, attributes: Collection[str], num_outputs: int, *, sized: bool) -> str:
-        """Say why a program cannot call the routine like this, or return "". `sized` says whether the program states the extents of all
-        outputs."""
+        """Say why a program cannot call the routine like this, or return "" if it can. `sized` says whether the program states the extents
+        of all outputs."""
         if num_inputs != len(self.inputs):
             return f"{self.name} has {num_inputs} operands, expected ({', '.join(self.inputs)})"
         if missing := [name for name in self.attributes if name not in attributes]:
@@ -58,7 +58,7 @@ class Routine:
 
 
 def routine(name: str) -> Routine:
-    """Return the routine with this name. Raises UnknownName."""
+    """Return the routine with this name. Raise UnknownName if there is none."""
     if name not in LIBRARY:
         raise UnknownName("library routine", name, LIBRARY)
     return LIBRARY[name]

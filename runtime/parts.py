@@ -27,7 +27,8 @@ class OneAtATime(Generic[T]):
         self._parts: InParts[T] | None = None
 
     def advance(self, of: object, begin: Callable[[], InParts[T]]) -> T | None:
-        """Run the next part of the value that belongs to `of`, or begin it. Return the value after its last part, before that None."""
+        """Run the next part of the value that belongs to `of`. If no part of it has run yet, begin it, and drop the parts of any other
+        value. Return the value after its last part, and None after each earlier one."""
         if self._parts is None or self._of != of:
             if self._parts is not None:
                 self._parts.close()

@@ -24,7 +24,7 @@ _folder: Path | None = None
 
 
 def remember_in(folder: Path | None) -> None:
-    """Use this folder of the cache from now on. Before, and with None, nothing is remembered."""
+    """Use this folder of the cache from now on. Nothing is remembered before the first call, or after a call with None."""
     global _folder
     _folder = folder
 

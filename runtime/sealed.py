@@ -57,7 +57,7 @@ def store(path: Path, content: bytes, name: str = "") -> None:
 
 def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
     """Return the content of a file that `store` wrote, aligned to pages. It is a copy in memory, because a mapped file could change after
-    its seal is verified."""
+    its seal is verified. Raise DamagedFile if the seal does not match the content, the name and the key."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < SEAL_BYTES:
@@ -125,7 +125,7 @@ def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
 
 
 def locked_file(path: Path) -> tuple[int, str]:
-    """Create an empty file with a temporary name beside `path`, which states the machine. Return its descriptor and its name. The file is
+    """Create an empty file beside `path`, with a temporary name that states the machine. Return its descriptor and its name. The file is
     locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{machine()}.")
@@ -213,7 +213,8 @@ def _own_key(path: Path) -> bytes:
 
 def _named_key(path: Path) -> bytes:
     """Return the key in the file that RELAXSERVE_CACHE_KEY_FILE names. Secret stores often provide a link to a file of root that a group
-    may read."""
+    may read. Raise UnsafeCache if the file belongs to a user other than root and this one, if others can access it, if its group can write
+    to it, or if the key is too short or too long."""
     with regular(path).open("rb") as file:
         status = os.fstat(file.fileno())
         key = file.read(MAX_KEY_BYTES + 1)

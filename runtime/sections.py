@@ -137,7 +137,8 @@ class SectionFile:
         self._sections = self._read_header(_digest_of(path, key))
 
     def _read_header(self, digest_of: Callable[[bytes], bytes]) -> dict[str, Section]:
-        """Return the sections by name. Raises DamagedFile if the header is not what was written, or if a section lies outside the file."""
+        """Return the sections by name. Raise DamagedFile if the header is not what was written, or if a section lies outside the file or is
+        not aligned."""
         if len(self._map) < _PREFIX.size:
             raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes, expected at least {_PREFIX.size}")
         magic, length, digest = _PREFIX.unpack_from(self._map)
@@ -171,13 +172,13 @@ class SectionFile:
         return view
 
     def verify(self, progress: Callable[[float], None] = lambda _: None) -> None:
-        """Verify all sections on several threads. Raises DamagedFile."""
+        """Verify all sections on several threads. Raise DamagedFile if a checksum differs. `progress` gets the fraction that is done."""
         with ThreadPoolExecutor(min(MAX_VERIFIERS, len(os.sched_getaffinity(0)))) as pool:
             for number, _ in enumerate(pool.map(self._verify, self._sections), 1):
                 progress(number / len(self._sections))
 
     def verify_slowly(self, pause: Callable[[], None]) -> None:
-        """Verify all sections on this thread, with a pause after each block. Raises DamagedFile."""
+        """Verify all sections on this thread, with a pause after each block. Raise DamagedFile if a checksum differs."""
         for name in self._sections:
             self._verify(name, pause)
 

@@ -39,8 +39,7 @@ class Session:
         assembled: Path | None = None,
     ) -> None:
         """Open the device and load the executable. `memory` counts the bytes that its parts take; None: an account of its own without a
-        limit. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see
-        `open_device`."""
+        limit. For `device_threads`, `pinned`, `device_number`, `num_ranks` and `assembled` see `open_device`."""
         self.memory = memory or MemoryAccount()
         self.device: Device = open_device(
             executable.meta,

@@ -111,8 +111,8 @@ def _weight_type(files: ModelFiles, counts: Mapping[str, int]) -> str:
 
 
 def _is_head_copied(files: ModelFiles) -> bool:
-    """Return whether the files store one table both as embedding and as head. Unless the configuration says that the two are tied, decide
-    from their first rows."""
+    """Return whether the files store one table both as embedding and as head. Return False if one of the two is missing, or if their shapes
+    differ. Unless the configuration says that the two are tied, decide from their first rows."""
     tensors = files.weights.tensors
     if EMBEDDING not in tensors or HEAD not in tensors or tensors[EMBEDDING].shape != tensors[HEAD].shape:
         return False

@@ -117,7 +117,8 @@ def _remove_parts(repo: str) -> int:
 
 
 def _held() -> Iterator[tuple[Held, list[Path]]]:
-    """Yield each model with the paths of its files: the named links, and the blobs to which they point."""
+    """Yield each model of the hub's cache with the paths of its files: the named links, and the blobs to which they point. Yield nothing if
+    there is no cache. Each model in a GGUF file of a repository counts on its own."""
     try:
         repos = scan_cache_dir().repos
     except CacheNotFound:
@@ -136,7 +137,8 @@ def _held() -> Iterator[tuple[Held, list[Path]]]:
 
 
 def _parted(source: str) -> tuple[str, list[str]]:
-    """Split a source into its repository and the patterns of its files."""
+    """Split a source into its repository and the patterns of its files. After a colon, the source names a GGUF file, or a format that ends
+    the names of GGUF files, in lower or upper case. Without a colon, the patterns are PATTERNS."""
     repo, _, file = source.partition(":")
     if not file:
         return repo, PATTERNS
@@ -227,6 +229,8 @@ class _Arrived:
 
 
 def _bar(add: Callable[[int], None]) -> type[tqdm]:
+    """Return a class of progress bars for huggingface_hub, which call `add` with the numbers of bytes that arrive."""
+
     class Bar(tqdm):
         """A bar that draws nothing. If its name is STORED, it forwards the byte counts."""
 

@@ -150,7 +150,8 @@ def weigh(spec: ModelSpec) -> int:
 
 
 def _bits_of(form: str) -> float:
-    """Return the bits of a weight in a form, a name or a number of bits. An unknown name counts as 16 bits: the load refuses it."""
+    """Return the bits of a weight in a form, which is a name or a number of bits. An unknown name, or a number that is not from 0 to 32,
+    counts as 16 bits: the load refuses it."""
     kind = form.partition("-")[0]
     try:
         found = BITS.get(kind) or float(kind)

@@ -159,7 +159,8 @@ def format_named(config: ModelConfig, load: Load) -> str:
 
 
 def _kv_dtype(asked: str, format: WeightFormat) -> DType:
-    """Return the type of the keys and values in the cache. Raise LoadError for an unknown name."""
+    """Return the type of the keys and values in the cache. `auto` is f32 for weights of 32 bits, otherwise bf16. Raise LoadError for an
+    unknown name."""
     if asked == "auto":
         return DType.F32 if format.bits == 32 else DType.BF16
     if asked not in KV_DTYPES:

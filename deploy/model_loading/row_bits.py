@@ -47,7 +47,8 @@ class Trusted:
 
 def trusted(target: Target, number: int, cache: Kept | None, source: str) -> Trusted:
     """Return the target if products on GPU `number` give a row the same bits in every batch, otherwise the latest target whose products
-    have one shape. The cache keeps the program of the check, and remembers `source`, the model for which it was compiled."""
+    have one shape. Return a target of a CPU unchanged. The cache keeps the program of the check, and remembers `source`, the model for
+    which it was compiled."""
     if target.system != GPU:
         return Trusted(target)
     from compiler.machine.products import product_tiles

@@ -126,7 +126,7 @@ def _ends_of(file: GgufFile) -> tuple[int, ...]:
 
 @contextmanager
 def _refusal(path: Path) -> Generator[None]:
-    """Turn errors of the files inside the `with` into a LoadError."""
+    """Raise a LoadError in place of an error of the model's files inside the `with`."""
     try:
         yield
     except ModelFilesError as error:

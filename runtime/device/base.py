@@ -202,7 +202,7 @@ class Device(Protocol):
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """Return an array in newly allocated memory. Raises OutOfMemory."""
+        """Return an array in newly allocated memory. Raise OutOfMemory if there is not enough."""
         ...
 
     def kept(self, tensor: Tensor, memory: Memory) -> Tensor:

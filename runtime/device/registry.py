@@ -21,7 +21,7 @@ CPU = "cpu"
 
 
 def number_of(name: str) -> int:
-    """Return the number of the device among the devices of its kind."""
+    """Return the number of a device among the devices of its kind, given its name: 1 for `cuda:1`, and 0 if the name has no number."""
     return int(name.partition(":")[2] or 0)
 
 
@@ -38,7 +38,8 @@ def open_device(
     of its libraries. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to the number of usable cores.
     With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
     If `num_ranks` is more than 1, that many devices from `number` on run the program together, each as a rank: see `Kernel.ranks`.
-    `assembled` is the path, without suffix, of a file in which a device may store code that it assembled."""
+    `assembled` is the path, without suffix, of a file in which a device may store code that it assembled.
+    Raise IncompatibleExecutable if no device of this runtime has the architecture."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")

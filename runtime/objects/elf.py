@@ -103,7 +103,7 @@ def read(code: bytes, arch: str) -> Object:
 
 
 def _sections(code: bytes, arch: str) -> Iterator[Section]:
-    """Yield the sections, after the checks that `read` describes."""
+    """Yield the sections. Raise DamagedCode if a check fails that `read` describes for the object or a section."""
     ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
@@ -125,7 +125,7 @@ def _sections(code: bytes, arch: str) -> Iterator[Section]:
 
 
 def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Symbol]:
-    """Yield the symbols of the section `table`."""
+    """Yield the symbols of the section `table`. Raise DamagedCode if one lies outside its section."""
     names = sections[table.link].offset
     for i, at in enumerate(range(table.offset, table.offset + table.size, SYMBOL.size)):
         name, _, _, section, value, size = SYMBOL.unpack_from(code, at)
@@ -140,7 +140,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
 
 
 def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:
-    """Yield the relocations of the section `table`."""
+    """Yield the relocations of the section `table`, but not those of a section that is not loaded, such as debug information."""
     if not sections[table.info].is_loaded:
         return  # skip relocations of debug information
     for at in range(table.offset, table.offset + table.size, RELOCATION.size):

@@ -216,7 +216,7 @@ def _exactly(loader: Loader, args: Args, count: int) -> Args:
 
 
 def _dtype(loader: Loader, arg: Arg) -> np.dtype[Any]:
-    """Return the element type whose name is a literal."""
+    """Return the element type whose name is a literal. Raise InvalidProgram for an unknown name."""
     name = loader.literal(arg, str)
     if name not in DTYPES:
         raise loader.invalid(f"unknown element type {name!r}; known: {', '.join(DTYPES)}")

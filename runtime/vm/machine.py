@@ -93,7 +93,9 @@ class Function:
         self._literals = loader.literals
 
     def bind(self, arrays: Mapping[str, Tensor]) -> None:
-        """Bind all weights at once. The tensors themselves are stored, not copies."""
+        """Bind all weights at once. The tensors themselves are stored, not copies. Raise ArgumentMismatch if a weight has no value, if a
+        value does not match its specification, or if a weight that the function changes in place is read-only. Raise UnknownName for a
+        value of no weight."""
         source = self.source
         names = [p.name for p in source.weights]
         if missing := [n for n in names if n not in arrays]:
@@ -134,7 +136,8 @@ class Function:
 
     def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
-        the last call stay intact in the arena."""
+        the last call stay intact in the arena. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound, and
+        TooDeep if too many calls are nested."""
         machine = self._machine
         if self._replay is not None and not keep_last and machine.profile is None:
             result = self._replay.call(args, views)
@@ -165,7 +168,7 @@ class Function:
 
     def in_parts(self, args: Sequence[Any]) -> InParts[Any]:
         """Call with the bound weights in parts: yield between two parts, and return the result. Other calls may run meanwhile, but no
-        second one in parts."""
+        second one in parts. Raise ArgumentMismatch if an argument does not match, or if the weights are not bound."""
         machine = self._machine
         if len(args) != self._num_inputs or self._missing:
             self._cannot_call(len(args))
@@ -192,8 +195,8 @@ class Function:
                 raise ArgumentMismatch(f"{self.source.name}: parameter {name!r} is changed in place, but the array is read-only")
 
     def _prepare_replay(self, frame: Frame, args: Sequence[Any]) -> bool:
-        """Let later calls repeat the call that used the frame, if its arguments have the layouts of the call before it. Return whether they
-        will."""
+        """Let later calls repeat the call that used the frame. Return whether they will: False if its arguments do not have the layouts of
+        the call before it, or if the device cannot repeat the region."""
         layouts = [(arg.dtype, arg.shape) for arg in args]
         if self._repeatable is None or layouts != self._layouts:
             self._layouts = layouts
@@ -238,7 +241,8 @@ class Function:
         return {self.source.slots[slot]: most if isinstance(most, int) else None for slot, most in found.items()}
 
     def _sized(self, dims: Mapping[str, int]) -> Frame:
-        """Make a frame whose variables have the values `dims`, and derive its other slots."""
+        """Make a frame whose variables have the values `dims`, and derive its other slots. Raise UnknownName if `dims` names anything that
+        is not a variable, and ArgumentMismatch if it lacks a variable."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
@@ -294,7 +298,7 @@ class Machine:
             self.functions[name] = Function(self, source, builtins)
 
     def function(self, name: str) -> Function:
-        """Return the function with this name. Raises UnknownName."""
+        """Return the function with this name. Raise UnknownName if there is none."""
         function = self.functions.get(name)
         if function is None:
             raise UnknownName("function", name, self.functions)
@@ -309,7 +313,8 @@ class Machine:
 
 
 class Loader:
-    """Compiles the instructions of one function into closures, and checks that everything they refer to exists."""
+    """Compiles the instructions of one function into closures. Raises InvalidProgram if an instruction refers to something that does not
+    exist, and UnknownName if it calls something unknown."""
 
     def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
         self.machine = machine
@@ -337,13 +342,14 @@ class Loader:
         assert_never(instruction)
 
     def _target(self, target: int) -> int:
-        """Return the index of an instruction, after the check that the instruction exists."""
+        """Return the index of an instruction. Raise InvalidProgram if the instruction does not exist."""
         if not 0 <= target < len(self.source.instructions):
             raise self.invalid(f"there is no instruction {target} to jump to")
         return target
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
-        """Compile a call of a builtin, of a library routine, or of a function."""
+        """Compile a call of a builtin, of a library routine, or of a function. Raise UnknownName if there is none of this name, and
+        InvalidProgram if the result would overwrite a weight."""
         kind, _, name = callee.partition(".")
         if dst is not None and self.register(dst) in self.weights:
             raise self.invalid(f"register {dst} holds a weight and cannot be overwritten")
@@ -358,7 +364,8 @@ class Loader:
         return _call_function(self.machine.functions, callee, [self.read(a) for a in args], dst)
 
     def _call_library(self, dst: int | None, name: str, args: tuple[Arg, ...]) -> Step:
-        """Compile a call of a library routine."""
+        """Compile a call of a library routine. Raise UnknownName if there is none of this name, and InvalidProgram if the number of
+        arguments is wrong."""
         known = routine(name)
         if len(args) != known.num_args:
             raise self.invalid(f"{known.signature} is called with {len(args)} arguments")
@@ -386,25 +393,27 @@ class Loader:
         assert_never(arg)
 
     def literal(self, arg: Arg, type_: type | tuple[type, ...]) -> Any:
-        """Return the value of an operand that must be known when the program is loaded."""
+        """Return the value of an operand that must be known when the program is loaded. Raise InvalidProgram if it is no literal of type
+        `type_`."""
         if not isinstance(arg, Imm) or not isinstance(arg.value, type_):
             raise self.invalid(f"expected a literal of {type_}, got {arg}")
         return arg.value
 
     def register(self, index: int) -> int:
-        """Return the number of a register, after the check that the register exists."""
+        """Return the number of a register. Raise InvalidProgram if the register does not exist."""
         if not 0 <= index < self.source.num_registers:
             raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers} registers")
         return index
 
     def constant(self, index: int) -> Tensor:
-        """Return the constant with this number. Raises InvalidProgram."""
+        """Return the constant with this number. Raise InvalidProgram if it does not exist."""
         if not 0 <= index < len(self.machine.constants):
             raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.constants)} constants")
         return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
-        """Return the index of an integer in the heap. Literals come after the slots."""
+        """Return the index of an integer in the heap. Literals come after the slots. Raise InvalidProgram if a slot does not exist, or if a
+        literal does not fit 64 bits."""
         if isinstance(ref, Slot):
             if not 0 <= ref.index < len(self.source.slots):
                 raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)} slots")

@@ -72,7 +72,8 @@ class Match:
             compare(heap, registers[register])
 
     def derive(self, heap: Heap, handle: HeapHandle) -> None:
-        """Run the second pass: check the bounds of the slots that are filled, and derive all others."""
+        """Run the second pass: check the bounds of the slots that are filled, and derive all others. Raise BoundExceeded if a value is
+        outside its bounds, or if another slot cannot be derived from the values."""
         for slot, lower, upper, multiple_of, bound in self._bounds:
             value = heap[slot]
             if not lower <= value <= upper or (multiple_of > 1 and value % multiple_of):
@@ -104,7 +105,7 @@ def _plain_upper(bound: Bound) -> int:
 
 
 def _dims(spec: Spec) -> Iterator[DimRef]:
-    """Yield the dimensions of a specification, and the value of a scalar."""
+    """Yield the dimensions of a specification, and the value of a scalar. Yield nothing where they are not specified."""
     match spec:
         case TensorSpec(shape=dims) | ShapeSpec(dims=dims):
             yield from dims or ()
@@ -152,6 +153,7 @@ class _Compiler:
                 return lambda heap, value: None
 
     def _bind_tensor(self, spec: TensorSpec, path: str) -> Check:
+        """Compile the first pass for an array: check its element type and that it is compact, and bind its dimensions."""
         dtype = None if spec.dtype is None else _dtype(spec.dtype)
         bind_dims = self._bind_dims(spec.shape, spec.ndim, path)
         expected = self._text(spec)
@@ -169,6 +171,7 @@ class _Compiler:
         return bind
 
     def _bind_shape(self, spec: ShapeSpec, path: str) -> Check:
+        """Compile the first pass for a value that is itself a shape."""
         bind_dims = self._bind_dims(spec.dims, spec.ndim, path)
 
         def bind(heap: Heap, value: Any) -> None:
@@ -182,7 +185,8 @@ class _Compiler:
         return bind
 
     def _bind_dims(self, dims: tuple[DimRef, ...] | None, ndim: int | None, path: str) -> Check:
-        """Compile the first pass for a shape. `ndim` is the rank if `dims` is None."""
+        """Compile the first pass for dimensions: check the rank and the constant dimensions, and write the dimensions that define a slot
+        into the heap. `ndim` is the rank if `dims` is None; if it is None, too, any rank matches."""
         rank = ndim if dims is None else len(dims)
         fixed = [(i, d) for i, d in enumerate(dims or ()) if isinstance(d, int)]
         defines = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and d.defines]
@@ -199,6 +203,7 @@ class _Compiler:
         return bind
 
     def _bind_scalar(self, spec: ScalarSpec, path: str) -> Check:
+        """Compile the first pass for a number: check its type, compare it with a constant, or write it into the slot that it defines."""
         dtype = None if spec.dtype is None else _dtype(spec.dtype)
         ref = spec.value
         defines = self._slot(ref) if isinstance(ref, Slot) and ref.defines else None
@@ -215,6 +220,8 @@ class _Compiler:
         return bind
 
     def _bind_tuple(self, binds: list[Check], path: str) -> Check:
+        """Compile the first pass for a tuple. `binds` are the first passes of its fields."""
+
         def bind(heap: Heap, value: Any) -> None:
             if not isinstance(value, tuple) or len(value) != len(binds):
                 self._fail(path, f"expected a tuple of {len(binds)} values, got {_kind(value)}")
@@ -242,6 +249,7 @@ class _Compiler:
                 return None
 
     def _compare_dims(self, dims: tuple[DimRef, ...] | None, path: str) -> Check | None:
+        """Compile the last pass for dimensions: compare them with slots that they mention. Return None if they mention none."""
         pairs = [(i, self._slot(d)) for i, d in enumerate(dims or ()) if isinstance(d, Slot) and not d.defines]
 
         def compare(heap: Heap, shape: tuple[int, ...]) -> None:
@@ -252,6 +260,7 @@ class _Compiler:
         return compare if pairs else None
 
     def _compare_scalar(self, ref: Slot, dtype: np.dtype[Any] | None, path: str) -> Check:
+        """Compile the last pass for a number that must equal a slot."""
         slot = self._slot(ref)
 
         def compare(heap: Heap, value: Any) -> None:
@@ -261,6 +270,9 @@ class _Compiler:
         return compare
 
     def _compare_fields(self, checks: list[tuple[int, Check]]) -> Check | None:
+        """Compile the last pass for a tuple. `checks` are the last passes of its fields, each with the field's index. Return None if there
+        are none."""
+
         def compare(heap: Heap, value: Any) -> None:
             for i, check in checks:
                 check(heap, value[i])
@@ -285,8 +297,8 @@ class _Compiler:
 
 
 def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
-    """Return the heap word of a number: an integer itself, a float as the bits of its f64. Return None if the number is not of type
-    `dtype`."""
+    """Return the heap word of a number: an integer itself, a float as the bits of its f64. Return None if the value is no number of type
+    `dtype`, or is out of the range of that type."""
     if not isinstance(value, (int, float)) and getattr(value, "ndim", None) == 0:  # NumPy scalars
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"

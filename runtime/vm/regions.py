@@ -41,7 +41,8 @@ def region_step(loader: Loader, region: Region) -> Step:
 
 
 def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Launch]:
-    """Return the launches of a kernel's phases, in the form that devices take."""
+    """Return the launches of a kernel's phases, in the form that devices take. Raise InvalidProgram if there is no such kernel, or if the
+    launch does not match its declaration."""
     kernels = loader.machine.executable.meta.kernels
     if not 0 <= launch.kernel < len(kernels):
         raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)} kernels")

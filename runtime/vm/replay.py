@@ -32,7 +32,8 @@ class Result:
 
 
 def result_of(source: VMFunction) -> Result | None:
-    """Return the result of a function whose calls can be repeated, or None for any other function."""
+    """Return the result of a function whose calls can be repeated: it allocates one array in the arena, runs one region, and returns the
+    array, and it changes none of its inputs, which are all arrays. Return None for any other function."""
     if any(p.written or not isinstance(p.spec, TensorSpec) for p in source.inputs):
         return None
     match source.instructions:

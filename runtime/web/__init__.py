@@ -15,6 +15,8 @@ def page_files() -> dict[str, bytes]:
 
 
 def _read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
+    """Return the path and the content of each file in a folder and in the folders below it whose names do not begin with an underscore.
+    Only files with a suffix of _SUFFIXES count. `prefix` comes before each path."""
     found: list[tuple[str, bytes]] = []
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.name.startswith("_"):

@@ -25,7 +25,7 @@ function shown(role, text) {
   return message;
 }
 
-/** Show the answer to the messages, and add it to them. Return false if there is no answer, because of a fault. */
+/** Show the answer to the messages, and add it to them. Return false if a fault has left no text of an answer. */
 async function answered(client) {
   const message = shown('assistant', ''), began = performance.now();
   let count = 0, failed = false;
@@ -89,7 +89,7 @@ function ready(client) {
   listen(client, { part, shown });
 }
 
-/** Let the form send messages. A message whose answer fails goes back to the form. */
+/** Let the form send messages. If a fault has left no text of an answer, the message goes back to the form. */
 function converse(client) {
   const { take, giveBack } = look(client.model, { part });
   prompt.disabled = send.disabled = false;

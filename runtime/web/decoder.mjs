@@ -93,6 +93,7 @@ export class Decoder {
     return wants === 'hidden' ? this.program.view(outputs[outputs.length - 1], Float32Array).slice() : undefined;
   }
 
+  /** Compute a step of at most `max_tokens` tokens, and return its outputs. For `wants` see `append`. */
   #step(tokens, wants) {
     const { program, named, description: { page_size, entry, hidden_size } } = this, count = tokens.length, start = this.length;
     const [ids, positions, sequences] = ['tokens', 'positions', 'seq_ids'].map((name) => program.view(named[name], Int32Array));

@@ -73,6 +73,7 @@ export class Engine {
     }
   }
 
+  /** Answer a conversation. Yield chunks if the request asks for a stream, otherwise the whole answer. */
   async *#chat(body, signal) {
     const asked = parsed(body, this.model), { prompt, spans } = await this.#prompt(body.messages, asked.tools, pauses(signal));
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
@@ -114,6 +115,10 @@ export class Engine {
     return { prompt, spans: sight.spans(prompt, pictures) };
   }
 
+  /**
+   * Continue a text. Yield chunks if the request asks for a stream, otherwise the whole answer. Throw RequestError for a parameter that is
+   * wrong or not supported.
+   */
   async *#completion(body, signal) {
     if (typeof body.prompt !== 'string') throw new RequestError('prompt', 'prompt has to be a string');
     if (body.tools) throw new RequestError('tools', 'tools are for chat.completions; leave them out');
@@ -134,7 +139,10 @@ export class Engine {
     if (asked.stream && asked.usage) yield { ...head, choices: [], usage };
   }
 
-  /** Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. */
+  /**
+   * Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. Throw
+   * RequestError for a wrong parameter, or for a text that is empty or too long.
+   */
   async *#embeddings(body, signal) {
     const { texts, dimensions, normalize, format } = parsedEmbedding(body, this.model), data = [], pause = pauses(signal);
     let total = 0;
@@ -178,7 +186,10 @@ export class Engine {
     else yield { task, language: model.speech.names[work.asked.language], duration: recording.seconds, text, usage, segments };
   }
 
-  /** Yield the tokens after a prompt as {text, token, logprob, reason}; `reason` is why the answer ends here. `spans` are the places of crops in the prompt. */
+  /**
+   * Yield the tokens after a prompt as {text, token, logprob, reason}; `reason` is why the answer ends here. `spans` are the places of
+   * crops in the prompt. Throw RequestError if the prompt leaves no room for an answer.
+   */
   async *#generate(prompt, { sampling, stops, maxTokens }, signal, spans = []) {
     const { network: decoder, model } = this, room = model.max_context - prompt.length, pause = pauses(signal);
     if (room < 1) throw new RequestError('messages', `the prompt has ${prompt.length} tokens; this export holds ${model.max_context}, answer included`);

@@ -15,7 +15,7 @@ export class ImageFault extends Error {}
 
 // --- pixels ----------------------------------------------------------------------------------------------------------------
 
-/** Return the pixels of an image in RGB: of a file (a Blob), or of an ImageData. */
+/** Return the pixels of an image in RGB: of a file (a Blob), or of an ImageData. Throw ImageFault if the image cannot be used. */
 export async function pixelsOf(given) {
   if (given instanceof Blob) return decoded(given);
   const { width, height, data } = given;
@@ -24,7 +24,10 @@ export async function pixelsOf(given) {
   return { width, height, pixels: onWhite(data, new Uint8Array(COLOURS * width * height)) };
 }
 
-/** Decode a file upright, without changes for the colours of a screen, if it declares a size that is allowed. The bitmap has to be closed. */
+/**
+ * Decode a file upright, without changes for the colours of a screen. The caller has to close the bitmap. Throw ImageFault if the file
+ * declares no size or one that is not allowed, or if nothing can decode it here.
+ */
 export async function bitmapOf(file) {
   if (!globalThis.createImageBitmap) throw new ImageFault('nothing can decode files here; expected an ImageData: {width, height, data}');
   const size = declaredSize(new Uint8Array(await file.arrayBuffer()));
@@ -45,7 +48,7 @@ export async function bitmapOf(file) {
   return bitmap;
 }
 
-/** Read the pixels of a file in strips, because some browsers limit the pixels of a canvas. */
+/** Read the pixels of a file in strips, because some browsers limit the pixels of a canvas. Throw ImageFault if the file cannot be used. */
 async function decoded(file) {
   const bitmap = await bitmapOf(file), { width, height } = bitmap, pixels = new Uint8Array(COLOURS * width * height);
   const lines = Math.min(Math.ceil(STRIP / width), height), size = COLOURS * width;
@@ -65,6 +68,7 @@ async function decoded(file) {
   return { width, height, pixels };
 }
 
+/** Throw ImageFault if an image of this size is empty or too large. */
 function requireSize(width, height) {
   if (!(width >= 1 && height >= 1)) throw new ImageFault(`it has ${width} x ${height} pixels; expected at least one`);
   if (Math.max(width, height) > MOST_LENGTH) throw new ImageFault(`it has ${width} x ${height} pixels; expected edges of at most ${MOST_LENGTH}: make it shorter`);
@@ -103,6 +107,7 @@ export async function cropsOf(image, { crop_size: edge, fit }, pause) {
   return { rows, columns, crops: [...places.map(([top, left]) => square(cut, top, left, edge)), whole.pixels] };
 }
 
+/** Return the bytes of a square of an image, whose upper left pixel is in line `top` and column `left`. */
 function square({ width, pixels }, top, left, edge) {
   const found = new Uint8Array(COLOURS * edge * edge), line = COLOURS * edge;
   for (let row = 0; row < edge; row++) {
@@ -149,6 +154,7 @@ async function resized(image, { width, height }, pause) {
   return isDownFirst ? across(half) : down(half);
 }
 
+/** Scale each line of an image to `width` pixels. */
 function scaledAcross({ width: before, height, pixels }, width) {
   const { begins, counts, weights, most } = filterOf(before, width), found = new Uint8Array(COLOURS * width * height);
   for (let row = 0, to = 0; row < height; row++) {
@@ -169,6 +175,7 @@ function scaledAcross({ width: before, height, pixels }, width) {
   return { width, height, pixels: found };
 }
 
+/** Scale each column of an image to `height` pixels. */
 function scaledDown({ width, height: before, pixels }, height) {
   const { begins, counts, weights, most } = filterOf(before, height), line = COLOURS * width;
   const found = new Uint8Array(line * height), sums = new Int32Array(line);

@@ -39,7 +39,8 @@ export function bestLevel(levels) {
  * Load the model. `read(file)` returns a file's bytes. `pieces(file, begin)` yields the bytes from `begin` on as they arrive, as {at, bytes}.
  * `kept` has the files of earlier visits. With several `threads` the module is linked to shared memory. `onProgress(loaded, total)` reports
  * bytes, `onDamage(file)` each file that was stored or arrived damaged and is fetched again. Before any weight is fetched, `onSize({memory,
- * weights})` states the bytes that the model takes in memory, and those of its weights.
+ * weights})` states the bytes that the model takes in memory, and those of its weights. Throw an error if the page or the browser cannot
+ * run the model with these settings, or if a file cannot be fetched.
  */
 export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {}, onSize = () => {} }) {
   if (!globalThis.crypto?.subtle) throw new Error('this browser can verify files only on secure pages; open the page over https or on localhost');
@@ -64,7 +65,10 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   return { network, model, level, threads };
 }
 
-/** Return the verified bytes of a shard: the stored bytes if their digest is right, else downloaded bytes. An interrupted download is continued. */
+/**
+ * Return the verified bytes of a shard: the stored bytes if their digest is right, else downloaded bytes. An interrupted download is
+ * continued. Throw an error if the server refuses, or if TRIES downloads in a row arrive damaged or bring no further bytes.
+ */
 async function verified(shard, { pieces, kept, arrived, onDamage }) {
   let known = (await kept?.read(shard.file)) ?? NOTHING;
   if (await isSound(known, shard)) return known;
@@ -110,7 +114,10 @@ async function isSound(bytes, { num_bytes: expected, sha256 }) {
 
 const whole = (read) => async function* (file) { yield { at: 0, bytes: await read(file) }; };
 
-/** Read files below an address. `headers` go with each request. */
+/**
+ * Return the functions `read` and `pieces` for `loadModel` that request files below an address. `headers` go with each request. The
+ * functions throw an error with the status as its `code` if the server refuses.
+ */
 export function fetched(base, headers = {}) {
   const answerTo = async (file, more = {}) => {
     const answer = await fetch(new URL(file, base), { headers: { ...headers, ...more } });
@@ -177,6 +184,7 @@ class Sink {
 
   constructor(handle) { this.handle = handle; }
 
+  /** Store bytes at an offset of the file. After the first piece that does not fit, nothing more is stored. */
   write(bytes, at) {
     if (this.#end < Infinity) return;
     try {

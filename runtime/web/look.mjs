@@ -32,6 +32,7 @@ export function look({ name: model, vision }, { part }) {
     }
   }
 
+  /** Add an image to those that were chosen, and show it as a button that removes it. */
   function show(image) {
     const remove = document.createElement('button');
     remove.type = 'button';
@@ -45,6 +46,7 @@ export function look({ name: model, vision }, { part }) {
     chosen.append(remove);
   }
 
+  /** Open the camera, and show what it sees. If it cannot be used, say why. */
   async function open() {
     camera.disabled = true;
     try {
@@ -68,6 +70,7 @@ export function look({ name: model, vision }, { part }) {
     camera.textContent = 'Camera';
   }
 
+  /** Add what the camera sees now as an image, and close the camera. */
   function shot() {
     const canvas = document.createElement('canvas');
     [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];

@@ -1,4 +1,5 @@
-// Convert messages from the format of OpenAI's API to the format that chat templates read, as server/api/request/conversation.py does.
+// Convert messages from the format of OpenAI's API to the format that chat templates read, as server/api/request/conversation.py does. What
+// is not valid is refused with a RequestError, which names the place.
 
 import { RequestError } from './request.mjs';
 

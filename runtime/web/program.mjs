@@ -24,7 +24,11 @@ class Layout {
 
 /** A compiled module with its memory: weights, arena, heaps, and the inputs that callers allocate. */
 export class Program {
-  /** `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
+  /**
+   * Lay out the memory of a program, instantiate its module, and start the threads of its team if there are several. The weights are still
+   * zero. `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for
+   * several threads it must import a shared memory.
+   */
   static async load(description, module, extraBytes, threads = 1) {
     const program = new Program(), isShared = threads > 1;
     program.description = description;
@@ -112,7 +116,10 @@ export class Program {
     }));
   }
 
-  /** Fill the heap of a call, and check inputs, checks and bounds: steps 1 to 3 of runtime/flat_program.py. */
+  /**
+   * Fill the heap of a call, and check inputs, checks and bounds: steps 1 to 3 of runtime/flat_program.py. Throw TypeError if an input has
+   * another type or shape, and RangeError if a value is outside its bounds or cannot be computed.
+   */
   #match(f, heap, heapAt, derive, inputs) {
     const { words } = this, slot = (number) => words[heap + number];
     if (inputs.length !== f.inputs.length) throw new TypeError(`${f.name} takes ${f.inputs.length} inputs, got ${inputs.length}`);

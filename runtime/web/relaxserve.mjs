@@ -13,8 +13,9 @@ import { samplesOf } from './sound.mjs';
 
 export class RelaxServe {
   /**
-   * `headers` go with each request for a file of the model, for instance a header with an API key. loader.mjs describes `onProgress`,
-   * `onDamage` and `onSize` of a load, engine.mjs `onProgress` of a request.
+   * Load the model in a worker, and return a client for it. If the load fails, end the worker and throw the error. `headers` go with each
+   * request for a file of the model, for instance a header with an API key. loader.mjs describes `onProgress`, `onDamage` and `onSize` of a
+   * load, engine.mjs `onProgress` of a request.
    */
   static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {}, onSize = () => {} } = {}) {
     const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
@@ -39,6 +40,10 @@ export class RelaxServe {
     return new RelaxServe(run, { model: engine.model, target: engine.level.target, threads: engine.threads }, () => engine.close());
   }
 
+  /**
+   * `run(method, body, options)` returns the events of a request. `close` ends what runs the model. The functions `create` return all
+   * events if the body asks for a stream, otherwise the last event, which is the whole answer.
+   */
   constructor(run, { model, target, threads }, close) {
     const create = (method) => async (body, options = {}) => {
       const events = run(method, body, options);

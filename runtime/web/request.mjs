@@ -1,4 +1,5 @@
-// Parse the parameters of a request, by their names in OpenAI's API. Each parameter is either honoured or refused by name.
+// Parse the parameters of a request, by their names in OpenAI's API. Each parameter is either honoured or refused by name,
+// with a RequestError.
 
 /** A parameter of a request is wrong. `param` names it. */
 export class RequestError extends Error {

@@ -1,4 +1,5 @@
-// The images of a conversation: cut them into crops, and write their tokens into the prompt, as server/images/sight.py does.
+// The images of a conversation: cut them into crops, and write their tokens into the prompt, as server/images/sight.py does. An image that
+// cannot be used is refused with a RequestError, which names its place in the messages.
 
 import { ImageFault, cropsOf, pixelsOf } from './images.mjs';
 import { imagesIn } from './messages.mjs';
@@ -53,7 +54,7 @@ export class Sight {
     }
   }
 
-  /** Return a prompt with the tokens of each image in place of its marker. */
+  /** Return a prompt with the tokens of each image in place of its marker. Throw RequestError if it has another number of markers. */
   written(prompt, pictures) {
     const { marker, begin } = this.vision, pieces = prompt.split(marker);
     if (pieces.length !== pictures.length + 1) {

@@ -19,7 +19,7 @@ export function declaredSize(bytes) {
 
 const begins = (bytes, text, at = 0) => [...text].every((letter, i) => bytes[at + i] === letter.charCodeAt(0));
 
-/** Walk from segment to segment to the first that has a size. */
+/** Go from segment to segment, and return the first size. Return null where no segment begins. Reading beyond the end throws RangeError. */
 function sizeOfJpeg(view) {
   for (let at = 2; ;) {
     if (view.getUint8(at) !== 0xff) return null;
@@ -31,6 +31,7 @@ function sizeOfJpeg(view) {
   }
 }
 
+/** Return the size of a WebP file in one of its three formats, or null if it has another one. */
 function sizeOfWebp(bytes, view) {
   if (begins(bytes, 'VP8 ', 12)) return { width: view.getUint16(26, true) & 0x3fff, height: view.getUint16(28, true) & 0x3fff };
   if (begins(bytes, 'VP8L', 12)) {

@@ -32,7 +32,11 @@ export class Stamps {
     return allowed;
   }
 
-  /** Allow the tokens that the order of stamps allows: a stamp first, then pairs of stamps that do not go back. */
+  /**
+   * Allow the tokens that the order of stamps allows. The first token is a stamp, at most MOST_FIRST_S after 0. After a stamp that begins a
+   * segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the same time or a later
+   * one. After text, a stamp must have a later time than the last one.
+   */
   #follow() {
     const { allowed, drawn, first, end } = this;
     allowed.fill(1);

@@ -29,7 +29,10 @@ export class TextCodec {
     return this.tokenizer.encode(text, { add_special_tokens: special }).ids;
   }
 
-  /** Render the prompt of a conversation, with the marker in the place of each image. The template writes special tokens itself. */
+  /**
+   * Render the prompt of a conversation, with the marker in the place of each image. The template writes special tokens itself. Throw an
+   * error if the model has no template.
+   */
   prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
     const { vision, reads_parts: [plain, withTools], special_tokens: names } = this.model;

@@ -65,6 +65,7 @@ export class ToolParser {
     return true;
   }
 
+  /** Pass on content up to an opening marker. */
   #inText(parts) {
     const marker = this.#form.opening, at = marker === '' ? -1 : this.#held.indexOf(marker);
     let text;
@@ -83,6 +84,7 @@ export class ToolParser {
     return at >= 0;
   }
 
+  /** Read markers, separators and the beginning of a call. Any other text ends the calls. */
   #between(parts) {
     const form = this.#form, held = this.#held;
     for (const marker of [form.opening, form.closing].filter(Boolean)) {
@@ -118,6 +120,7 @@ export class ToolParser {
     return true;
   }
 
+  /** Read the call further, and pass on its name and arguments. Text that turns out to be no call becomes content. */
   #inCall(parts) {
     const scanner = this.#scanner, call = this.numCalls;
     this.#read(scanner.feed(this.#held));
@@ -162,7 +165,10 @@ class StringEscaper {
   /** Return a text with its control characters escaped. */
   escaped(text) { return Array.from(text, (char) => this.escapedChar(char)).join(''); }
 
-  /** Return the next character, or its escape. After a backslash, return the rest of its escape. */
+  /**
+   * Return the next character, or its escape if it is a control character in a string. If a backslash came before the control character,
+   * return only the rest of the escape.
+   */
   escapedChar(char) {
     this.#first ||= char.trim();
     if (!this.inside) {
@@ -189,7 +195,10 @@ class CallScanner {
     this.bare = name !== null;
   }
 
-  /** Read text up to the end of the object. Return how many characters belong to it. */
+  /**
+   * Read characters of the object. Return how many were read: all, or those up to the one that completes the object or shows that it is no
+   * call.
+   */
   feed(text) {
     for (let at = 0; at < text.length; at++) {
       this.#take(text[at]);
@@ -199,7 +208,7 @@ class CallScanner {
   }
 
   /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked when the string is complete. If they
-      are null or absent, the call has none. */
+      are null, or absent from a complete object, return `{}`. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
       if (this.#strings.inside && ARGUMENT_KEYS.includes(this.#key) && !this.#atKey) return '';   // the string is not complete
@@ -215,6 +224,7 @@ class CallScanner {
     return taken;
   }
 
+  /** Read the next character of the object. */
   #take(char) {
     const isInString = this.#strings.inside, written = this.#strings.escapedChar(char);
     if (isInString || char === '"') this.#keep(written);
@@ -240,6 +250,10 @@ class CallScanner {
     else this.#span += char;
   }
 
+  /**
+   * Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its value,
+   * too.
+   */
   #endKey() {
     const key = this.#parsedSpan();
     this.#atKey = false;
@@ -248,6 +262,7 @@ class CallScanner {
     this.failed ||= typeof key !== 'string';
   }
 
+  /** Note the value that was just read, if it is the name of the tool. A key comes next. */
   #endValue() {
     if (!this.#atKey && !ARGUMENT_KEYS.includes(this.#key)) {
       const value = this.#parsedSpan();
@@ -257,6 +272,7 @@ class CallScanner {
     this.#key = this.#span = '';
   }
 
+  /** Parse the text of the key or name that was just read. If it is no JSON, the object is no call: return null. */
   #parsedSpan() {
     const span = this.#span;
     this.#span = '';
@@ -267,7 +283,7 @@ class CallScanner {
   }
 }
 
-/** Return the length of the longest suffix of a text that is a prefix of the marker. */
+/** Return the length of the longest suffix of a text that is a proper prefix of the marker. */
 export function overlap(text, marker) {
   for (let length = Math.min(text.length, marker.length - 1); length > 0; length--) if (text.endsWith(marker.slice(0, length))) return length;
   return 0;

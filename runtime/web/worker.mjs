@@ -16,6 +16,7 @@ async function load({ id, base, name, target, threads, headers }) {
   return { model: engine.model, target: engine.level.target, threads: engine.threads };
 }
 
+/** Run a request, and send each of its events to the page. */
 async function run({ id, method, body }) {
   const abort = new AbortController();
   running.set(id, abort);

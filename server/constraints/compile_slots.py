@@ -21,9 +21,10 @@ class CompileSlots:
         self._num_turns = 0
 
     def take(self, who: object, key: str = "") -> bool:
-        """Return whether the grammar `who` of a key has a slot now. Take one for it, unless all are taken or it is another key's turn: it
-        then waits in the queue, and the caller asks again. If nobody takes a slot before `who` asks again, the grammars of the key whose
-        turn it is leave the queue, and `who` gets the slot."""
+        """Return True if the grammar `who` of a key has a slot, or gets one now. Return False and queue `who` if all slots are taken, or if
+        it is another key's turn; the caller asks again later. The next turn belongs to the queued key with the fewest slots, among several
+        the one that took a slot longest ago. If `who` is refused because of a turn, and no grammar takes a slot before `who` asks again,
+        the grammars of the key whose turn it is leave the queue, and `who` gets the slot."""
         if who in self._taken:
             return True
         self._waiting[who] = key

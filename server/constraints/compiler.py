@@ -87,9 +87,9 @@ class ConstraintCompiler:
         self._zygote.close()
 
     def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
-        """Return the grammar for a text of a constraint: one that is in use or cached, or else a new one. A text that is too long gets a
-        grammar whose `poll` raises the error. No client demands a constraint with a trigger, so a schema in it that cannot be compiled is
-        weakened instead."""
+        """Return the grammar for a text of a constraint: one that is in use or cached and has no error, or else a new one. A text that is
+        too long gets a grammar whose `poll` raises the error. No client demands a constraint with a trigger, so a schema in it that cannot
+        be compiled is weakened instead."""
         source = Source(constraint.kind, text, constraint.head, constraint.trigger is not None)
         grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:

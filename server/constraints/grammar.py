@@ -77,7 +77,7 @@ class Grammar:
 
     def _proceed(self) -> bool:
         """Do the next step of compiling: start the process, or take its answer. Return False if that has to wait. Raise ConstraintError if
-        the grammar cannot be compiled."""
+        the grammar cannot be compiled, or if too many processes were lost."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self, self.key):

@@ -33,7 +33,7 @@ class IsolatedMatcher(Matcher):
         self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
         self._comes_mask = False  # the process will send a mask without being asked
         self._forced: list[int] | None = None  # tokens that must come next; None: unknown
-        self._prefetched: list[int] = []  # the token that `prefetch` has added and `advance` has not
+        self._prefetched: list[int] = []  # the token that `prefetch` has added, until `advance` is called with it
         self._has_mask = False  # the socket has the mask for the present tokens
         self._is_complete = False
         if token_ids:
@@ -96,7 +96,8 @@ class IsolatedMatcher(Matcher):
     # --- questions -------------------------------------------------------------------------------------------------------
 
     def _take(self, token_ids: Sequence[int]) -> None:
-        """Add tokens. Ask for the state after them, unless the forced tokens say it."""
+        """Add tokens. Ask for the state after them, unless they are the first of several forced tokens: the other forced tokens then stay
+        known."""
         self._has_mask = False
         self._token_ids += token_ids
         num_known, forced = len(token_ids), self._forced or []

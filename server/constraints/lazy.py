@@ -51,7 +51,7 @@ class LazyMatcher(Matcher):
     def __init__(self, marked: FirstGrammar, plain: FirstGrammar, trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
         self._marked = marked
         self._plain = plain
-        self._is_compiled = False  # for both, a grammar is compiled or none can be
+        self._is_compiled = False  # for `marked` and for `plain`, a grammar is compiled or none can be
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)  # the model cannot draw the others
@@ -97,8 +97,9 @@ class LazyMatcher(Matcher):
             self._begun.prefetch(token_id)
 
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        """Return the mask of the grammar that applies, or of the only token that continues all offers, or None if the text is
-        unconstrained. Let go of a grammar that cannot be followed."""
+        """If a single token continues all offers of a selection, return a mask that allows only this token. Otherwise return the mask of
+        the grammar that applies: LATE if it is late, or None if every token may come next. Let go of a grammar that cannot be followed, and
+        return None."""
         if self._selection is not None and (forced := self._selection.forced()):
             return only(forced[0], num_mask_words(self._vocab_size))
         if self._begun is None:
@@ -185,7 +186,9 @@ class LazyMatcher(Matcher):
         self._at_start = False
 
     def _read_trigger(self, token_id: int) -> None:
-        """Read a token that may trigger a grammar."""
+        """Read a token outside thoughts while no grammar applies. After the trigger token, the model selects an offer; without offers, the
+        grammar `marked` applies at once. If the last tokens begin a call in plain JSON, the grammar `plain` applies, and has read them. Any
+        other token changes nothing."""
         if token_id == self._trigger.token_id:
             if self._offers and self._marked.grammar is not None:
                 self._selection = ToolSelection(self._offers)

@@ -35,11 +35,12 @@ class ConstraintError(Exception):
 
 
 class ConstraintTooHeavy(ConstraintError):
-    """Raised if a constraint uses more CPU time or memory than is allowed."""
+    """Raised if a constraint uses more CPU time or memory than is allowed, or crashes the process that evaluates it."""
 
 
 class ConstraintLost(ConstraintError):
-    """Raised if the process that follows a constraint ended repeatedly, for a reason that is not the client's fault."""
+    """Raised if a constraint has no process, although the client is not at fault: the process was lost or could not be started several
+    times in a row, or the model is being unloaded."""
 
 
 class Matcher(ABC):
@@ -90,7 +91,7 @@ class Matcher(ABC):
     def prefetch_mask(self) -> None:  # noqa: B027 - most matchers have nothing to begin
         """Begin to compute the next mask, so that the masks of all sequences of a step are computed in parallel."""
 
-    def prefetch(self, token_id: int) -> None:  # noqa: B027 - likewise
+    def prefetch(self, token_id: int) -> None:  # noqa: B027 - most matchers have nothing to begin
         """Begin to process a token before `advance` is called. Unless the sequence ends, the next call must be `advance` with the same
         token."""
 
@@ -106,7 +107,7 @@ class Matcher(ABC):
         return []
 
     def weigh(self, logprobs: dict[int, float]) -> None:
-        """Receive the model's log-probabilities of the candidates."""
+        """Receive the model's log-probabilities of the candidates. Only matchers that return candidates define this."""
         raise AssertionError("this matcher has no candidates")
 
     def refuses(self, token_id: int) -> bool:
@@ -114,7 +115,8 @@ class Matcher(ABC):
         return False
 
     def take_back(self) -> int:
-        """Drop the drafted tokens, and continue the selection without them. Return the number of dropped tokens."""
+        """Drop the drafted tokens, and continue the selection without them. Return the number of dropped tokens. Only matchers that draft
+        tokens define this."""
         raise AssertionError("this matcher drafts no tokens")
 
     def let_go(self) -> bool:

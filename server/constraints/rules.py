@@ -80,8 +80,9 @@ class Rules(Matcher):
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
-        """Return the mask of the next token, or None if every token may come: without the banned tokens, those that would complete a banned
-        sequence or open another think block, and those that may not end the text yet; or only the token that closes a think block."""
+        """Return the mask of the next token, or None if every token may come. It excludes banned tokens, tokens that are not among the
+        allowed ones, and tokens that would complete a banned sequence or open another think block. Before `min_tokens` tokens, it also
+        excludes those that end the text. If a think block has to close now, it excludes every token but the one that closes the block."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids

@@ -41,7 +41,8 @@ class StampMatcher(Matcher):
                 self._latest = token_id
 
     def restrict(self, mask: Mask, logits: NDArray[np.float32]) -> Mask:
-        """Allow only stamps if all allowed stamps together are more probable than every other allowed token."""
+        """Return a mask that allows only stamps if all allowed stamps together are more probable than every other allowed token. Otherwise
+        return `mask` unchanged."""
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)].astype(np.bool_)
         first = self._stamps.first
         stamps, others = logits[first:][allowed[first:]], logits[:first][allowed[:first]]
@@ -55,7 +56,9 @@ class StampMatcher(Matcher):
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _allowed(self) -> NDArray[np.bool_]:
-        """Return for each token whether the rules allow it next."""
+        """Return for each token whether the rules allow it next. The first token is a stamp, at most `most_first` stamps after 0.00. After
+        a stamp that begins a segment, no stamp may follow. After a stamp that ends a segment, no text may follow, and a stamp must have the
+        same time or a later one. After text, a stamp must have a later time than the last one."""
         stamps, drawn = self._stamps, self._token_ids
         allowed = np.ones(self._vocab_size, np.bool_)
         if not drawn:

@@ -75,8 +75,9 @@ def payload_bytes(header: bytes) -> int:
 
 
 def refused(message: FromFront | FromWorker, error: ChannelError) -> Failed | None:
-    """Return a Failed message for the request that `message` brings, or that its embedding or pages answer. Return None for every other
-    message. `error` says why the message cannot be sent."""
+    """Return a Failed message that ends a request because `message` cannot be sent. The request is `message` itself (Submit, Embed,
+    GivePages), or the one that `message` answers (Embedding, PagesGiven). Return None for every other message. `error` says why `message`
+    cannot be sent."""
     if not isinstance(message, Submit | Embed | GivePages | Embedding | PagesGiven):
         return None
     text = f"the request or its answer cannot pass between processes: {error}"
@@ -111,8 +112,8 @@ class WorkerChannel:
         return self._outbox.qsize() < OUTBOX_MESSAGES
 
     def send(self, message: FromWorker) -> None:
-        """Queue a message without blocking. When the queue is full, only statistics and reports about the GPU are dropped, because newer
-        ones follow."""
+        """Queue a message without blocking. If the outbox is full, drop statistics and reports about the GPU, because newer ones follow.
+        All other messages are queued even then."""
         if self.has_room or not isinstance(message, Stats | Card):
             self._outbox.put(message)
 
@@ -149,8 +150,8 @@ class WorkerChannel:
         parts.clear()
 
     def _write(self) -> None:
-        """Send what is queued until the channel is closed. Call `on_lost` if the front is gone, or if a message cannot be sent for which no
-        request can fail. This runs on a thread of its own."""
+        """Send what is queued until the channel is closed. Call `on_lost` if the front is gone. Call it also if a message cannot be sent
+        and belongs to no request that could fail instead. This runs on a thread of its own."""
         try:
             while (message := self._outbox.get()) is not None:
                 self._socket.sendall(_framed(message))
@@ -162,8 +163,8 @@ class WorkerChannel:
 
 
 def _framed(message: FromWorker) -> bytearray:
-    """Return the frame of a message, or the frame of its request's failure if the message cannot be sent. Raise ChannelError if no request
-    can fail for it."""
+    """Return the frame of a message. If the message cannot be sent, return the frame of a Failed message for its request. Raise
+    ChannelError if the message cannot be sent and belongs to no request (see `refused`)."""
     try:
         return frame(message)
     except ChannelError as error:

@@ -66,7 +66,8 @@ class Embedder:
         self._publish(Failed(submit.request_id, ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text"))
 
     def embed(self, embed: Embed) -> None:
-        """Queue a text or an image, or publish why it cannot be embedded."""
+        """Queue a text or an image. Publish a failure instead if the request asks for one vector per token, if the model cannot read its
+        image, or if its text is empty or longer than the model's context."""
         if embed.per_token:
             message = "this model computes one vector per text, not one per token"
             self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))
@@ -165,7 +166,9 @@ class Embedder:
             self._queue_of(text).remove(text)
 
     def _take(self, queue: FairQueue[Text]) -> list[Embed]:
-        """Remove the texts or images of the next step from their queue, and return them. Those whose deadline has passed fail."""
+        """Remove the texts or images of the next step from their queue, and return them. Stop after `max_seqs` of them, before one for
+        which the step has no room, and after one of a batch job. The first one is taken even if it has more tokens than the step has room
+        for. Those whose deadline has passed fail and are left out."""
         limits, now = self._model.limits, time.monotonic()
         taken: list[Embed] = []
         room = limits.max_tokens

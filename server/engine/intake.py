@@ -18,8 +18,10 @@ from server.messages import Crop, Embed, ErrorCode, Excerpt, SamplingParams, Sub
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
-    tokens that it sent. The first choice computes log-probabilities of the prompt, unless it has sent tokens already. Raise RequestError if
-    this model cannot serve the request."""
+    tokens that it sent. If log-probabilities of the prompt are requested, the first choice computes them, unless it has sent tokens
+    already. Raise RequestError if this model does not generate, if the token ids, the audio or the excerpts are not valid for it, if the
+    prompt fills the context, if prompt and answer may exceed the KV cache, or if log-probabilities of a prompt with images are requested
+    from a model that computes these images in one step."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -67,7 +69,8 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
 
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
-    """Return the request of a text to embed. Raise RequestError if this model cannot embed it."""
+    """Return the request of a text to embed. Raise RequestError if this model gives no embeddings, if the token ids or the audio are not
+    valid for it, if the text has tokens that stand for images or audio, or if it is longer than the KV cache."""
     if not limits.embedding_size:
         raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(
@@ -134,9 +137,10 @@ def _check_audio(submit: Submit, num_hops: int) -> None:
 
 
 def placed_excerpts(submit: Submit, limits: Collection[ExcerptLimits]) -> tuple[PlacedExcerpt, ...]:
-    """Return the excerpts of a request, each with the positions of its tokens in the prompt. Raise RequestError if the model cannot read
-    one of them, if the tokens of one do not stand together (with one other token between two rows, if `has_breaks` is set), or if the
-    prompt has more or fewer tokens of such a kind than its excerpts take."""
+    """Return the excerpts of a request, each with the positions of its tokens in the prompt. A prompt has one image or audio token for each
+    row of an excerpt. These tokens stand together; if `has_breaks` is set, one other token stands between two rows of a crop. Raise
+    RequestError if the model cannot read an excerpt, if its tokens stand otherwise, or if the prompt has more or fewer image or audio
+    tokens than the excerpts take."""
     by_kind: dict[type, ExcerptLimits] = {one.kind: one for one in limits}
     if stray := next((excerpt for excerpt in submit.excerpts if type(excerpt) not in by_kind), None):
         what = "images" if isinstance(stray, Crop) else "audio"

@@ -147,8 +147,9 @@ class Engine:
             self._outbox.send(Step(limit_s if self._has_announced else 0.0))
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
-        """Return the masks of constrained rows. Park the sequences whose masks are late, and fail the requests whose constraints cannot be
-        followed. A mask depends only on tokens before the step, so the device may run meanwhile."""
+        """Return the masks of the sequences that draw a token in this step. A sequence without an entry may draw any token, was parked
+        because its mask is late, or belongs to a request that has failed because a constraint cannot be followed. A mask depends only on
+        tokens before the step, so the device may run meanwhile."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
@@ -156,7 +157,7 @@ class Engine:
                 seq.matcher.prefetch_mask()
         for seq in seqs:
             if seq.matcher is None:
-                continue  # the request has just failed, because another choice has no mask
+                continue  # the request has just failed: the constraint of another of its choices cannot be followed
             try:
                 mask = seq.matcher.mask()
             except ConstraintError as error:
@@ -222,7 +223,9 @@ class Engine:
         return outputs
 
     def _sample(self, plan: Plan, logits: Logits, outputs: Outputs) -> None:
-        """Draw the step's tokens from its logits. Pass tokens, log-probabilities of prompts, and vectors on to their requests."""
+        """Draw the step's tokens from its logits. Pass tokens, log-probabilities of prompts, and vectors on to their requests. Before the
+        draw, matchers that select a tool receive the log-probabilities of their candidates. After it, all matchers begin to process the
+        drawn tokens, so that they work in parallel."""
         self.scheduler.collect(plan)
         if outputs.vectors:
             self._deliver(outputs.vectors)
@@ -242,8 +245,8 @@ class Engine:
                 take(seq, drawn)
 
     def _restricted(self, logits: Logits, outputs: Outputs) -> SampleBatch | None:
-        """Return the arguments of the draw: those of `outputs`. If matchers read logits, let them restrict their masks, and prepare the
-        arguments again."""
+        """Return the arguments of the draw. They are those of `outputs`, unless matchers read logits. In that case, let these matchers
+        restrict their masks, and prepare the arguments again."""
         reading = [(i, seq, seq.matcher) for i, seq in enumerate(outputs.drawing) if seq.matcher is not None and seq.matcher.reads_logits]
         if not reading:
             return outputs.batch

@@ -109,8 +109,8 @@ class PageExchange:
     # --- give ------------------------------------------------------------------------------------------------------------
 
     def give(self, asked: GivePages) -> None:
-        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here. It is empty if there are
-        no more than that server has."""
+        """Begin to give the pages that another server asks for. Send an offer, which says which of them are here. The offer is empty if
+        this server has pages for no more tokens than the other server has already."""
         pools, chain = self._scheduler.pool.pools, Chain(b"", digests=digests_in(asked.digests))
         num_tokens = self._scheduler.pool.touch(chain, (), len(chain.digests) * PAGE_SIZE)
         firsts = tuple(
@@ -156,9 +156,10 @@ class PageExchange:
 
     def begin(self, request: Request) -> bool:
         """Begin to take pages of the prompt from the server that a request names. Return True if the request has to wait for them. Take
-        nothing and return False if the request names no server, if this server holds all whole pages of the prompt, if the named server
-        would have to compute a prompt with images or audio, if computing the pages here is probably faster, if MOST_TRANSFERS transfers are
-        under way, or if the named server has failed a short time ago."""
+        nothing and return False in each of these cases: the request names no server; no unfinished choice may reuse a whole page
+        (`Sequence.num_reusable`); this server holds all whole pages already; the named server would have to compute a prompt with images or
+        audio; computing the pages here is probably faster; MOST_TRANSFERS transfers are under way; the named server has failed a short time
+        ago."""
         giver, submit = request.submit.giver, request.submit
         living = (seq for seq in request.sequences if seq.stage is not Stage.FINISHED)
         seq = next((seq for seq in living if seq.num_reusable >= PAGE_SIZE), None)
@@ -241,8 +242,9 @@ class PageExchange:
         return True
 
     def _receive(self, request: Request, taking: Taking) -> bool:
-        """Look for the next arrival. Return whether there are pages to write. End the transfer if it has failed, takes too long, offers
-        nothing, or offers more than fits."""
+        """Look for the next arrival. Return True if there are pages to write, and False otherwise. End the transfer if it has failed, has
+        ended before its last page, or takes too long. End it also if the giver offers nothing, offers more than fits, or sends something
+        other than it was asked for or has offered."""
         try:
             arrival = taking.transfer.arrivals.get_nowait()
         except queue.Empty:
@@ -285,7 +287,7 @@ class PageExchange:
         return all(sum(room) <= pool.num_available for pool, room in zip(self._scheduler.pool.pools, needed, strict=True))
 
     def _require_whole(self, taking: Taking, num_bytes: int) -> None:
-        """Raise PeerFault unless `num_bytes` is the size of the next expected page, or of several."""
+        """Raise PeerFault unless an offer has arrived and `num_bytes` is the size of one or more of the next expected pages."""
         if not num_bytes:
             raise PeerFault("it sent a frame without pages")
         if taking.pages is None:

@@ -16,7 +16,7 @@ from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
 from server.messages import IDLE, Embed, Excerpt, FinishReason, Submit, TokenLogprob
 
-TURN = 32  # least number of tokens that a sequence generates before other sequences of its key go first: see `Sequence.had_turn`
+TURN = 32  # least number of tokens that a sequence generates before fresh ones of its key may take its slot: see `Sequence.had_turn`
 
 
 class Stage(Enum):
@@ -62,8 +62,8 @@ class PlacedExcerpt:
 
 
 def among(excerpts: Values[PlacedExcerpt], start: int, stop: int) -> Iterator[PlacedExcerpt]:
-    """Yield, in order, the excerpts that extend into the positions start .. stop - 1. A binary search finds the first, because a prompt may
-    have hundreds of excerpts."""
+    """Yield, in order, the excerpts that extend into the positions start .. stop - 1; there may be none. A binary search finds the first,
+    because a prompt may have hundreds of excerpts."""
     for index in range(num_before(excerpts, start), len(excerpts)):
         if excerpts[index].start >= stop:
             return
@@ -162,8 +162,9 @@ class Sequence:
 
     @property
     def had_turn(self) -> bool:
-        """True if other sequences of the key go first now. A turn is TURN tokens or, if that is more, as many tokens as the prompt has, so
-        that computing the sequence again costs at most two tokens for each token that it has generated."""
+        """True once the sequence has generated the tokens of its turn: fresh sequences of its key may then take its slot (`Scheduler`). A
+        turn is TURN tokens or, if that is more, as many tokens as the prompt has. So computing the sequence again costs at most two tokens
+        for each token that it has generated."""
         return self.num_known - self.num_prompt >= max(TURN, self.num_prompt)
 
     @property

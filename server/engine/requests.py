@@ -64,8 +64,8 @@ class Requests:
     # --- arrival ---------------------------------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> None:
-        """Take in a request to generate. Send a failure if it cannot be served. End the choices that have all their tokens already, and
-        begin to take pages from the server that it names."""
+        """Take in a request to generate. Send a failure if it cannot be served. End the choices that have all their tokens already;
+        `_constrain` does that for choices that wait for a constraint. If the request names a server, begin to take pages from it."""
         try:
             request = self._open(submit)
         except RequestError as error:
@@ -97,8 +97,9 @@ class Requests:
         self._scheduler.add(request)
 
     def _open(self, submit: Submit) -> Request:
-        """Return the request of a Submit, with the matchers of its choices. Begin to compile its constraint, for which these choices then
-        wait. Raise RequestError if it cannot be served."""
+        """Return the request of a Submit, with the matchers of its unfinished choices. If it has a constraint, begin to compile it; these
+        choices then wait for it. Without a tokenizer, a constraint on tool calls is ignored. Raise RequestError if the request cannot be
+        served: for example, if it has a constraint on the whole answer and there is no tokenizer."""
         self._require_new(submit.request_id)
         request = open_request(submit, self._num_arrived, limits=self._limits, eos_ids=self._eos_ids)
         constraint = submit.params.constraint
@@ -156,9 +157,10 @@ class Requests:
                     self.give_up(seq, error)
 
     def _constrain(self, seq: Sequence) -> None:
-        """Schedule the request once the constraints of all its choices are compiled. Raise ConstraintError if this one cannot be. Forced
-        tokens are appended only after the prompt has run: until then choices share the prompt, and the first event can report how many of
-        its tokens the cache held."""
+        """If the constraint of `seq` is compiled, let `seq` no longer wait for it, and end `seq` if it has all its tokens. Schedule the
+        request once no choice waits. Raise ConstraintError if the constraint cannot be compiled. Forced tokens are appended only after the
+        prompt has run: until then the choices share the prompt, and the first event can report how many tokens of the prompt were
+        cached."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -219,7 +221,9 @@ class Requests:
         self._parked.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
-        """Continue or end a parked sequence if its matcher has answered."""
+        """Continue or end a parked sequence if its matcher has answered. If it has answered with a mask, queue the sequence again. If it
+        has told the state after the last token, first append the tokens that it forces, or end the sequence. The sequence stays parked
+        while the matcher is late, which it may be again after forced tokens. Raise ConstraintError if the constraint cannot be followed."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -282,7 +286,7 @@ class Requests:
     # --- endings ---------------------------------------------------------------------------------------------------------
 
     def abort(self, abort: Abort) -> None:
-        """End one choice of a request, or all of them."""
+        """End one choice of a request, or all of them. Do nothing if the request has ended already."""
         request = self.living.get(abort.request_id)
         if request is None:
             return  # the request has just ended

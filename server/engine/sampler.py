@@ -125,7 +125,7 @@ class RowState:
         return row
 
     def advance(self, token_id: int) -> None:
-        """Follow a token that was appended."""
+        """Count a token that was appended: the next position is drawn, and penalties apply to the token."""
         self.position += 1
         if self.seen is not None:
             self.seen.add(token_id)

@@ -27,7 +27,7 @@ Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 SAMPLE_BYTES = 4  # bytes of a sample of audio
-EXAMPLE_EDGE = 16  # edge, in squares, of the crop whose encoding is measured, if crops may consist of so many
+EXAMPLE_EDGE = 16  # edge, in squares, of the crop whose encoding is measured; it is smaller if crops have fewer squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class SeeingLimits:
         return min(EXAMPLE_EDGE, isqrt(self.most_squares))
 
     def fault(self, crop: Excerpt) -> str:
-        """Return why the model cannot see a crop, or ""."""
+        """Return why the model cannot see a crop, or "" if it can."""
         assert isinstance(crop, Crop), crop
         rows, columns = (count / self.edge_tokens for count in (crop.rows, crop.columns))
         if not (rows.is_integer() and columns.is_integer() and min(rows, columns) >= 1 and rows * columns <= self.most_squares):
@@ -173,7 +173,7 @@ class ListeningLimits:
         return num_tokens / self.num_tokens(self.num_hops)
 
     def fault(self, clip: Excerpt) -> str:
-        """Return why the model cannot hear a clip, or ""."""
+        """Return why the model cannot hear a clip, or "" if it can."""
         assert isinstance(clip, Clip), clip
         if not 1 <= clip.num_hops <= self.num_hops or (clip.num_hops < self.num_hops and not self.ends):
             wanted = f"1 to {self.num_hops}" if self.ends else self.num_hops
@@ -298,7 +298,7 @@ class EmbedModel(Protocol):
 
     def run(self, token_lists: Sequence[Sequence[int]], seconds: Sequence[int | None]) -> NDArray[np.float32]:
         """Return one pooled vector per text [n, embedding_size], not normalised, or one number per class. A row depends only on its own
-        text. `seconds` says where the second text of a pair begins."""
+        text. `seconds` has, for each text, the index where the second text of a pair begins, or None."""
         ...
 
     def see(self, crops: Sequence[Crop]) -> InParts[NDArray[np.float32]]:

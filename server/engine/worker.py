@@ -182,8 +182,9 @@ class Worker:
         self._engine.close()
 
     def _receive(self) -> None:
-        """Handle messages for at most RECEIVE_S. If the engine has no work and the worker is not draining, wait for the first message. If
-        none comes within a time, call `_rest` instead."""
+        """Handle messages for at most RECEIVE_S. If the engine has no work and the worker is not draining, first wait for a message: REST_S
+        if `_rest` has something to do, otherwise CARD_S if the GPU is reported, otherwise without limit. If no message comes within this
+        time, call `_rest` and return."""
         if not self._engine.has_work and not self._draining:
             will_rest = self._is_cold or (self._settling is not None and self._settling.is_due)
             timeout_s = REST_S if will_rest else None if self._card_usage is None else CARD_S

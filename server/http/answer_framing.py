@@ -13,8 +13,9 @@ UPGRADED = "relaxserve.upgraded"  # key of a scope; true: the request asks to be
 
 
 def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """Return the application with a `send` for this request. The cycle, uvicorn's object for a request, must not hold this `send`:
-    reference counts could then free neither, and collecting such garbage pauses the event loop."""
+    """Return the application with a `send` that adapts the answer to this request: if it asks to become a WebSocket, if it is of HTTP/1.0,
+    or if the answer begins early. The cycle, uvicorn's object for a request, must not hold this `send`: reference counts could then free
+    neither, and collecting such garbage pauses the event loop."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)

@@ -95,7 +95,10 @@ class Guard:
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
-        """Return the access level and the key of a request, or raise ApiError if the request is not allowed."""
+        """Check a request, and return the result. Raise ApiError if its path is not printable, if it lacks the key or the proof that its
+        path needs, or if it sends other content than JSON to the administration. On a server without API keys, also raise ApiError if a
+        page of another origin sent it, or, unless the server is `insecure`, if it names another host. The key of a request to an open path
+        is not looked up."""
         if not path.isprintable():
             # The router's patterns end in `$`, which accepts a line feed after the path. So a path with a line feed could pass this check
             # as one path and be routed as another.
@@ -132,7 +135,8 @@ class Guard:
         return Passed(access, short(digest_of(key)) if key else "", tenant, is_admin, known.limits if known else UNLIMITED)
 
     def _check_peer(self, path: str, headers: Mapping[str, str]) -> Passed:
-        """Return the result for a request of another server of the fleet. Raise ApiError unless it proves that it knows the secret."""
+        """Return the result for a request of another server of the fleet. Raise ApiError if this server has no secret, or if the request
+        does not prove that its sender knows the secret."""
         if self._peers is None:
             raise ApiError(NOT_FOUND_PATH, f"{path} is for servers of a fleet, and this one has no peer_secret_file")
         if not self._peers.proves(headers.get(PROOF_HEADER, "")):
@@ -148,8 +152,8 @@ class Guard:
         return passed.limits if now is None else now
 
     def limits_now(self, passed: Passed) -> KeyLimits:
-        """Return the present limits of the key that has passed earlier, or on a server without API keys the limits of then. Raise ApiError
-        if the key is gone."""
+        """Return the present limits of the key that has passed earlier. On a server without API keys, return the limits that the key had
+        when it passed. Raise ApiError if the key is gone."""
         if not self._api.exists:
             return passed.limits
         for ring in (self._admin, self._api):

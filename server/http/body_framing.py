@@ -96,7 +96,8 @@ class ChunkedBody:
         return bytes(data)
 
     def _take_line(self, line: bytes) -> None:
-        """Read a line of the framing. Raise ApiError if it is malformed, or if the framing is too large."""
+        """Read the line that ends a chunk, a trailer, or the size of the next chunk. Raise ApiError if the line is malformed, or if the
+        framing is too large."""
         self._num_framing_bytes += len(line) + 2
         if self._num_framing_bytes > self._max_framing_bytes + self._num_data_bytes:
             raise ApiError(

@@ -206,8 +206,8 @@ class Gateway:
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body, for an endpoint that needs it before it can begin; endpoints of UPLOADS read their bodies themselves. Limit
-        the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError beyond a limit, or
-        if the client leaves."""
+        the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError if a limit is
+        exceeded, if the body cannot be decompressed, or if the client leaves."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")

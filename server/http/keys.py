@@ -136,7 +136,7 @@ class KeyRing:
 
 def read_line(line: str, where: str) -> Known:
     """Return a key with its group and limits. `where` names the line in errors, which never show the key. Raise SettingsError if the line
-    has another form."""
+    does not have the form FORM, or if the key, its group or a limit is not valid."""
     key, words = line, list[str]()
     while (parts := key.rsplit(maxsplit=1))[1:] and WORD.fullmatch(parts[1]):
         key, words = parts[0].rstrip(), [parts[1], *words]
@@ -152,7 +152,8 @@ def read_line(line: str, where: str) -> Known:
 
 
 def _group(values: Mapping[str, list[str]], where: str) -> str:
-    """Return the group of a key, or an empty text if it has none. Raise SettingsError if it is not valid."""
+    """Return the group of a key, or an empty text if it has none. Raise SettingsError if a line names several groups, or one whose name is
+    not valid."""
     given = values.get("group")
     if given is None:
         return ""
@@ -163,7 +164,8 @@ def _group(values: Mapping[str, list[str]], where: str) -> str:
 
 
 def _limits(values: Mapping[str, list[str]], where: str) -> KeyLimits:
-    """Return the limits of a key. Raise SettingsError if one is unknown or not valid."""
+    """Return the limits of a key. Raise SettingsError if a limit is unknown, given twice or out of range, or if a `model` is no pattern of
+    names."""
     found: dict[str, int] = {}
     for name, given in values.items():
         if name in ("group", "model"):

@@ -121,7 +121,7 @@ class _Part:
         self.value = bytearray()
 
     def take(self, data: bytes) -> None:
-        """Add bytes of the part. Raise ApiError if there are too many."""
+        """Add bytes of the part. Raise ApiError if a field other than the file has too many."""
         if self.sink is not None:
             if data:
                 self.sink(data)

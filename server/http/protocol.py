@@ -117,8 +117,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them, and close it after
-        LINGER_BODIES bodies."""
+        """Keep received bytes, and parse them if it is their turn. While the connection lingers, drop them instead, and close the
+        connection once they would fill more than LINGER_BODIES bodies of the largest allowed size."""
         if self.is_lingering:
             self._num_lingering_bytes += len(data)
             if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
@@ -330,7 +330,8 @@ class GuardedProtocol(HttpToolsProtocol):
         """Do nothing, because the parser sees no bodies."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """Start the application in a turn. A pipelined request has had its turn, and a probe that was not pipelined does not wait."""
+        """Start the application in a turn. Two kinds of requests start at once: a pipelined request, which has had its turn already, and a
+        probe."""
         app = framed(app, cycle)
         if not self._is_fresh or cycle.scope["raw_path"] in PROBES:
             super()._start_asgi_task(cycle, app)
@@ -343,7 +344,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Let the connection rest, or go on with bytes that wait."""
+        """Mark the connection as idle, and continue with bytes that have arrived meanwhile, unless the connection is closing."""
         super().on_response_complete()
         if self._probe_timer is not None:  # the next request has a time of its own
             self._probe_timer.cancel()
@@ -360,8 +361,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
 
     def _refuse(self, error: ApiError) -> None:
-        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before, send the error
-        in OpenAI's shape, unless an answer has begun."""
+        """Close the connection on a request that is not valid HTTP, exceeds a limit, or finds too many connections. Before that, send the
+        error in OpenAI's shape, unless an answer has begun."""
         self._is_refused = True
         if self._is_answering:
             self.cycle.disconnected = True  # the application gets no more of the body, and sends no answer

@@ -26,13 +26,15 @@ class Proxies:
         return path[len(self.prefix(path)) :] or "/"
 
     def scheme(self, peer: str, scheme: str, forwarded: str) -> str:
-        """Return the scheme of a request. If `peer` is a proxy, that is the value of its header X-Forwarded-Proto, if it has one."""
+        """Return the scheme of a request. If `peer` is a proxy and its header X-Forwarded-Proto, given as `forwarded`, says http or https,
+        return that. Otherwise return `scheme`."""
         return forwarded if forwarded in ("http", "https") and self._is_proxy(peer) else scheme
 
     def client(self, peer: str, forwarded: str) -> str:
-        """Return the address of a client. If `peer` is a proxy, that is the last address of its header X-Forwarded-For that is no proxy's:
-        a proxy appends the address of its client, and everything before comes from that client. If a malformed address comes after that
-        one, or all addresses that are read are those of proxies, return the proxy's address that was found last."""
+        """Return the address of a client. This is `peer`, unless that is a proxy. A proxy appends the address of its own client to the
+        header X-Forwarded-For, given as `forwarded`. So the client is the last address there that is no proxy's; everything before it comes
+        from the client itself. Only MOST_HOPS addresses are read. If all of them are those of proxies, or a malformed one comes before the
+        client is found, return the last proxy that was found."""
         found = peer
         for hop in reversed(forwarded.split(",")[-MOST_HOPS:]):
             if not self._is_proxy(found) or not _is_address(hop := hop.strip()):

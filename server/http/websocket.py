@@ -70,7 +70,7 @@ def asks_for_socket(method: str, path: bytes, headers: Sequence[tuple[bytes, byt
 
 
 def fault_of(headers: Mapping[str, str]) -> str:
-    """Return why the headers are no complete handshake, or an empty text."""
+    """Return why the headers are no complete handshake, or an empty text if they are one."""
     if (version := headers.get("sec-websocket-version", "")) != VERSION:
         return f"sec-websocket-version is {version!r:.20}; expected {VERSION}"
     try:
@@ -119,8 +119,8 @@ class Reader:
         return len(self._parts) + len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Message | None]:
-        """For each frame that is complete now, yield the message that the frame completes, or None. Raise WebSocketError if the client
-        breaks the protocol."""
+        """For each frame that is complete now, yield the message that the frame completes, or None if its message continues. Raise
+        WebSocketError if the client breaks the protocol."""
         self._received += data
         while (found := self._frame()) is not None:
             is_last, opcode, payload = found
@@ -132,8 +132,8 @@ class Reader:
             self.begun_s = self._now_s()
 
     def _joined(self, is_last: bool, opcode: Opcode, payload: bytes) -> Message | None:
-        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if the frame
-        does not continue the message."""
+        """Add a data frame to its message. Return the message if the frame is its last, otherwise None. Raise WebSocketError if a
+        continuation has no message to continue, or if another message begins before the last one has ended."""
         if (opcode is Opcode.CONTINUATION) == (self._kind is None):
             expected = "a first frame" if self._kind is None else "a continuation"
             raise WebSocketError(CloseCode.PROTOCOL_ERROR, f"the frame has opcode {opcode}; expected {expected}")
@@ -150,7 +150,8 @@ class Reader:
         return Message(kind, whole)
 
     def _frame(self) -> tuple[bool, Opcode, bytes] | None:
-        """Take the next frame, or return None if it is not complete. Raise WebSocketError if it breaks the protocol or is too large."""
+        """Take the next frame, or return None if it is not complete. Raise WebSocketError if the frame is not masked, uses extensions or an
+        unknown opcode, if a control frame is too long or divided, or if a message becomes too large."""
         received = self._received
         if len(received) < 2:
             return None

@@ -2,7 +2,8 @@
 
 McpError          a call failed; the message names the server
   McpRefused      the server answered with an error of JSON-RPC, or speaks no version of MCP that this client knows
-  McpLost         the server ended, closed the connection, cannot be reached, or sent something that is not MCP or too large
+  McpLost         the server does not start, ended, closed the connection, cannot or may not be reached, or sent something that is not MCP
+                  or is too large
     McpStatus     the server answered with an HTTP status that is no success
   McpStopped      the call was cancelled, took too long, or was not begun because too many others wait
 """

@@ -193,8 +193,8 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} answered with {kind:.60}; expected JSON with the answer, or a stream of events")
 
     def _streamed(self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader) -> Message | None:
-        """Read a stream of events up to the answer to `request`. Return None if it ends before. Answer the server's own requests, and pass
-        its notifications to `hear`. Raise McpError if the stream is not valid or too large, or if the attempt has ended."""
+        """Read a stream of events up to the answer to `request`. Return None if it ends before that. Answer the server's own requests, and
+        pass its notifications to `hear`. Raise McpError if the stream is not valid or too large, or if the attempt has ended."""
         traffic = Traffic(self._name)
         while piece := response.read1(PIECE_BYTES):
             traffic.count(len(piece), 0)
@@ -235,7 +235,8 @@ class HttpTransport:
             self.notify(reply_to(message), attempt.within(CLOSE_S))
 
     def _cancel(self, request: Request) -> None:
-        """Tell a server of an earlier version that a request is cancelled. Newer servers see that the connection ends."""
+        """Tell a server of an earlier version that a request is cancelled. Newer servers see that the connection ends. Errors are
+        ignored."""
         with suppress(McpError):
             self.notify(notification("notifications/cancelled", {"requestId": request.id}), Attempt(CLOSE_S))
 

@@ -58,7 +58,8 @@ class McpServers:
         return [entry.name for entry in self._entries]
 
     def find(self, name: str, url: str | None) -> Entry | None:
-        """Return the entry with a URL, or with a name if no URL is given; None if there is none. A URL may have a slash more at its end."""
+        """Return the entry with a URL, or with a name if no URL is given; None if there is none. Slashes at the ends of URLs are
+        ignored."""
         if url is None:
             return next((entry for entry in self._entries if entry.name == name), None)
         return next((entry for entry in self._entries if entry.url.rstrip("/") == url.rstrip("/")), None)
@@ -68,8 +69,8 @@ class McpServers:
         return Session(name, partial(HttpTransport, name, Place(entry.url, headers, entry.may_be_private)))
 
     async def run(self, entry: Entry, work: Callable[[Attempt], T]) -> T:
-        """Run `work` on a thread, once the server has a place for it, and return its result. Raise McpError if `work` does, if it takes too
-        long, or if too many calls wait already. If the caller is cancelled, so is the attempt."""
+        """Run `work` on a thread, once the server has a place for it, and return its result. Raise McpError if `work` does, if waiting and
+        `work` together take too long, or if too many calls wait already. If the caller is cancelled, so is the attempt."""
         if self._num_waiting >= MAX_WAITING:
             raise McpStopped(f"{MAX_WAITING} calls of MCP servers wait already; ask again later")
         attempt = Attempt(self._timeout_s)

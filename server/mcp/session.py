@@ -176,9 +176,10 @@ class Session:
         return self._transport is not None
 
     def _find_era(self, attempt: Attempt) -> bool:
-        """Connect, send a request that only servers of the newest version know, and return whether the server is of an earlier version.
-        Such a server refuses the request or answers with a bad HTTP status. A process may also end, or not answer within PROBE_S. Raise
-        McpError if no version is common, if the server needs authorization or redirects, or if it cannot be reached or does not answer."""
+        """Connect, send a request that only servers of the newest version know, and return whether the server is of an earlier version. A
+        server of an earlier version refuses the request or answers with a bad HTTP status. A process counts as one, too, if it ends or does
+        not answer within PROBE_S. Raise McpError if no version is common, if the server needs authorization or redirects, or if it cannot
+        be reached or does not answer."""
         transport = self._transport = self._connect(self._hear)
         try:
             self._discover(transport, attempt.within(PROBE_S) if transport.keeps_open else attempt)

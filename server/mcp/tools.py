@@ -53,7 +53,8 @@ class ToolResult:
 
 
 def tool_of(described: object) -> McpTool:
-    """Return the tool that an entry of `tools/list` describes. Raise InvalidTool if it is not valid."""
+    """Return the tool that an entry of `tools/list` describes. Raise InvalidTool if the entry is no object, if its name is not valid, if
+    its schema is absent or too large, or if the schema asks for headers that are not allowed."""
     if not isinstance(described, dict):
         raise InvalidTool("an entry is no object")
     entry = cast("Message", described)
@@ -86,7 +87,7 @@ def result_of_call(result: Message) -> ToolResult:
 
 
 def _text_of(block: object) -> str:
-    """Return a block of content as text."""
+    """Return a block of content as text. A block without text is described in brackets."""
     if not isinstance(block, dict):
         return f"[content that is no object: {block!r:.80}]"
     one = cast("Message", block)
@@ -123,7 +124,8 @@ def _methods(asked: object) -> set[str]:
 
 
 def _headers(name: str, schema: Message) -> dict[str, tuple[str, ...]]:
-    """Return the headers that the schema asks for. Raise InvalidTool if one of them is against the rules of the protocol."""
+    """Return the headers that the schema asks for. Raise InvalidTool if the name of a header is not valid or occurs twice, if its argument
+    is no string, integer or boolean, or if a header is asked for in a place where that is not allowed."""
     found: dict[str, tuple[str, ...]] = {}
     num_reached = 0
     for path, part in _properties(schema, ()):

@@ -53,8 +53,8 @@ class Admission:
         """Admit a request with `num_sequences` sequences and `num_tokens` prompt tokens, and return its lease. Raise QUEUE_FULL, with the
         time after which to retry, if the queue has no room, or KEY_QUOTA if the API key has too much of the queue or too many constraints.
         If no other request holds a lease at present, the request is always admitted, because otherwise a retry could never succeed. A
-        further part of a request that `has_begun` is always admitted, too, because otherwise its earlier parts were in vain. `key`
-        identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
+        further part of a request that `has_begun` is always admitted, too, because otherwise its earlier parts would have been in vain.
+        `key` identifies the API key, on a server that has keys. Requests of batches (`is_idle`) are counted separately."""
         if is_idle:
             return self._of_batches.admit(num_sequences, num_tokens, key, constraint, has_begun=has_begun)
         if not has_begun:
@@ -67,7 +67,8 @@ class Admission:
         return Lease(self, num_sequences, num_tokens, key, constraint)
 
     def _check(self, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
-        """Raise QUEUE_FULL or KEY_QUOTA if a request is not admitted."""
+        """Raise KEY_QUOTA if the API key of a request has too much of the queue or too many constraints. Raise QUEUE_FULL if the queue has
+        no room for the request's sequences or prompt tokens. An empty queue has room for any request."""
         if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
             self._check_share(key, num_sequences)
         if key and constraint is not None:
@@ -102,9 +103,9 @@ class Admission:
         return self._idle
 
     def _check_share(self, key: str, num_sequences: int) -> None:
-        """Raise KEY_QUOTA if a key would hold more than KEY_SHARE times the places that are free then. So a key alone may hold most places,
-        several keys share them, and some stay free for keys that have none. This is checked only if more sequences than can run at once
-        would be admitted. A key that holds no place always passes."""
+        """Raise KEY_QUOTA if a key would hold more than KEY_SHARE times the places that would be left free. So a key alone may hold most
+        places, several keys share them, and some places stay free for keys that hold none. The caller checks this only if more sequences
+        would be admitted than can run at once. A key that holds no place always passes."""
         held, num_free = self.held[key], self.max_sequences - self.num_sequences - num_sequences
         if held and held + num_sequences > KEY_SHARE * max(0, num_free):
             raise self._over_quota(

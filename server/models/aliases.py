@@ -50,8 +50,8 @@ class Aliases:
         return self._presets.get(alias, Defaults())
 
     def point(self, aliases: Iterable[str], name: str) -> list[str]:
-        """Point aliases at a model. An alias of another model loses its defaults. Return the other models that lost an alias and have none
-        left."""
+        """Point aliases at a model. An alias that named another model loses its defaults. Return the other models that lost an alias and
+        have none left."""
         before = [self._owners[alias] for alias in aliases if alias in self._owners]
         for alias in aliases:
             if self._owners.get(alias) != name:

@@ -69,8 +69,9 @@ class Budget:
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
 
     async def claim(self, model: Model) -> ModelSpec:
-        """Wait until the memory of earlier loads is known. Then return the specification to load, with the memory that it may take, and
-        note it in `model.claim`."""
+        """Return the specification to load, with the memory that it may take, and note it in `model.claim`. Before that, a model that is
+        not cached waits until cached models have loaded, and until it is known how much memory each running load takes. A cached model
+        waits only for the latter, and only if the memory has a limit."""
         others = [other for other in self._models() if other is not model]
         if not model.is_cached:
             await asyncio.gather(*(other.operation.wait() for other in others if other.is_cached and _has_no_memory_yet(other)))
@@ -102,7 +103,8 @@ class Budget:
         return footprint, free_bytes
 
     def require_room(self, spec: ModelSpec, num_bytes: int) -> None:
-        """Raise RequestError if fewer than `num_bytes` are free. A sleeping model takes so many bytes when it wakes."""
+        """Raise RequestError if fewer than `num_bytes` are free: a sleeping model takes these bytes when it wakes. Do nothing if there is
+        no limit, or if the model runs on a GPU."""
         free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
             amounts = f"{in_units(num_bytes)}, of which {in_units(free_bytes)} are free"
@@ -140,7 +142,8 @@ class Budget:
             await asyncio.gather(ended, planning, return_exceptions=True)
 
     async def _plan(self, spec: ModelSpec) -> int:
-        """Return the bytes that a load will take; 0 if unknown, or if the load will fail."""
+        """Return the bytes that a load will take. Return 0 if there is no planner or no limit, or if the planner expects that the load
+        fails."""
         if self._preflight is None or self._settings.memory_limit_bytes is None:
             return 0
         try:
@@ -151,7 +154,8 @@ class Budget:
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
         """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load, and for their KV caches of
         given sizes, stay free. This model and those without a given size share the rest equally. If memory_limit_bytes is set, one more
-        share stays free for models loaded later. `model` is the model that loads; None: this is a dry run."""
+        share stays free for models loaded later. If the settings have a default size of KV caches, a model without a given size gets that.
+        `model` is the model that loads; None: this is a dry run."""
         others = [other for other in self._models() if other is not model]
         waiting = [other.spec for other in others if _has_no_memory_yet(other) or (model is not None and _is_overtaken(other, model))]
         coming = [other for other in waiting if other.device == spec.device]

@@ -14,8 +14,8 @@ TAIL = 64  # characters at the end of a prompt, which open the answer; the promp
 
 @dataclass(slots=True, eq=False)
 class LatestPrompts:
-    """Remembers the latest prompts, one for each conversation: a prompt that continues another replaces it. A prompt continues another if
-    it begins with that one, apart from the last TAIL characters."""
+    """Remembers the latest prompts, one for each conversation: a prompt that continues an earlier one replaces it. A prompt continues an
+    earlier one if it begins with all of it but its last TAIL characters."""
 
     _prompts: OrderedDict[tuple[str, str], None] = field(default_factory=OrderedDict[tuple[str, str], None])
     _num_chars: int = 0

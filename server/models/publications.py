@@ -74,7 +74,7 @@ class Publications:
             self._folder.rmdir()  # fails if other servers use the folder
 
     def address(self, name: str) -> str | None:
-        """Return the path of a model's page, or None until it can be opened."""
+        """Return the path of a model's page, or None while it cannot be opened."""
         found = self._current.get(name)
         return f"/web/{name}/" if found is not None and found.files else None
 

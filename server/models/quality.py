@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from server.messages import QualityLabel
 
-LEAST = 1e-8  # a KL divergence up to this one comes only from the order of sums, and is written as 0
+LEAST = 1e-8  # a KL divergence up to LEAST comes only from the order of sums, and is written as 0
 POOR = 200.0  # if exact weights have a higher perplexity, the model does not know the text's languages, or its file is damaged
 
 

@@ -237,10 +237,12 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, and return its operation. If a model of this name is loading or loaded, add the new aliases and the pin, and return
-        its operation; if its source has changed, load it again beside the old one. Aliases of other models move to this one once it is
-        ready. `swap`: then unload models that have lost their last alias to it. Raise ApiError if the name is an alias, if an alias is the
-        name of a model, if the model of this name has other settings or is being unloaded, or if the server shuts down."""
+        """Begin a load, and return its operation. If a model of this name is loading or loaded, begin no load: add the new aliases and the
+        pin, and return the operation of that model. If the source of a ready model has changed, begin to load a new version beside it, and
+        return the operation of the new version; while a new version loads, return its operation. Aliases of other models move to this one
+        once it is ready. If `swap` is true, models that have lost their last alias to it are then unloaded. Raise ApiError if the name is
+        an alias, if an alias is the name of a model, if the model of this name has other settings or is being unloaded, or if the server
+        shuts down."""
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -489,7 +491,8 @@ class Registry:
         await self._saved.written()
 
     def _forget(self, model: Model) -> None:
-        """Remove a model that was unloaded or did not load."""
+        """Remove a model that was unloaded or did not load, with its page and its aliases. If the model was to replace a served one, that
+        one keeps them."""
         if self._replacements.remove(model):
             return  # `model` replaces a served model, which keeps the names
         if self._models.pop(model.spec.name, None) is None:

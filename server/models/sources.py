@@ -29,8 +29,8 @@ NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -> str:
     """Return a path that exists below the model root or, if the settings allow downloads, a hub id (without the address of the hub) or one
-    of `names`. Raise ApiError for any other source. Symbolic links are resolved before it is checked that a path is below the model
-    root."""
+    of `names`. Raise ApiError for any other source, and for a path that is not Unicode. Symbolic links are resolved before it is checked
+    that a path is below the model root."""
     root = real(settings.model_root)
     try:
         path = real(root / source)
@@ -104,7 +104,8 @@ def names_of(source: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _plain(name: str) -> str:
-    """Return a name that requests can use, if any letter or digit is left: accents are dropped, and other characters become hyphens."""
+    """Return a name that requests can use: accents are dropped, and other characters become hyphens. If no letter or digit is left, return
+    the name as it is."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._:-]+", "-", plain).strip("-._:") or name
 

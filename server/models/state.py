@@ -73,7 +73,7 @@ class StateError(Exception):
 
 
 def read_state(path: Path) -> SavedState:
-    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read."""
+    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read, or is not valid."""
     try:
         return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError:
@@ -98,7 +98,8 @@ def require_writable(path: Path) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Generator[None]:
-    """Hold the lock of a state file while the server runs. Raise StateError if another server holds it.
+    """Hold the lock of a state file while the server runs. Raise StateError if another server holds it, or if the file of the lock cannot
+    be written or locked.
 
     Each server writes all models that it knows, so two servers would erase each other's models. The lock is a separate file, because every
     write replaces the state file itself. The kernel frees the lock however the server ends.

@@ -84,7 +84,7 @@ class Tokenizer:
 
     def with_template(self, source: str) -> Self:
         """Return a copy of this tokenizer with another chat template. This waits until the template is compiled. Raise TemplateError if it
-        is broken."""
+        is broken, or if its process fails."""
         other = copy.copy(self)
         other.chat_template = OutsideTemplate(source, self._special_tokens)
         other.chat_template.check()
@@ -109,7 +109,8 @@ class Tokenizer:
         return TextTemplate(tuple(found.ids[: places[0]]), tuple(found.ids[places[-1] + 1 :])) if places else TextTemplate()
 
     def _pair_template(self) -> PairTemplate:
-        """Find the special tokens around two texts by encoding a pair: tokens that belong to neither text are special."""
+        """Find the special tokens around two texts by encoding a pair: tokens that belong to neither text are special. If one of the two
+        texts has no tokens, none are special."""
         (found,) = self._tokenizer.encode_batch([("a", "b")])
         owners, kinds = found.sequence_ids, found.type_ids
         first, second = ([at for at, owner in enumerate(owners) if owner == text] for text in (0, 1))
@@ -146,7 +147,8 @@ class Tokenizer:
 
 
 def _load_tokenizer(files: TokenizerFiles) -> Read:
-    """Build the tokenizer. Raise ModelFilesError if the package does not understand the file."""
+    """Build the tokenizer. Raise ModelFilesError if the package does not understand the file, or if the tokenizer cannot encode unknown
+    text."""
     content = files.tokenizer()
     try:
         read = read_tokenizer(content)
@@ -195,9 +197,10 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 
 
 def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
-    """Return the chat template, or None. A template among the model's defaults replaces all others. Otherwise the templates `default` and
-    `tool_use` each come from a file of their own (newer models), or else from tokenizer_config.json or chat_template.json, which have a
-    string (`default`) or a list of named templates. If there is no `default`, BUILT_IN may have one for the model type."""
+    """Return the chat template, or None if the model has none. A template among the model's defaults replaces all others. Otherwise the
+    templates `default` and `tool_use` each come from a file of their own (newer models), or else from tokenizer_config.json or
+    chat_template.json, which have a string (`default`) or a list of named templates. If there is no `default`, BUILT_IN may have one for
+    the model type."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):
@@ -220,7 +223,7 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
 
 @contextmanager
 def _broken_template() -> Generator[None]:
-    """Turn a TemplateError that is raised within the block into a ModelFilesError."""
+    """Raise a ModelFilesError in place of a TemplateError of the block."""
     try:
         yield
     except TemplateError as error:

@@ -70,8 +70,9 @@ class _Vocabulary(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
     def id_of(self, text: str) -> int | None:
-        """Return the id that the package `tokenizers` gives to the token with this text, or None. An added token has the id of the piece
-        with its text, or else the next id after the number of pieces. The package ignores the id that the file states for it."""
+        """Return the id that the package `tokenizers` gives to the token with this text, or None if there is no such token. An added token
+        has the id of the piece with its text, or else the next id after the number of pieces. The package ignores the id that the file
+        states for it."""
         vocab = self.model.vocab
         ids = vocab if isinstance(vocab, dict) else {piece: id for id, (piece, _) in enumerate(vocab)}
         if text in ids or not text:
@@ -98,7 +99,8 @@ class TokenizerFiles:
         return self.contents[TOKENIZER]
 
     def object(self, name: str) -> dict[str, Any]:
-        """Return the object in a JSON file, or an empty one if the file is missing. Raise ModelFilesError if the file is damaged."""
+        """Return the object in a JSON file, or an empty one if the file is missing. Raise ModelFilesError if the file is not JSON,
+        or contains no object."""
         if name not in self.contents:
             return {}
         try:

@@ -125,8 +125,9 @@ def _merges_of(written: msgspec.Raw) -> Sequence[tuple[str, str]]:
 
 
 def _require_prefix(prefix: str | None, merges: Iterable[Sequence[str]]) -> None:
-    """Raise ValueError if the right part of a merge lacks the prefix of parts that continue a word. The package cuts off as many bytes as
-    the prefix has characters, whatever they are. So it may cut a character in two, and then aborts the process."""
+    """Raise ValueError if the prefix of parts that continue a word is not ASCII, or if the right part of a merge lacks it. The package cuts
+    off as many bytes as the prefix has characters, whatever these bytes are. So it may cut a character in two, and then aborts the
+    process."""
     if not prefix:
         return
     if not prefix.isascii():

@@ -36,7 +36,8 @@ class EarlyDeaths:
         self._num_fruitless = 1 if lived_s > self._care.settled_s else self._num_fruitless + 1
 
     def delay_s(self, *, killed: bool) -> float:
-        """Return the seconds to wait before the next start. `killed`: the last worker was killed from outside."""
+        """Return the seconds to wait before the next start: 0 after the first early death, `first_delay_s` after the second, and twice as
+        long after each further one, up to a limit. `killed`: the last worker was killed from outside, for which there is another limit."""
         num_doublings = min(self._num_fruitless - 2, 30)
         if num_doublings < 0:
             return 0.0

@@ -52,7 +52,7 @@ J = TypeVar("J", bound=Job)
 
 
 MOST_UNREAD = 256  # events per choice that the client has not read; with more, the request leaves the worker
-FEW_UNREAD = 16  # events per choice; with so few, the request returns to the worker
+FEW_UNREAD = 16  # events per choice that the client has not read; with no more, a shelved request returns to the worker
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +101,7 @@ class Generation(Job):
 
     @property
     def _few_unread(self) -> int:
-        """The number of events with which the request returns to the worker."""
+        """The largest number of unread events with which the request returns to the worker."""
         return FEW_UNREAD * self.submit.num_choices
 
     def lost(self) -> None:
@@ -176,7 +176,8 @@ class Embedded(Job):
 
 
 def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
-    """Blame the jobs that ran in a worker that died, and record that no worker runs them. Return the job to fail, if there is one.
+    """Blame the jobs that ran in a worker that died, and record that no worker runs them. Return the job to fail, or None if no job is to
+    fail.
 
     If suspects ran, only they are accused; otherwise all jobs that ran are. A job is failed if it is a suspect, is the only accused, and
     its proof has reached PROVEN.

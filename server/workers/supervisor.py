@@ -453,7 +453,7 @@ class Supervisor:
                         elif job.is_unread and job.in_worker and not job.is_leaving:
                             self._shelve(event.request_id, job)
                         elif not job.in_worker:
-                            self._hand_over()  # the request has left the worker, and its client has read everything meanwhile
+                            self._hand_over()  # the request has left the worker, and returns at once unless it is shelved
                         if was_suspect:
                             self._hand_over()
             case Embedding():

@@ -37,8 +37,8 @@ class Watchdog:
         self._limit_s = limit_s
 
     def look(self, cpu_s: float) -> str:
-        """Count a look. Return how the worker has stalled, or an empty text if it has not. `cpu_s`: the CPU time that it and the model's
-        other stages have used since they started."""
+        """Count a look at a worker that has sent no message since the last one. Return how it has stalled, or an empty text if it has not.
+        `cpu_s`: the CPU time that it and the model's other stages have used since they started."""
         self._num_silent += 1
         self._cpu_s.append(cpu_s)
         if self._num_silent <= NUM_LOOKS:

@@ -67,7 +67,7 @@ class WorkerProcess:
         """`on_refused` is called with the failure of each request that cannot be sent."""
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
-        self._is_blameless = True  # False once the front has killed a worker that stopped responding, because a request may be the cause
+        self._is_blameless = True  # False once the front has killed the worker for a fault that a request may have caused
         self._process = process
         self._reader = reader
         self._writer = writer

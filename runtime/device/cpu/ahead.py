@@ -34,7 +34,8 @@ class Ahead:
         self.following = self._following([len(some) for some in pieces])
 
     def _following(self, counts: Sequence[int]) -> list[range]:
-        """Return, for each record, the numbers of the ranges of the next product."""
+        """Return, for each record, the numbers of the ranges of the next product, or an empty range after the last product. `counts` has
+        the number of ranges of each record, which is 0 if the record prefetches nothing."""
         found: list[range] = []
         end, following = sum(counts), range(0)
         for count in reversed(counts):
@@ -51,8 +52,9 @@ class Ahead:
 
 
 def _first_pieces(weights: Sequence[tuple[int, int]], readers: int) -> Iterator[_Piece]:
-    """Yield the pieces that a thread reads first, if the weights of a record are large. The thread reads all weights of a product at the
-    same time, so each slice has a piece of each weight, in proportion to the weight's size."""
+    """Yield the pieces that a thread reads first, if the weights of a record are large, and if each thread reads a part of its own
+    (`readers` is not 0). The thread reads all weights of a product at the same time, so each slice has a piece of each weight, in
+    proportion to the weight's size."""
     total = sum(num_bytes for _, num_bytes in weights)
     if not readers or total < readers * MOST_BYTES:
         return

@@ -43,7 +43,7 @@ class ObjectCode:
         self._offsets = {name: places.of_symbol(symbol) for name, symbol in parts.defined.items()}
 
     def address(self, symbol: str) -> int:
-        """Return the address of a symbol that the code defines. Raises UnresolvedSymbol."""
+        """Return the address of a symbol. Raise UnresolvedSymbol if the code does not define it."""
         if symbol not in self._offsets:
             raise UnresolvedSymbol(f"the object code does not define {symbol!r}")
         return self._begin + self._offsets[symbol]

@@ -65,7 +65,8 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _buffer(num_bytes: int, *, huge: bool) -> NDArray[np.uint8]:
-    """Allocate zeroed memory. `huge`: whether a large block uses huge pages from the start. Raises OutOfMemory."""
+    """Allocate zeroed memory. `huge`: whether a large block uses huge pages from the start. Raise OutOfMemory if the system gives no
+    memory."""
     alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
     try:
         block = np.zeros(num_bytes + alignment, np.uint8) if alignment == ALIGNMENT else _mapped(num_bytes + alignment, huge=huge)

@@ -69,6 +69,7 @@ define void @help(ptr %top, ptr %team, ptr %group) {
 
 ; --- resolving a record ------------------------------------------------------------------------------------------------
 
+; Write the addresses of a record's buffers to `buffers`, and the values of its dimensions to `dims`. Return the next record.
 define internal ptr @resolve(ptr %record, ptr %bases, ptr %heap, ptr %buffers, ptr %dims) alwaysinline {
 entry:
   %num_buffers.p = getelementptr i64, ptr %record, i64 2
@@ -122,6 +123,7 @@ exit:
   ret ptr %next
 }
 
+; Return the next record.
 define internal ptr @skip(ptr %record) alwaysinline {
   %num_buffers.p = getelementptr i64, ptr %record, i64 2
   %num_buffers = load i64, ptr %num_buffers.p
@@ -135,6 +137,7 @@ define internal ptr @skip(ptr %record) alwaysinline {
 
 ; --- one thread --------------------------------------------------------------------------------------------------------
 
+; Run all records, one after another, each as a single chunk.
 define internal void @run_list(ptr %list, ptr %unused) {
 entry:
   %words.p = getelementptr %List, ptr %list, i64 0, i32 0
@@ -497,6 +500,7 @@ exit:
   ret void
 }
 
+; Tell the helpers to end. No list may be open.
 define void @stop(ptr %team) {
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
   store atomic i32 1, ptr %stop.p seq_cst, align 4
@@ -613,6 +617,7 @@ exit:
   ret void
 }
 
+; Wake the threads that sleep on a word, if the count of its sleepers is not zero.
 define internal void @wake_sleepers(ptr %sleepers, ptr %word) {
 entry:
   %count = load atomic i32, ptr %sleepers seq_cst, align 4
@@ -627,6 +632,7 @@ exit:
   ret void
 }
 
+; Pause a number of times, so that team.py can measure how long a pause takes.
 define void @spin(i32 %times) {
 entry:
   br label %again

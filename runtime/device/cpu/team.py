@@ -279,7 +279,7 @@ def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
 
 def _stack(num_bytes: int) -> NDArray[np.uint8]:
     """Allocate a stack with inaccessible memory below it: a kernel that uses more stack than it declares ends the process instead of
-    overwriting memory."""
+    overwriting memory. Raise OutOfMemory if the system gives no memory, or OSError if it does not make the memory below inaccessible."""
     try:
         memory = np.frombuffer(mmap.mmap(-1, GUARD + num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     except (OSError, OverflowError) as error:

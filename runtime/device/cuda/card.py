@@ -25,7 +25,8 @@ INSTALL = "pip install 'relaxserve[cuda]' with CUDA's headers installed, and NVI
 
 
 def pycuda() -> Any:
-    """Return the initialised module `pycuda.driver`. Raises NoDevice, whose message says what to install."""
+    """Return the initialised module `pycuda.driver`. Raise NoDevice if pycuda or NVIDIA's driver is missing, if the driver is too old, or
+    if it finds no GPU that can be used."""
     try:
         found = import_module("pycuda.driver")
     except ModuleNotFoundError as error:
@@ -83,12 +84,12 @@ def found_cards() -> tuple[Found, ...]:
 
 
 def capability_of(number: int) -> Capability:
-    """Return the compute capability of the GPU with this number. Raises NoDevice."""
+    """Return the compute capability of the GPU with this number. Raise NoDevice as `device_of` does."""
     return device_of(number).compute_capability()
 
 
 def device_of(number: int) -> Any:
-    """Return the driver's device with this number. Raises NoDevice if the machine has no such GPU."""
+    """Return the driver's device with this number. Raise NoDevice if the machine has no such GPU, or as `pycuda` does."""
     cuda = pycuda()
     count = cuda.Device.count()
     if not 0 <= number < count:
@@ -233,7 +234,7 @@ class Card:
     @contextmanager
     def capturing(self) -> Generator[None]:
         """Free nothing inside the `with`, because the driver ends a capture whose thread frees memory. Collect no garbage either, because
-        it may own memory of other sessions."""
+        it may own memory of other sessions. Afterwards, free what was dropped meanwhile."""
         self._capturing, was_collecting = True, gc.isenabled()
         gc.disable()
         try:

@@ -146,7 +146,7 @@ def _after_waits(launches: Sequence[Launch], num_ranks: int) -> set[int]:
 
 
 def _rows(launch: Launch, number: int, num_ranks: int, function: str) -> Sequence[int]:
-    """Return the rank in whose memory each buffer of a launch is."""
+    """Return the rank in whose memory each buffer of a launch is. Raise InvalidProgram if the kernel is for another number of GPUs."""
     if not launch.ranks:
         return [number] * len(launch.buffers)
     if (wanted := max(launch.ranks) + 1) != num_ranks:

@@ -155,7 +155,7 @@ class CudaRegion:
         return self._records[0].blocks(self._card.num_units * BLOCKS_PER_UNIT)
 
     def _launch(self, number: int, blocks: int, *, is_captured: bool = False) -> None:
-        """Launch a kernel on all ranks."""
+        """Launch a kernel on all ranks. If it reads the memory of other ranks, all ranks wait for each other before and after it."""
         if self._gathers[number]:
             self._lockstep.meet()
         for records in self._records:

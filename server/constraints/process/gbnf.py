@@ -105,7 +105,7 @@ class _Flattener:
             rule.alternatives = self._flat(rule.alternatives)
 
     def _flat(self, node: ASTNode) -> ASTNode:
-        """Return a node that matches the same texts. Nodes below it are changed in place."""
+        """Return a node that matches the same texts, with flattened repetitions. Nodes below it are changed in place."""
         match node:
             case SequenceNode(nodes) | AlternativeNode(nodes):
                 nodes[:] = map(self._flat, nodes)
@@ -117,7 +117,8 @@ class _Flattener:
         return node
 
     def _repeated(self, node: ASTNode, least: int, most: int | None) -> ASTNode:
-        """Return the repetition of a node, `least` to `most` times; `most` is None if there is no limit."""
+        """Return the repetition of a node, `least` to `most` times; `most` is None if there is no limit. If the node contains repetitions,
+        they are merged with this one where the result matches the same texts."""
         if most == 0:
             return SequenceNode([])
         if most is None and least <= 1:
@@ -224,7 +225,8 @@ class _Parser(GrammarParser):
         return pos
 
     def _parse_literal(self, pos: Position) -> tuple[ASTNode, Position]:
-        """Read a literal. Return a sequence with a node for each character, and the position after it."""
+        """Read a literal. Return a sequence with a node for each character, and the position after it. Raise GbnfToLarkError if the literal
+        is not closed, or has an unknown escape."""
         chars, pos = list[ASTNode](), pos.advance()
         while pos.current() != '"':
             char, pos = _character(pos)
@@ -233,7 +235,7 @@ class _Parser(GrammarParser):
 
     def _parse_char_class(self, pos: Position) -> tuple[ASTNode, Position]:
         """Read a class such as `[^a-z]`. Return it as a regular expression of ranges, and the position after it. Raise GbnfToLarkError if
-        it is empty."""
+        the class is empty, is not closed, or has an unknown escape."""
         is_inverted = pos.peek(2) == "[^"
         ranges, pos = "", pos.advance(2 if is_inverted else 1)
         while pos.current() != "]":

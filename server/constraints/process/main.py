@@ -65,7 +65,8 @@ def _read(file: Path) -> tuple[LLTokenizer | str, GrammarSettings]:
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:
-    """Compile the grammar of a socket, tell the result, and fork a process for each sequence."""
+    """Compile the grammar of a socket. If it cannot be compiled, or if `tokenizer` is an error instead, answer with the error and return.
+    Otherwise answer that it is compiled, and fork a process for each sequence until the worker closes the socket."""
     source = msgspec.msgpack.decode(read_framed(sock), type=Source)
     timer = CpuTimer()
     timer.start(settings.compile_s)

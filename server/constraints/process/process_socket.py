@@ -92,8 +92,8 @@ class ProcessSocket:
         return type(self)(near, self, vocab_size)
 
     def receive(self, patience_s: float) -> bool:
-        """Receive the next answer into `answer`, `number` and the payload. Return False if none comes within `patience_s`. `ENDED`, which
-        also stands for a lost connection, is the last answer."""
+        """Receive the next answer into `answer`, `number` and the payload, and return True. Return False if none comes within `patience_s`.
+        `BORN` only sets `pid`: the answer after it is awaited. `ENDED`, which also stands for a lost connection, is the last answer."""
         end_s = time.monotonic() + patience_s
         while True:
             self._flush()
@@ -176,7 +176,8 @@ class _Stall:
         self._seen: tuple[int, str] | None = None
 
     def look(self, pid: int | None) -> bool:
-        """Check the process if the last check was LOOK_S ago. Return whether it is stalled."""
+        """Check the process if the last check was LOOK_S ago or earlier. Return whether the process is stalled. `pid` is None while it is
+        unknown: the process then counts as not stalled."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s

@@ -18,7 +18,7 @@ LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 
 def grammar_of(source: Source) -> str:
-    """Return the constraint as a grammar for llguidance. Raise ValueError with a message for the client."""
+    """Return the constraint as a grammar for llguidance. Raise ValueError, with a message for the client, if the constraint is faulty."""
     kind = ConstraintKind(source.kind)
     if source.head:
         return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source)}")
@@ -34,8 +34,8 @@ def grammar_of(source: Source) -> str:
 
 
 def without_faults(lark: str, fault_of: Callable[[str], str]) -> tuple[str, list[str]]:
-    """Return a Lark grammar in which each rule that is a schema with a fault allows any value of the schema's type, or any value if it has
-    none. Return the faults, too. `fault_of` returns why a schema cannot be compiled, or an empty text if it can be."""
+    """Return a Lark grammar in which each rule that is a schema with a fault allows any value of the type that the schema names, or any
+    value if it names no type. Return the faults, too. `fault_of` returns why a schema cannot be compiled, or an empty text if it can be."""
     faults: list[str] = []
 
     def weakened(found: re.Match[str]) -> str:
@@ -82,7 +82,8 @@ def _lark(source: str) -> str:
 
 
 def _without_ends(expression: str) -> str:
-    """Escape slashes and line ends in a regular expression, unless they are escaped already, because they would end a Lark literal."""
+    """Escape the slashes and the line ends of a regular expression, because they would end a Lark literal. An escaped slash stays as it is.
+    A line end becomes a backslash and an n, whether it was escaped or not."""
     return re.sub(r"\\?\n|\\.|/", lambda found: LITERAL_ENDS.get(found[0], found[0]), expression)
 
 

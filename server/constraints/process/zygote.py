@@ -66,7 +66,7 @@ class Zygote:
             process.wait()
 
     def close(self) -> None:
-        """End the zygote for good. This waits for a start that is in progress."""
+        """End the zygote for good. This waits for a start that is in progress. Do nothing if it was closed before."""
         if self._is_closed:
             return
         self._is_closed = True

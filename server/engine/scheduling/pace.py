@@ -25,7 +25,7 @@ UNKNOWN_S = 600.0  # the limit of a step whose cost is unknown
 IDLE_SHARE = 0.01  # share of the time of other sequences' steps by which idle sequences may lengthen them, on average
 IDLE_STEP_S = 0.05  # longest step of idle sequences alone, unless two of the shortest steps take longer
 IDLE_STEP_SHARE = 0.1  # a step of idle sequences alone may take this share of their steps since the last step of other sequences
-ALONE_S = 0.05  # if nothing decodes, excerpts may be encoded for at least so long between two looks at new requests
+ALONE_S = 0.05  # if nothing decodes, excerpts may be encoded for at least this time between two looks at new requests
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -152,7 +152,7 @@ class Pace:
         return self._costs.limit_s(num_tokens)
 
     def prompt_s(self, num_tokens: int) -> float:
-        """Return about how long the prefill of so many tokens (at least one) takes if nothing else runs, or 0 before anything was
+        """Return about how long the prefill of `num_tokens` tokens (at least one) takes if nothing else runs, or 0 before anything was
         measured."""
         num_steps = num_tokens / min(self._chunk, num_tokens)
         return num_steps * self._costs(min(self._chunk, num_tokens))
@@ -169,9 +169,9 @@ class Pace:
 
     def idle_budget(self, num_live: int) -> int:
         """Return how many tokens of idle sequences a step may take. In a step with `num_live` tokens of other sequences, they may take the
-        time that they are owed. A step of idle sequences alone must be short, because the next request waits for it: right after a step of
-        others, it takes as long as the shortest step, since busy clients pause briefly between requests; later up to IDLE_STEP_S, or on a
-        slow machine up to the time of two of the shortest steps."""
+        time that they are owed. A step of idle sequences alone must be short, because the next request waits for it. Right after a step of
+        others, it takes as long as the shortest step, since busy clients pause only briefly between requests. Later it may take up to
+        IDLE_STEP_S or, on a slow machine, the time of two of the shortest steps."""
         most = self._max_tokens - num_live
         if num_live:
             if self._owed_s <= 0.0:
@@ -185,8 +185,8 @@ class Pace:
         """Return for how long excerpts may be encoded before a step of `num_tokens` tokens. If `num_decode` of these are tokens of decoding
         sequences, the encoding and the step together take at most `max_gap_s`, and the encoding takes at most 1 / (EFFICIENT - 1) times as
         long as the step: a longer encoding would hardly be more efficient, because the step is already a small share of the time. If
-        nothing decodes, the encoding may take as long as the step, so that prompts and excerpts share the machine, but at least
-        ALONE_S."""
+        nothing decodes, the encoding may take as long as the step, so that prompts and excerpts share the machine; it may always take
+        ALONE_S then."""
         step_s = self._costs(num_tokens) if num_tokens else 0.0
         if num_decode == 0:
             return max(ALONE_S, step_s)

@@ -66,7 +66,7 @@ class Plan:
     num_tokens: int = 0
     num_rows: int = 0
     num_prefill: int = 0  # tokens of the items with `is_prefill`, which num_tokens includes
-    num_context: int = 0  # sum over these items
+    num_context: int = 0  # sum of `num_context` of the items with `is_prefill`
     num_idle: int = 0  # tokens of idle sequences, which num_tokens includes
     encodings: list[Encoding] = field(default_factory=list[Encoding])  # what to encode before the step, as far as the pace allows
     needed: frozenset[bytes] = frozenset()  # keys of the excerpts that this step, or the next chunk of a running prompt, reads

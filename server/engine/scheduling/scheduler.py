@@ -108,8 +108,8 @@ class Scheduler:
         seq.num_reused = min(seq.num_reused, seq.num_computed)
 
     def schedule(self) -> Plan:
-        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before, publish the pages
-        that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
+        """Make the plan of the next step, and return it. It stays open until `settle`, and is empty while paused. Before that, publish the
+        pages that the last settled plan has filled, and queue the choices that waited for a prompt in it."""
         assert not self._open.items
         for seq in self._launched:
             if seq.slot >= 0:  # it still runs
@@ -239,7 +239,7 @@ class Scheduler:
 
     def _plan_decodes(self) -> None:
         """Plan the tokens of running sequences whose prompts are computed: one each, or several if tokens were forced. Idle sequences get
-        at most `_left_for_idle` tokens together. Keys are charged if anything waits."""
+        at most `_left_for_idle` tokens together. Keys are charged if a prompt waits."""
         plan, max_tokens = self._open, self.limits.max_tokens
         queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         encoding = self.encoding if len(self.encoding) else ()
@@ -262,7 +262,7 @@ class Scheduler:
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
         """Plan the next chunk of a prompt, of at most `budget` tokens unless `_whole` makes it longer, and charge its key. After the last
         chunk, the sequence leaves the queue. If the chunk reads excerpts that are not encoded yet, let the sequence wait instead. Plan
-        nothing if the step has no room for the chunk."""
+        nothing if the step has no room for the chunk, or if the sequence was preempted because pages are short."""
         count = min(seq.num_to_compute, budget)
         if seq.is_idle:
             count = min(count, self._left_for_idle())
@@ -377,7 +377,8 @@ class Scheduler:
         return self.pool.can_admit(prompts, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
-        """Give `seq` pages that are computed already: the pages of the leader's prompt, or published pages."""
+        """Give `seq` pages that are computed already: those of the leader's prompt if a step with all of it was launched and `seq` has
+        generated nothing, otherwise published pages. There may be none."""
         leader = seq.request.leader
         seq.num_reused = 0
         if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:
@@ -402,11 +403,12 @@ class Scheduler:
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no other key has
-        enough more slots than the key of `seq`, a fresh `seq` takes the slot of a sequence of its own key that had its turn. Return whether
-        a sequence was preempted: none is if its priority is better than that of `seq`, or if there are no pages for `seq`. The side that
-        gets the slot must still have fewer slots than the other side had. So each preemption narrows the gap, and preemptions do not
-        alternate forever."""
+        """Preempt a running sequence to free a slot for the waiting `seq`, and return True. If the key with the most slots has at least two
+        slots more than the key of `seq`, preempt its worst-ranked sequence, so that one client cannot starve others. Otherwise, if `seq` is
+        fresh, and its own key runs at least two more sequences that had their turn than fresh ones, preempt the worst-ranked of those that
+        had their turn. A difference of two or more shrinks with each preemption, so preemptions do not alternate forever. Preempt nothing
+        and return False in all other cases, if the sequence to preempt has a better priority than `seq`, or if there are no pages for
+        `seq`."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most > held[seq.fairness_key] + 1:
@@ -458,7 +460,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def _dequeue(self, seq: Sequence) -> None:
-        """Remove a sequence from the queue in which it waits, if any."""
+        """Remove a sequence from the queue in which it waits. Do nothing if it waits in none."""
         if seq in self.queue:
             self.queue.remove(seq)
         elif seq in self.encoding:

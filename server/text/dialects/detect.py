@@ -42,7 +42,7 @@ def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
 
 
 def shows_tools(template: ChatTemplate | None) -> bool:
-    """Return whether the template's prompt contains the tools of a request. It does not if there is no template, or if the template
+    """Return whether the template's prompt contains the tools of a request. Return False if there is no template, or if the template
     fails."""
     name = TOOLS[0].name
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
@@ -53,8 +53,8 @@ def shows_tools(template: ChatTemplate | None) -> bool:
 
 
 def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
-    """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`. It does not
-    if there is no template, or if the template fails."""
+    """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`. Return
+    False if there is no template, or if the template fails."""
     messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": user}]
     try:
         return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
@@ -63,8 +63,8 @@ def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
 
 
 def reads_effort(template: ChatTemplate | None) -> bool:
-    """Return whether the template's prompt depends on `reasoning_effort`: such a model was trained to think as much as the prompt says. It
-    does not if there is no template, or if the template fails."""
+    """Return whether the template's prompt depends on `reasoning_effort`. If it does, the model was trained to think as much as the prompt
+    says. Return False if there is no template, or if the template fails."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
     try:
         found = {template and template.render(messages, variables={"reasoning_effort": each}, limits=PROBE) for each in ("low", "high")}

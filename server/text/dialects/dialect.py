@@ -97,8 +97,8 @@ class Dialect:
 
     def trigger(self, names: Sequence[str], tokenizer: Tokenizer, *, splits: bool, thinking: bool) -> Trigger | None:
         """Return what opens a call of one of the names: the token that opens all calls, with the tokens that may follow it, and the
-        beginnings of calls in plain JSON. Return None if neither is known, or if thoughts are separated from the answer (`splits`) and no
-        special tokens mark them."""
+        beginnings of calls in plain JSON. Return None if neither is known, if the format has no call syntax (harmony), or if thoughts are
+        separated from the answer (`splits`) and no special tokens mark them."""
         calls, specials, thought_ids = self.format.call_syntax, self.specials, self.thought_ids if splits else None
         if calls is None or (splits and thought_ids is None):
             return None

@@ -22,9 +22,10 @@ Write one object a line to call several functions. Their results come in the nex
 def described(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, has_system: bool, writes_calls: bool
 ) -> list[Message]:
-    """Return the conversation with `tools` described in its text. `has_system`: the template writes a system message, which gets the
-    description; otherwise the first message of the user does. If there is no such message, one is put first. `writes_calls`: the template
-    writes calls and their results; otherwise they become text, even if there are no tools."""
+    """Return the conversation with `tools` described in its text. If the template writes a system message (`has_system`), the description
+    follows the text of that message. Otherwise it comes before the text of the user's first message. If there is no such message, the
+    description becomes the first message. Unless the template writes calls and their results (`writes_calls`), these become text, even if
+    there are no tools."""
     found = [dict(message) for message in messages] if writes_calls else _as_text(messages)
     if not tools:
         return found

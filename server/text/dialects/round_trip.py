@@ -25,7 +25,8 @@ def fault_of(tokenizer: Tokenizer) -> str:
 
 
 def _fault(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> str:
-    """Return the fault for an answer with `text` and a call, or "". If the template refuses such answers, it has no fault."""
+    """Return the fault for an answer with `text` and a call, or "" if there is none. If the template refuses such answers, it has no
+    fault."""
     for ids in IDS:
         asked: Message = {"role": "user", "content": "probe"}
         called, results = _turn(text, ids)

@@ -22,4 +22,4 @@ class TemplateRejection(TemplateError):
 
 
 class TemplateLimitError(TemplateError):
-    """Rendering exceeded its time or memory."""
+    """The template or its rendering exceeded a limit."""

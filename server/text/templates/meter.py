@@ -25,7 +25,7 @@ SEQUENCES = frozenset((list, tuple, range, GroupTuple, type({}.keys()), type({}.
 
 
 class TemplateLimit(Exception):
-    """Raised when a template exceeds a limit of rendering."""
+    """Raised when a template or its rendering exceeds a limit, or does what the meter cannot measure."""
 
 
 class TemplateRaise(Exception):
@@ -57,7 +57,8 @@ class Meter:
             raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
-        """Count memory that is about to be used, and a step that scans so many characters. Raise TemplateLimit if that is too much."""
+        """Count memory that is about to be used, and a step that scans as many characters. Raise TemplateLimit if the memory or the time is
+        used up."""
         _check_count(num_bytes)
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:

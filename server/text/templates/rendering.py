@@ -78,7 +78,8 @@ class Rendering:
         self._warming.render([{"role": "user", "content": "warm"}] * 2)
 
     def run(self, work: bytes) -> bytes:
-        """Render the template, or only find out whether it is broken if `work` is CHECK. Return the Outcome as MessagePack."""
+        """Render the template, or only find out whether it is broken if `work` is CHECK. Return the Outcome as MessagePack; it says why if
+        rendering failed with a TemplateError."""
         try:
             args, options, now_s = pickle.loads(work)
             OPEN.set(OpenValues(b"", now_s))

@@ -206,7 +206,8 @@ class _Generator(CodeGenerator):
     """Writes calls of the meter's functions. `MeteredEnvironment.call` would refuse them."""
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
-        """Write a call. A call of one of the meter's functions gets the context, and bypasses `MeteredEnvironment.call`."""
+        """Write a call. A call of one of the meter's functions gets the context, and bypasses `MeteredEnvironment.call`; any other call is
+        written as usual."""
         if not isinstance(node.node, nodes.EnvironmentAttribute):
             super().visit_Call(node, frame, forward_caller=forward_caller)
             return

@@ -96,8 +96,8 @@ class ChatTemplate:
         limits: Limits,
     ) -> str:
         """Render with the template for these tools, after changing the messages as it expects. If that raises a TypeError, try again with
-        the arguments of calls as JSON text. `variables` have no reserved names. Raise TemplateError if the template refuses the messages or
-        fails."""
+        the arguments of calls as JSON text. `variables` have no reserved names. Raise TemplateError if the template refuses the messages,
+        fails, or writes half of a surrogate pair."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
@@ -160,8 +160,8 @@ def _in_parts(message: Message) -> Message:
 
 
 def _with_written_arguments(messages: Sequence[Message]) -> Sequence[Message] | None:
-    """Return the messages with the arguments of calls as JSON text, or None if no arguments are objects. DeepSeek's templates append the
-    arguments to a text, so they fail on the objects that other templates expect."""
+    """Return the messages with the arguments of calls as JSON text. Return None if no arguments are objects, or if some are nested too
+    deeply. DeepSeek's templates append the arguments to a text, so they fail on the objects that other templates expect."""
     try:
         found = [_with_written_calls(message) for message in messages]
     except RecursionError:
@@ -233,7 +233,7 @@ def _printable(message: str) -> str:
 
 
 def _lone_surrogate(text: str) -> tuple[str, int] | None:
-    """Return the name and the position of the first lone surrogate, or None."""
+    """Return the name and the position of the first lone surrogate, or None if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

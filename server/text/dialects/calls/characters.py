@@ -29,7 +29,8 @@ class StringEscaper:
         return "".join(map(self.escaped_char, text))
 
     def escaped_char(self, char: str) -> str:
-        """Return the next character, or its escape. After a backslash, return the rest of its escape."""
+        """Return the next character, or its escape if it is a control character in a string. If a backslash came before the control
+        character, return only the rest of the escape."""
         self._first = self._first or char.strip()
         if not self.inside:
             self.inside = char == '"' and self._first == "{"
@@ -50,8 +51,8 @@ def of_json(text: str) -> Any:
 
 
 def object_of(text: str) -> dict[str, Any] | None:
-    """Return the object that a text has as JSON, or None if the text is no JSON object; {} for an empty text. Small models write half of a
-    surrogate pair, which is replaced."""
+    """Parse a text as JSON, and return the object that it contains. Return {} for an empty text, and None if the text is no JSON object.
+    Small models write half of a surrogate pair, which is replaced."""
     try:
         read: object = msgspec.json.decode(text or "{}")
     except (msgspec.MsgspecError, RecursionError):
@@ -63,7 +64,7 @@ def object_of(text: str) -> dict[str, Any] | None:
 
 
 def _finite(digits: str) -> float:
-    """Return the number that is written so. Raise ValueError if it is too large for a float."""
+    """Return the number that `digits` stand for. Raise ValueError if it is too large for a float."""
     if not isfinite(number := float(digits)):
         _refuse(digits)
     return number

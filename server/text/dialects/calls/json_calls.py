@@ -35,8 +35,8 @@ class JsonCalls(CallSyntax):
         return JsonCallParser(self, frozenset(tool.name for tool in tools), max_calls)
 
     def beginnings(self, name: str) -> tuple[str, ...]:
-        """Return the beginnings of a JSON object and, in a list, those of a call with its name before a marker. There are none if the
-        call's number comes before the name."""
+        """Return the beginnings of a call that is a JSON object. If the calls are a list, the bracket that opens the list comes first, and
+        a call may also begin with its name and a marker. Return none if the call's number comes before the name."""
         if self.number_key:
             return ()
         head = f'{{"{self.name_key}": "{name}", "{self.arguments_key}":'

@@ -285,7 +285,8 @@ class JsonCallScanner:
             self._span += text
 
     def _end_key(self) -> None:
-        """Note the key that was just read. The object is no call if the key is no string."""
+        """Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its
+        value, too."""
         key = self._parse_span()
         self._at_key = False
         is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
@@ -302,7 +303,7 @@ class JsonCallScanner:
         self._key = self._span = ""
 
     def _parse_span(self) -> object:
-        """Return the key or value that was just read. If it is no JSON, the object is no call."""
+        """Parse the key or value that was just read. If it is no JSON, the object is no call: return None."""
         span, self._span = self._span, ""
         try:
             return json.loads(span)

@@ -78,8 +78,8 @@ class MarkedCallParser(ABC):
             yield
 
     def _read_text(self) -> Steps[bool]:
-        """Read content up to the opening marker, or up to a call without it. White space before them is no content. Return False at the
-        end."""
+        """Read content up to the opening marker, or up to a call without it, and return True. White space before them is no content. Return
+        False at the end of the answer."""
         stream, opening = self.stream, self._syntax.opening
         while True:
             text, found, _ = stream.held.partition(opening) if opening else (stream.held, "", "")
@@ -108,7 +108,7 @@ class MarkedCallParser(ABC):
             yield
 
     def _unmarked_in(self, text: str) -> int:
-        """Return the index of the first call that begins a line without the opening marker, or -1."""
+        """Return the index of the first call that begins a line without the opening marker, or -1 if none does."""
         at = text.find(self.unmarked) if self.unmarked else -1
         while at >= 0:
             before = text[:at].rstrip(" \t")

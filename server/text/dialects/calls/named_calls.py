@@ -91,7 +91,7 @@ class NamedCallParser(MarkedCallParser):
         return True
 
     def _read_arguments(self, scanner: JsonCallScanner) -> Steps[None]:
-        """Read the arguments as far as the scanner finds their end, and report them."""
+        """Read the arguments and report them, up to their end or the end of the text."""
         stream = self.stream
         while not scanner.done:
             stream.take(scanner.feed(stream.held))

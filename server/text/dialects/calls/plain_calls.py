@@ -160,7 +160,8 @@ class PlainCallParser:
         return True
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of a call written as a JSON object, or None if the text is no call."""
+        """Return the name and the arguments of a call written as a JSON object. Return None if the text is no JSON object, names no offered
+        tool, or has arguments that are no object."""
         try:
             whole: object = of_json(written)
         except (ValueError, RecursionError):

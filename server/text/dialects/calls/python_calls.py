@@ -53,7 +53,8 @@ class PythonCalls(CallSyntax):
 
     @staticmethod
     def _arguments(root: Schema, values: LiteralRules) -> str:
-        """Return the expression for the arguments of a call, which match the schema `root`."""
+        """Return the expression for the arguments of a call, which match the schema `root`. If the schema names no properties, any
+        arguments match, or none if it forbids further properties."""
         named, whole = properties(root), resolved(root, root)
         if named:
             return values.fields(named, required_of(whole), {name: literal(f"{name}=") for name in named})
@@ -73,7 +74,8 @@ class PythonCallParser(MarkedCallParser):
         self._is_bare = syntax.bare
 
     def read_call(self) -> Steps[bool]:
-        """Read one call, and report it. Of a call that was cut off, report only the name. Return False if no call comes next."""
+        """Read one call, and report it. Of a call that was cut off, report only the name, and return True. Return False if no call comes
+        next, or if its arguments are malformed. Where no markers surround calls, only a call of an offered tool is a call."""
         name = yield from self._read_name()
         if not name or (self._is_bare and name not in self.tools):
             return False

@@ -58,7 +58,7 @@ class Stream:
         return self.held[:1]
 
     def skip(self, chars: str) -> Steps[None]:
-        """Read the characters that come next, as long as they are among `chars`."""
+        """Read the characters that come next, as long as they are among `chars`. Stop at any other character, or at the end of the text."""
         while True:
             self.take(len(self.held) - len(self.held.lstrip(chars)))
             if self.held or self.ended:

@@ -82,7 +82,8 @@ class _Parameters:
         self.rules += rules
 
     def _text(self, rule: str, schema: Schema, *, mixes: bool) -> list[str]:
-        """Return the rules of a value that may be a string. `mixes`: other values are written in the same place."""
+        """Return the rules of a value that may be a string: one of the values that the schema lists, or any text up to the next marker if
+        it lists none. `mixes`: values of other types are written in the same place, so those that are listed are allowed, too."""
         values = self._listed(schema)
         if values is None:
             branched = [self._listed(one) for one in branches(resolved(schema, self._root))]
