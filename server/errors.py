@@ -326,6 +326,14 @@ AUDIO_MEMORY_FULL = ErrorKind(
     retry=True,
     is_overload=True,
 )
+TEMPLATE_NOT_RENDERED = ErrorKind(
+    "template_not_rendered",
+    503,
+    "The server was too busy to render the chat template, or could start no process for it.",
+    "Send it again.",
+    retry=True,
+    is_overload=True,
+)
 IMAGE_NOT_DECODED = ErrorKind(
     "image_not_decoded",
     503,

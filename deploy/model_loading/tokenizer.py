@@ -21,6 +21,7 @@ from server.defaults import BesideModel
 from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.text.templates.errors import TemplateUnavailable
 from server.text.tokenizer_files import TOKENIZER, ModelFilesError, TokenizerFiles, missing, read_file, read_files
 
 if TYPE_CHECKING:
@@ -126,10 +127,12 @@ def _ends_of(file: GgufFile) -> tuple[int, ...]:
 
 @contextmanager
 def _refusal(path: Path) -> Generator[None]:
-    """Raise a LoadError in place of an error of the model's files inside the `with`."""
+    """Raise a LoadError in place of an error of the model's files inside the `with`, or if no process could render their chat template."""
     try:
         yield
     except ModelFilesError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{path.name}: {error}") from error
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+    except TemplateUnavailable as error:
+        raise LoadError(ErrorCode.LOAD_FAILED, f"{path.name}: {error}") from error

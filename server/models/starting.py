@@ -22,7 +22,7 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.speech.tokens import SpeechTokens
 from server.text.dialects.dialect import Dialect
-from server.text.templates.errors import TemplateError
+from server.text.templates.errors import TemplateError, TemplateUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,17 @@ class Starter:
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> tuple[Tokenizer, Dialect]:
     """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long. Raise LoadError
-    if the template is broken, or ValueError if the format for tool calls is unknown. Without `template`, the tokenizer's own is used."""
-    if template is not None:
-        try:
+    if the template is broken or cannot be rendered now, or ValueError if the format for tool calls is unknown. Without `template`, the
+    tokenizer's own is used."""
+    try:
+        if template is not None:
             tokenizer = tokenizer.with_template(template)
-        except TemplateError as error:
-            message = f"the template among the defaults is broken: {error}; expected a chat template in Jinja, as transformers reads it"
-            raise LoadError(ErrorCode.LOAD_REFUSED, message) from error
-    return tokenizer, Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
+        return tokenizer, Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
+    except TemplateUnavailable as error:
+        raise LoadError(ErrorCode.LOAD_FAILED, str(error)) from error
+    except TemplateError as error:
+        message = f"the template among the defaults is broken: {error}; expected a chat template in Jinja, as transformers reads it"
+        raise LoadError(ErrorCode.LOAD_REFUSED, message) from error
 
 
 def _renderer_of(tokenizer: Tokenizer) -> Renderer | None:

@@ -13,7 +13,7 @@ from runtime.files import AGAIN
 from server.defaults import Defaults
 from server.text.pairs import PairTemplate, TextTemplate
 from server.text.templates.built_in import BUILT_IN
-from server.text.templates.errors import TemplateError
+from server.text.templates.errors import TemplateError, TemplateUnavailable
 from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 from server.text.tokenizer_json import Read, read_tokenizer
@@ -217,15 +217,16 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
         default = BUILT_IN.get(str(files.object("config.json").get("model_type")))
     if not isinstance(default, str):
         return None
-    with _broken_template():
-        return OutsideTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+    return OutsideTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
 
 
 @contextmanager
 def _broken_template() -> Generator[None]:
-    """Raise a ModelFilesError in place of a TemplateError of the block."""
+    """Raise a ModelFilesError in place of a TemplateError of the block, except TemplateUnavailable, which says nothing of the template."""
     try:
         yield
+    except TemplateUnavailable:
+        raise
     except TemplateError as error:
         raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without one") from error
 

@@ -22,11 +22,12 @@ from server.api.request.schema import ContentPart, GivenAudio, GivenImage, Input
 from server.api.request.texts import encode_prompts
 from server.audio.compressed import format_of
 from server.audio.wav import is_wav
+from server.errors import TEMPLATE_NOT_RENDERED, ApiError
 from server.images.decoding import begins_image
 from server.messages import Excerpt
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
-from server.text.templates.errors import TemplateError
+from server.text.templates.errors import TemplateError, TemplateUnavailable
 
 MARKER = "<__media__>"  # stands for a file in a text; /props names it
 HEAD_CHARS = 24  # characters of a file in base64 that are decoded to find its format
@@ -141,12 +142,14 @@ async def _around(kinds: Collection[str], loaded: Loaded) -> Around:
 
 async def _surroundings(marker: str, loaded: Loaded) -> tuple[str, str]:
     """Return the special tokens that the chat template writes before and after a file that stands between two texts. Return empty texts if
-    it refuses such a message."""
+    it refuses such a message. Raise ApiError if no process could render it."""
     if loaded.renderer is None:
         return "", ""
     messages = loaded.senses.in_parts([{"role": "user", "content": f"{EARLIER}{marker}{LATER}"}])
     try:
         shown = await loaded.renderer.render(messages, None, add_generation_prompt=False, continue_final_message=False, variables={})
+    except TemplateUnavailable as error:  # without its tokens the prompt would be another one, and so would the answer
+        raise ApiError(TEMPLATE_NOT_RENDERED, str(error)) from error
     except TemplateError:
         return "", ""
     _, _, shown = shown.partition(EARLIER)

@@ -34,12 +34,12 @@ from server.api.request.schema import AUDIO_PARTS, IMAGE_PART, ChatBody, Tool
 from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
 from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, possible_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
-from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
+from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, TEMPLATE_NOT_RENDERED, UNSUPPORTED_FIELD, ApiError
 from server.messages import CachePages, Constraint, ConstraintKind, Excerpt, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.dialects.preamble import described
-from server.text.templates.errors import TemplateError
+from server.text.templates.errors import TemplateError, TemplateUnavailable
 from server.text.templates.limits import RESERVED
 
 THINKING = frozenset({"enable_thinking", "reasoning_effort"})  # fields by which a request says whether and how much the model thinks
@@ -212,8 +212,8 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool], markers: Mapping[str,
 
 async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: Caller) -> str:
     """Return the prompt that the chat template makes of the conversation which `make` returns, after adding the model's defaults and, if
-    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails, or if `make` raises an
-    ApiError."""
+    the template shows no tools, a description of the tools. Raise ApiError if there is no template, if it fails or no process could render
+    it, or if `make` raises an ApiError."""
     if loaded.renderer is None:
         raise ApiError(NO_CHAT_TEMPLATE, "the model has no chat template; use /v1/completions", param="messages")
     made = await off_loop(who.num_body_bytes, lambda: _readable(_with_defaults(make(), loaded), loaded))
@@ -225,6 +225,8 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
             continue_final_message=made.continues,
             variables=made.variables,
         )
+    except TemplateUnavailable as error:
+        raise ApiError(TEMPLATE_NOT_RENDERED, str(error)) from error
     except TemplateError as error:
         raise ApiError(TEMPLATE_FAILED, f"the chat template refused the messages: {error}", param="messages") from error
 

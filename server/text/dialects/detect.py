@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 from server.interfaces import ChatTemplate, Tokenizer
 from server.text.dialects.calls.json_calls import JsonCalls
@@ -13,6 +14,7 @@ from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart
+from server.text.templates.errors import TemplateUnavailable
 from server.text.templates.limits import Limits
 
 PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
@@ -41,36 +43,38 @@ def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
     return min(found, key=lambda form: not isinstance(form.call_syntax, JsonCalls), default=None)
 
 
+def probed(template: ChatTemplate | None, messages: Sequence[dict[str, object]], **options: Any) -> str | None:
+    """Return the prompt that the template makes of a probe, or None if there is no template, or if the template fails. Raise
+    TemplateUnavailable if no process could render it: what a model is taken for must not depend on the load of the machine."""
+    try:
+        return None if template is None else template.render(messages, limits=PROBE, **options)
+    except TemplateUnavailable:
+        raise
+    except Exception:  # a template may raise any exception
+        return None
+
+
 def shows_tools(template: ChatTemplate | None) -> bool:
     """Return whether the template's prompt contains the tools of a request. Return False if there is no template, or if the template
-    fails."""
+    fails. Raise TemplateUnavailable as `probed` does."""
     name = TOOLS[0].name
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
-    try:
-        return template is not None and name in template.render([{"role": "user", "content": "probe"}], tools=[tool], limits=PROBE)
-    except Exception:  # a template may raise any exception
-        return False
+    return name in (probed(template, [{"role": "user", "content": "probe"}], tools=[tool]) or "")
 
 
 def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
     """Return whether the template's prompt contains the text of a system message, if the user's message has the content `user`. Return
-    False if there is no template, or if the template fails."""
+    False if there is no template, or if the template fails. Raise TemplateUnavailable as `probed` does."""
     messages: list[dict[str, object]] = [{"role": "system", "content": "probe of the system"}, {"role": "user", "content": user}]
-    try:
-        return template is not None and "probe of the system" in template.render(messages, limits=PROBE)
-    except Exception:  # a template may raise any exception
-        return False
+    return "probe of the system" in (probed(template, messages) or "")
 
 
 def reads_effort(template: ChatTemplate | None) -> bool:
     """Return whether the template's prompt depends on `reasoning_effort`. If it does, the model was trained to think as much as the prompt
-    says. Return False if there is no template, or if the template fails."""
+    says. Return False if there is no template, or if the template fails. Raise TemplateUnavailable as `probed` does."""
     messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
-    try:
-        found = {template and template.render(messages, variables={"reasoning_effort": each}, limits=PROBE) for each in ("low", "high")}
-    except Exception:  # a template may raise any exception
-        return False
-    return len(found) > 1
+    found = {probed(template, messages, variables={"reasoning_effort": each}) for each in ("low", "high")}
+    return None not in found and len(found) > 1
 
 
 def _written_by(template: ChatTemplate) -> Format | None:
@@ -87,7 +91,7 @@ def _written_by(template: ChatTemplate) -> Format | None:
 def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str]:
     """Return what the template writes for an assistant's message with calls, from two places on: after the generation prompt, and after the
     user's message. A generation prompt that opens thoughts may share the beginning of a marker with the calls, which the first text then
-    lacks. The list is empty if the template refuses the message."""
+    lacks. The list is empty if the template refuses the message: then it writes no calls. Raise TemplateUnavailable as `probed` does."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     asked: dict[str, object] = {"role": "user", "content": "probe"}
@@ -96,12 +100,11 @@ def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str
         for number, name in enumerate(names)
     ]
     called: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
-    try:
-        whole = template.render([asked, called], tools=tools, add_generation_prompt=False, limits=PROBE)
-        prompts = [template.render([asked], tools=tools, add_generation_prompt=adds, limits=PROBE) for adds in (True, False)]
-    except Exception:  # a template may raise any exception; a template that refuses calls writes none
+    whole = probed(template, [asked, called], tools=tools, add_generation_prompt=False)
+    if whole is None:
         return []
-    return [whole[_num_shared(whole, prompt) :] for prompt in prompts]
+    prompts = [probed(template, [asked], tools=tools, add_generation_prompt=adds) for adds in (True, False)]
+    return [whole[_num_shared(whole, prompt) :] for prompt in prompts if prompt is not None]
 
 
 def _num_shared(text: str, other: str) -> int:

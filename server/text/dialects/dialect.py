@@ -121,7 +121,7 @@ class Dialect:
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
         """Return the dialect of a model. Settings that are not None win. Otherwise `detected` says the format, and the model thinks if the
         format has no block of thoughts (harmony) or the vocabulary has tokens for one. Raise ValueError if the setting `tool_parser` names
-        no format."""
+        no format, and TemplateUnavailable if no process could render the template."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
         written, writes_calls = detected(tokenizer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.interfaces import ChatTemplate, Tokenizer
-from server.text.dialects.detect import IDS, PROBE, PROBED, TOOLS
+from server.text.dialects.detect import IDS, PROBED, TOOLS, probed
 
 Message = dict[str, object]
 TEXTS = ("", "I look.")  # text before the calls
@@ -30,11 +30,10 @@ def _fault(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> str:
     for ids in IDS:
         asked: Message = {"role": "user", "content": "probe"}
         called, results = _turn(text, ids)
-        try:
-            prompt = _rendered(template, [asked], answers=True)
-            answered = _rendered(template, [asked, called], answers=False)
-            following = _rendered(template, [asked, called, *results], answers=True)
-        except Exception:  # a template may raise any exception, for example for an id of another length
+        prompt = _rendered(template, [asked], answers=True)
+        answered = _rendered(template, [asked, called], answers=False)
+        following = _rendered(template, [asked, called, *results], answers=True)
+        if prompt is None or answered is None or following is None:  # a template may refuse an id of another length, for example
             continue
         if not answered.startswith(prompt):
             return "it writes the beginning of an earlier answer otherwise than that of the next answer"
@@ -66,9 +65,9 @@ def _end_of_calls(answer: str) -> int:
     return len(answer) if at < 0 else at + len(last)
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[Message], *, answers: bool) -> str:
-    """Return the prompt of a conversation. `answers`: it ends with the beginning of an answer."""
+def _rendered(template: ChatTemplate, messages: Sequence[Message], *, answers: bool) -> str | None:
+    """Return the prompt of a conversation, or None if the template refuses it. `answers`: it ends with the beginning of an answer."""
     tools: list[dict[str, object]] = [
         {"type": "function", "function": {"name": tool.name, "description": tool.name, "parameters": tool.parameters}} for tool in TOOLS
     ]
-    return template.render(messages, tools=tools, add_generation_prompt=answers, limits=PROBE)
+    return probed(template, messages, tools=tools, add_generation_prompt=answers)

@@ -3,6 +3,7 @@
 TemplateError              the template is broken, or rendering failed; `line` is the line in the template, if known; a ValueError
     TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
     TemplateLimitError     rendering exceeded its time or memory
+    TemplateUnavailable    no process could render the template; nothing is known of the template and the messages
 """
 
 from __future__ import annotations
@@ -23,3 +24,7 @@ class TemplateRejection(TemplateError):
 
 class TemplateLimitError(TemplateError):
     """The template or its rendering exceeded a limit."""
+
+
+class TemplateUnavailable(TemplateError):
+    """The server was too busy to render the template, or could start no process. Another try may succeed."""

@@ -12,7 +12,7 @@ import msgspec
 from server.isolated.calls import MOST_ASKED, Calls
 from server.isolated.job import CallError, Failure
 from server.open_values import created_s
-from server.text.templates.errors import TemplateError, TemplateLimitError
+from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateUnavailable
 from server.text.templates.rendering import CHECK, Outcome, Rendering
 
 PATIENCE_S = 20.0  # seconds to wait for a rendering, which may use 4 s of CPU time; two tries fit in the minute that clients wait
@@ -72,11 +72,11 @@ class Renderer:
                 return TemplateLimitError(f"rendering was ended: it took more than {Rendering.call_s} s of CPU time or {most}")
             case Failure.LATE:
                 late = f"was not rendered within {self._calls.patience_s:g} s because the server is busy"
-                return TemplateError(f"the template {late}; try again later")
+                return TemplateUnavailable(f"the template {late}; try again later")
             case Failure.NO_FORK:
-                return TemplateError(f"no process can be started to render the template: {error.detail}")
+                return TemplateUnavailable(f"no process can be started to render the template: {error.detail}")
             case Failure.NOT_TAKEN:
-                return TemplateError(f"no process could render the template: all {MOST_ASKED} tries failed")
+                return TemplateUnavailable(f"no process could render the template: all {MOST_ASKED} tries failed")
 
 
 def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:

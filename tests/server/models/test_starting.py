@@ -15,7 +15,8 @@ from server.models.model import Loaded
 from server.models.starting import Starter
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from server.text.templates.errors import TemplateUnavailable
+from tests.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 
 
 class Worker(NullWorker):
@@ -84,6 +85,19 @@ def test_a_broken_tokenizer_ends_the_load() -> None:
     for error in (None, LoadError(ErrorCode.LOAD_FAILED, "the worker failed")):
         found, worker, _ = started((FETCH, "verify"), error=error, tokenizer=broken)
         assert isinstance(found, LoadError) and found.message == "the tokenizer is broken" and worker.is_stopped
+
+
+def test_a_template_that_cannot_be_rendered_now_fails_the_load() -> None:
+    """The files are right: another try of the load may succeed."""
+    tokenizer = sound()
+
+    def busy(*_args: object, **_options: object) -> str:
+        raise TemplateUnavailable("the server is busy; try again later")
+
+    tokenizer.chat_template = NullTemplate()
+    tokenizer.chat_template.render = busy  # pyright: ignore[reportAttributeAccessIssue]
+    found, worker, _ = started((FETCH, "verify"), tokenizer=lambda: tokenizer)
+    assert isinstance(found, LoadError) and found.code is ErrorCode.LOAD_FAILED and "try again" in found.message and worker.is_stopped
 
 
 def test_no_tokenizer_is_read_without_the_model_s_files() -> None:

@@ -12,6 +12,7 @@ from runtime.spectrogram import RATE
 from server.api.llama_cpp.media import specials_at_begin, specials_at_end
 from server.api.request import media
 from server.messages import Listening, Vision
+from server.text.templates.errors import TemplateUnavailable
 from tests.doubles.worker import ByteTokenizer
 from tests.server.audio.files import tone, wav
 from tests.server.images.files import encoded, image
@@ -130,3 +131,18 @@ def test_special_tokens_beside_a_file(text: str, found: str) -> None:
     assert specials_at_end(text, SPECIAL) == found
     mirrored = {one[::-1] for one in SPECIAL}
     assert specials_at_begin(text[::-1], mirrored) == found[::-1]
+
+
+def test_a_prompt_is_not_another_one_while_the_server_is_busy(serve, answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chat template says which special tokens stand beside a file. If no process renders it in time, the request fails: without these
+    tokens, the answer would be another one."""
+
+    async def busy(*_args: object, **_options: object) -> str:
+        raise TemplateUnavailable("the server is busy; try again later")
+
+    tokenizer = ByteTokenizer(specials=["[AUDIO]", "[IMAGE]"])
+    monkeypatch.setattr(type(tokenizer.chat_template.renderer()), "render", busy)
+    server = serve(script=answering("", vision=VISION, listening=LISTENING), tokenizer=tokenizer)
+    answer = server.http().post("/completion", json={"prompt": prompt(SEEN), "n_predict": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "template_not_rendered"), answer.text
+    assert not server.worker.submits

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from server.isolated.job import CallError, Failure
 from server.text.templates.outside import OutsideTemplate
 from tests.doubles.worker import ByteTokenizer
 
@@ -23,7 +24,8 @@ class TemplateTokenizer(ByteTokenizer):
         self.chat_template = OutsideTemplate(SOURCE, {})
 
 
-pytestmark = pytest.mark.parametrize("shared_server", [{"tokenizer": TemplateTokenizer()}], indirect=True)
+TOKENIZER = TemplateTokenizer()
+pytestmark = pytest.mark.parametrize("shared_server", [{"tokenizer": TOKENIZER}], indirect=True)
 
 
 def render(server, **body):
@@ -72,3 +74,15 @@ def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
     assert (answers[0].status_code, error["code"]) == (400, "template_failed")
     assert "longer than 2 s" in error["message"]
     assert num_answered > 10, f"in {time.thread_time() - began_s} s of this thread"
+
+
+def test_a_busy_server_asks_for_another_try(server, monkeypatch):
+    """Nothing is wrong with the messages if no process could render them in time, so the client is not told to change them."""
+
+    async def late(_work):
+        raise CallError(Failure.LATE)
+
+    monkeypatch.setattr(TOKENIZER.chat_template.renderer()._calls, "call", late)
+    response = server.chat(messages=[{"role": "user", "content": "hi"}])
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "template_not_rendered")
+    assert response.headers["x-should-retry"] == "true" and "busy" in response.json()["error"]["message"]

@@ -9,6 +9,7 @@ import pytest
 
 from server.text.dialects.dialect import Dialect
 from server.text.parts import Content, Reasoning
+from server.text.templates.errors import TemplateUnavailable
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
 
@@ -49,6 +50,24 @@ def test_the_template_shows_how_calls_are_written(source, name):
     dialect = Dialect.of(WithTemplate(source), None, None)
     assert dialect.format.name == name
     assert dialect.thinks and dialect.shown == {258: b"<think>", 259: b"</think>"}
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_model_is_not_taken_for_another_one_while_the_machine_is_busy(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendering that no process did says nothing of the template. An earlier version took it for a refusal, so that a model without
+    calls was served until the next load."""
+    tokenizer, calls = WithTemplate(SEPARATE.replace("CALL", "<tool_call>\n{{ call.function | tojson }}\n</tool_call>")), list[int]()
+    render = tokenizer.chat_template.render
+
+    def busy(*args: object, **options: object) -> str:
+        calls.append(1)
+        if len(calls) == number + 1:
+            raise TemplateUnavailable("the server is busy; try again later")
+        return render(*args, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(tokenizer.chat_template, "render", busy)
+    with pytest.raises(TemplateUnavailable):
+        Dialect.of(tokenizer, None, None)
 
 
 QWEN3_CODER = (
