@@ -30,7 +30,8 @@ class ServerFault(Exception):
 class Client:
     """Sends requests to one server, with its API key."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout_s: float | None = 600.0) -> None:
+        """`timeout_s`: how long the server may send nothing; None: as long as it likes."""
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
             raise ServerFault(f"the API key cannot be sent in an HTTP header; expected printable ASCII in {KEY_VARIABLE} or --key")
