@@ -94,6 +94,15 @@ def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], 
     assert result.exit_code != 0 and named in str(result.exception)
 
 
+def test_opt_obeys_the_switches_of_developers(program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with flags.scope(debug=5, dump=tmp_path / "dump"):
+        commands.opt(program, until="fuse", target="avx512")
+    out, err = capfd.readouterr()
+    assert parse(out).functions and "+++ after legalize" in err and " ms  legalize" in err
+    assert [file.name for file in (tmp_path / "dump").glob("*-start.ir")] == ["00-start.ir"]
+    assert list((tmp_path / "dump").glob("*-legalize.ir"))
+
+
 def test_opt_takes_one_choice_of_passes(program: Path) -> None:
     result = call("opt", program, "--until", "fuse", "--passes", "fuse")
     assert result.exit_code == 2 and "cannot be used together" in result.output
