@@ -37,14 +37,16 @@ class Logged:
     path: str
     fingerprint: str
     body: dict[str, Any]
+    seed: int | None  # seed with which tokens were drawn; None: no token was drawn, because the answer has vectors or scores
     answer: str
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were drawn."""
+        """Whether no token was drawn, or the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were
+        drawn."""
         options = self.body.get("options")
         seeds = self.body.get("seed"), options.get("seed") if isinstance(options, dict) else None
-        return seeds != (None, None) or self.body.get("temperature") == 0
+        return self.seed is None or seeds != (None, None) or self.body.get("temperature") == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,10 @@ def _logged(log: Path, number: int, line: str) -> Logged | None:
         fields = json.loads(line)
         if fields["status"] != 200 or not fields["complete"] or fields["method"] != "POST":
             return None
-        body = json.loads(fields["request"])
-        found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, fields["answer"])
-        _set_seed(found.path, body, fields["seed"])
+        body, seed = json.loads(fields["request"]), fields["seed"]
+        found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, seed, fields["answer"])
+        if seed is not None:
+            _set_seed(found.path, body, seed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = f"line {number} of {log} is no kept request; expected a file that the setting keep_requests names"
         raise ServerFault(text) from None

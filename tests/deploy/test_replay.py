@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from deploy.cli.commands import app
 from deploy.client import Client, ServerFault
 from deploy.replay import first_difference, parsed, read_log, replay
+from tests.doubles.worker import NullScript
 from tests.server.conftest import serve
 from tests.server.http.test_kept_requests import lines
 
@@ -52,6 +53,27 @@ def test_the_same_model_answers_alike(logged: tuple[Any, Path]) -> None:
     server, log = logged
     found = replay(log, Client(server.url))
     assert (found.num_equal, found.num_skipped, found.difference) == (len(BODIES), 0, None)
+
+
+def test_vectors_and_scores_are_repeated(serve: Any, tmp_path: Path) -> None:
+    """No token is drawn for them, so they need no seed."""
+    place, server = tmp_path / "requests.jsonl", serve(keep_requests=tmp_path / "requests.jsonl", script=NullScript(embedding_size=8))
+    bodies = [
+        ("/v1/embeddings", {"input": ["a", "bc"]}),
+        ("/api/embed", {"model": "null", "input": "a"}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    ]
+    for path, body in bodies:
+        assert server.http().post(path, json=body).status_code == 200, path
+    kept = lines(place, len(bodies))
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, kept)) + "\n")
+    found = replay(log, Client(server.url))
+    assert (found.num_equal, found.num_skipped, found.difference) == (len(bodies), 0, None)
+    kept[0]["answer"] = kept[0]["answer"].replace('"embedding":[', '"embedding":[7,')
+    log.write_text("\n".join(map(json.dumps, kept)) + "\n")
+    found = replay(log, Client(server.url))
+    assert found.difference is not None and found.difference.field.startswith("data[0].embedding")
 
 
 def test_the_first_difference_is_shown(logged: tuple[Any, Path]) -> None:
