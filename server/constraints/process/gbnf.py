@@ -2,7 +2,9 @@
 
 llguidance has a translation of its own, of which only the parser is used. It makes terminals of rules such as `[a-z]+`, and a terminal
 takes as many characters as it can. Then `name "x"` matches nothing, because the name takes the x. Here each terminal is one character, so
-that every way to divide a text is tried, as llama.cpp does.
+that every way to divide a text is tried, as llama.cpp does. If no rule contains itself, the grammar is a regular expression, and the whole
+of it may be one terminal: nothing follows that it could take. llguidance follows a terminal by an automaton, so a mask takes 0.02 ms with
+150,000 tokens, and not 6 ms or, for `word (ws word)*` with optional white space, more with each character.
 
 Repetitions within repetitions are flattened: `(a*)*` becomes `a*`. Otherwise llguidance would try each way to divide a run of a's, whose
 number grows with the text. So does the number of rules that end together where a rule ends with itself: `x ::= "a" x | "b"` becomes
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
@@ -40,8 +43,9 @@ def is_lark(grammar: str) -> bool:
     return LARK.search(grammar) is not None
 
 
-def lark_of_gbnf(grammar: str) -> str:
-    """Return a GBNF grammar as Lark. Raise an exception if it is not valid."""
+def lark_of_gbnf(grammar: str, *, as_terminal: bool = True) -> str:
+    """Return a GBNF grammar as Lark: as one terminal if it is a regular expression and `as_terminal` is set, otherwise with terminals of
+    one character. Raise an exception if the grammar is not valid."""
     rules = _Parser().parse(grammar)
     if "root" not in rules:
         raise ValueError("no rule is called root")
@@ -49,8 +53,9 @@ def lark_of_gbnf(grammar: str) -> str:
         rule.comment = ""
         rule.alternatives = rule.alternatives.simplify()
     _Flattener(rules).run()
+    as_terminal = as_terminal and not _is_recursive(rules)
     for number, (name, rule) in enumerate(rules.items()):
-        rule.name = "start" if name == "root" else f"rule_{number}"
+        rule.name = f"RULE_{number}" if as_terminal else "start" if name == "root" else f"rule_{number}"
     for node in [node for rule in rules.values() for node in _below(rule)]:
         if isinstance(node, RegexNode) and node.rx == ".":
             node.rx = ANY_CHARACTER
@@ -58,7 +63,18 @@ def lark_of_gbnf(grammar: str) -> str:
             if node.name not in rules:
                 raise ValueError(f"rule {node.name} is not defined")
             node.target = rules[node.name]
-    return "\n".join(["%llguidance {}", *map(str, rules.values())])
+    start = [f"start: {rules['root'].name}"] if as_terminal else []
+    return "\n".join(["%llguidance {}", *start, *map(str, rules.values())])
+
+
+def _is_recursive(rules: Mapping[str, RuleNode]) -> bool:
+    """Return whether a rule contains itself, directly or through other rules."""
+    used = {name: {node.name for node in _below(rule) if isinstance(node, RuleRefNode)} for name, rule in rules.items()}
+    try:
+        TopologicalSorter(used).prepare()
+    except CycleError:
+        return True
+    return False
 
 
 def _below(node: ASTNode) -> Iterator[ASTNode]:
