@@ -9,6 +9,7 @@ from collections.abc import Callable
 from llguidance import LLMatcher
 
 from server.constraints.process.gbnf import is_lark, lark_of_gbnf
+from server.constraints.process.terminals import ALL, NONE, Bytes
 from server.constraints.process.wire import Source
 from server.messages import ConstraintKind
 
@@ -23,9 +24,9 @@ def grammar_of(source: Source) -> str:
     """Return the constraint as a grammar for llguidance. Raise ValueError with a message for the client."""
     kind = ConstraintKind(source.kind)
     if source.head:
-        # Beside calls, a terminal would take the text of a call, if the answer may begin with the same characters.
-        answer = _answer_of(kind, source.source, as_terminal=CALLS.search(source.head) is None)
-        return LLMatcher.grammar_from_lark(f"{source.head}\n{answer}")
+        # Calls may begin with any bytes. The line breaks behind thoughts belong to the head.
+        beside = ALL if CALLS.search(source.head) else frozenset(b"\n")
+        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source, beside)}")
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(_schema(source.source))
@@ -62,9 +63,9 @@ def _names_types(value: object) -> bool:
     return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
 
 
-def _answer_of(kind: ConstraintKind, source: str, *, as_terminal: bool) -> str:
-    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names.
-    `as_terminal`: a grammar in GBNF may become one terminal."""
+def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:
+    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names. `beside`
+    has the first bytes of what the head allows where the answer may begin."""
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return f"answer: %json {_schema(source)}"
@@ -73,15 +74,15 @@ def _answer_of(kind: ConstraintKind, source: str, *, as_terminal: bool) -> str:
         case ConstraintKind.CHOICE:
             return "answer: " + " | ".join(json.dumps(choice) for choice in _choices(source))
         case ConstraintKind.GRAMMAR:
-            return f"answer: %lark {{\n{_lark(source, as_terminal=as_terminal)}\n}}"
+            return f"answer: %lark {{\n{_lark(source, beside)}\n}}"
 
 
-def _lark(source: str, *, as_terminal: bool = True) -> str:
+def _lark(source: str, beside: Bytes = NONE) -> str:
     """Return a grammar as Lark; GBNF is translated. Raise ValueError if it is neither."""
     if is_lark(source):
         return source
     try:
-        return lark_of_gbnf(source, as_terminal=as_terminal)
+        return lark_of_gbnf(source, beside)
     except Exception as error:  # the parser may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 

@@ -172,8 +172,8 @@ def test_a_grammar_is_bounded_in_size(tokenizer_json) -> None:
 
 
 def test_a_grammar_of_single_characters_suits_a_large_vocabulary() -> None:
-    """Terminals of GBNF are single characters if a rule contains itself, so a mask follows each token by the letter. This one needs more
-    than llguidance's own limit, 50,000 items. Without quotes in quotes, the grammar is one terminal, which needs few."""
+    """Most terminals of a grammar in GBNF are single characters if a rule contains itself, so a mask follows each token by the letter. This
+    one needs more than llguidance's own limit, 50,000 items. Without quotes in quotes, the grammar is one terminal, which needs few."""
     chance, alphabet = random.Random(0), sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {"".join(chance.choices("abcdefghijklmnopqrstuvwxyz*`ĠĊ", k=chance.randint(2, 8))) for _ in range(30_000)}
     vocab = {token: index for index, token in enumerate(["<eos>", *alphabet, *sorted(words)])}

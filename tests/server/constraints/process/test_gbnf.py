@@ -9,6 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from server.constraints.process.gbnf import lark_of_gbnf
+from server.constraints.process.terminals import ALL, NONE, Bytes
 from server.messages import Constraint, ConstraintKind
 from tests.server.text.vocabulary import accepts, vocabulary
 
@@ -46,13 +47,17 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """
 
 
-def made(grammar: str, as_terminal: bool, limits: LLParserLimits | None = None) -> LLMatcher:
-    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(lark_of_gbnf(grammar, as_terminal=as_terminal)), limits=limits)
+# Rules are terminals where that is possible, or only characters are.
+FORMS = pytest.mark.parametrize("beside", [NONE, ALL], ids=["terminals", "characters"])
+
+
+def made(grammar: str, beside: Bytes, limits: LLParserLimits | None = None) -> LLMatcher:
+    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(lark_of_gbnf(grammar, beside)), limits=limits)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
-@pytest.mark.parametrize("as_terminal", [True, False])
+@FORMS
 @pytest.mark.parametrize(
     ("grammar", "text", "allowed"),
     [
@@ -96,8 +101,8 @@ def made(grammar: str, as_terminal: bool, limits: LLParserLimits | None = None) 
         ('root ::= a? "y"\na ::= "x" a', "y", True),
     ],
 )
-def test_a_grammar_allows_its_texts(grammar, text, allowed, as_terminal):
-    matcher, ids = made(grammar, as_terminal), [*text.encode()]
+def test_a_grammar_allows_its_texts(grammar, text, allowed, beside):
+    matcher, ids = made(grammar, beside), [*text.encode()]
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is allowed
 
 
@@ -175,9 +180,9 @@ def written(numbers: random.Random, depth: int, rules: list[Texts]) -> tuple[str
     return f"({gbnf}){times}", repeated(texts, *TIMES[times])
 
 
-@pytest.mark.parametrize("as_terminal", [True, False])
+@FORMS
 @pytest.mark.parametrize("seed", range(100))
-def test_repetitions_in_repetitions_mean_what_they_say(seed, as_terminal):
+def test_repetitions_in_repetitions_mean_what_they_say(seed, beside):
     """Repetitions are flattened. This changes none of the texts that a grammar allows."""
     numbers, rules, lines = random.Random(seed), list[Texts](), list[str]()
     for number in range(2):
@@ -186,7 +191,7 @@ def test_repetitions_in_repetitions_mean_what_they_say(seed, as_terminal):
         rules.append(texts)
     gbnf, texts = written(numbers, 4, rules)
     grammar = "\n".join([f"root ::= {gbnf}", *lines])
-    first = made(grammar, as_terminal)
+    first = made(grammar, beside)
     for length in range(LONGEST + 1):
         for letters in map("".join, product("ab", repeat=length)):
             matcher = first.deep_copy()
@@ -209,13 +214,13 @@ def test_repetitions_in_repetitions_mean_what_they_say(seed, as_terminal):
     ],
 )
 def test_the_work_of_nested_repetitions_does_not_grow_with_the_text(grammar):
-    for as_terminal in (True, False):
-        follow_long_text(grammar, as_terminal)
+    for beside in (NONE, ALL):
+        follow_long_text(grammar, beside)
 
 
-def follow_long_text(grammar: str, as_terminal: bool) -> None:
+def follow_long_text(grammar: str, beside: Bytes) -> None:
     """Each way to divide the text would be an item of the parser. The limit on items is that of few ways."""
-    matcher = made(grammar, as_terminal, LLParserLimits(max_items_in_row=50))
+    matcher = made(grammar, beside, LLParserLimits(max_items_in_row=50))
     assert matcher.try_consume_tokens([*b"abc" * 100]) == 300, matcher.get_error()
     assert matcher.compute_bitmask() and not matcher.is_error(), matcher.get_error()
 
@@ -223,13 +228,4 @@ def follow_long_text(grammar: str, as_terminal: bool) -> None:
 @pytest.mark.parametrize("space", ["[ ]*", '" "?', '| " "'])
 def test_the_work_of_a_regular_expression_does_not_grow_with_the_text(space):
     """A word without white space may be divided into words in many ways."""
-    follow_long_text(f"root ::= word (ws word)*\nword ::= [a-z]+\nws ::= {space}", True)
-
-
-@pytest.mark.parametrize(
-    ("grammar", "is_one"),
-    [("root ::= a\na ::= [a-z]+", True), ('root ::= "x" root | "b"', True), ('root ::= "(" root ")" | "b"', False), (JSON, False)],
-)
-def test_a_regular_expression_is_one_terminal(grammar, is_one):
-    """Then a mask takes as long as for a constraint that is a regular expression."""
-    assert lark_of_gbnf(grammar).splitlines()[1].startswith("start: RULE_") is is_one
+    follow_long_text(f"root ::= word (ws word)*\nword ::= [a-z]+\nws ::= {space}", NONE)
