@@ -55,6 +55,14 @@ def test_calls_beside_an_answer_in_gbnf_are_allowed(vocabulary) -> None:
         assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), (text, matcher.get_error())
 
 
+def test_line_breaks_behind_thoughts_are_not_taken_for_the_answer(vocabulary) -> None:
+    """One terminal for the answer would read them as its own beginning, and then need a b."""
+    head = 'start: "t" gap answer\ngap: /\\n*/'
+    matcher = LLMatcher(vocabulary, grammar_of(Source("grammar", r'root ::= "\nab" | "ac"', head)))
+    ids = vocabulary.tokenize_str("t\nac")
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
+
+
 @pytest.mark.parametrize("head", ["", HEAD])
 @pytest.mark.parametrize(
     ("kind", "source", "complaint"),
