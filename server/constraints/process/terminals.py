@@ -6,8 +6,8 @@ the grammar still allows the same texts:
 
 - No other terminal begins with the same byte, so the first byte decides which terminal is read.
 - A text of the rule never stands before a character that would continue it to a longer text of the rule. For example, a text in quotes ends
-  at the second quote, whatever follows. But `[a-z]+` must not stand before a letter. Such rules are recognised only if they can be read in
-  one way. Nothing stands behind the whole grammar, so it may be a terminal in any case.
+  at the second quote, whatever follows. But `[a-z]+` must not stand before a letter. Nothing stands behind the whole grammar, so it may be
+  a terminal in any case.
 
 A character is represented by the first byte of its UTF-8 encoding. So some rules that could be terminals are not recognised.
 """
@@ -29,8 +29,8 @@ NONE: Bytes = frozenset()
 ALL: Bytes = frozenset(range(256))
 LAST_CODE = 0x10FFFF
 MOST_ROUNDS = 50  # after so many rounds of rejections, no rule becomes a terminal
-# Limits on the expression of a rule that is examined: its nodes, the nodes of all such expressions together, and how deep it is.
-MOST_NODES, MOST_NODES_TOGETHER, MOST_LEVELS = 1000, 20_000, 50
+# Limits on the steps in which the expression of a rule is examined, on those of all rules together, and on how deep the expression is.
+MOST_STEPS, MOST_STEPS_TOGETHER, MOST_LEVELS = 20_000, 100_000, 50
 
 
 @dataclass
@@ -121,7 +121,7 @@ class _Facts:
         self._regular: set[str] = set()  # the rules that contain no rule which contains itself
         self._answers: dict[str, bool] = {}
         self._has_grown = False  # something was added to `_after`
-        self._num_nodes = 0  # number of nodes that were examined
+        self._num_steps = 0  # number of steps in which rules were examined
         uses = {name: {node.name for node in below(rule) if isinstance(node, RuleRefNode)} for name, rule in rules.items()}
         users: dict[str, list[str]] = {name: [] for name in rules}
         for name, used in uses.items():
@@ -141,19 +141,15 @@ class _Facts:
     def _ends_by_itself(self, name: str) -> bool:
         if not self._after[name]:
             return name == ROOT or name not in self._may_be_empty
-        if name in self._may_be_empty or self._num_nodes > MOST_NODES_TOGETHER:
+        if name in self._may_be_empty or self._num_steps > MOST_STEPS_TOGETHER:
             return False
         expression = _Expression(self._rules)
         try:
-            part = expression.add(self._rules[name].alternatives)
+            return self._after[name].isdisjoint(expression.continuing(expression.add(self._rules[name].alternatives)))
         except _TooLarge:
             return False
         finally:
-            self._num_nodes += expression.num_nodes
-        bytes_of, ways = expression.bytes, [part.begins, *expression.next]
-        if any(sum(len(bytes_of[at]) for at in way) > len(_union(bytes_of, way)) for way in ways):
-            return False  # there may be two ways to read the rule
-        return self._after[name].isdisjoint(_union(bytes_of, {at for end in part.ends for at in expression.next[end]}))
+            self._num_steps += expression.num_steps
 
     def _until_stable(self, add: Callable[[str], bool], dependent: Mapping[str, Iterable[str]]) -> None:
         """Call `add` for all rules, and again for the rules that depend on a rule for which it has added something."""
@@ -255,14 +251,14 @@ class _Expression:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._level = 0
-        self.num_nodes = 0
+        self.num_steps = 0
         self.bytes: list[Bytes] = []  # of each place: the first bytes of its characters
         self.next: list[set[int]] = []  # of each place: the places of the characters that may follow
 
     def add(self, node: ASTNode) -> _Part:
         """Add a node. Raise _TooLarge if the expression exceeds a limit."""
-        self.num_nodes += 1
-        if self.num_nodes > MOST_NODES or self._level > MOST_LEVELS:
+        self._step(1)
+        if self._level > MOST_LEVELS:
             raise _TooLarge
         self._level += 1
         part = self._added(node)
@@ -301,9 +297,34 @@ class _Expression:
         return whole
 
     def _join(self, first: _Part, second: _Part) -> None:
+        self._step(len(first.ends) * len(second.begins))
         for place in first.ends:
             self.next[place] |= second.begins
 
+    def _step(self, count: int) -> None:
+        self.num_steps += count
+        if self.num_steps > MOST_STEPS:
+            raise _TooLarge
 
-def _union(bytes_of: list[Bytes], places: Iterable[int]) -> Bytes:
-    return NONE.union(*(bytes_of[at] for at in places))
+    def continuing(self, whole: _Part) -> Bytes:
+        """Return the first bytes of the characters that continue a text of the expression `whole` to a longer one. A text may lead to
+        several places. Raise _TooLarge if the expression exceeds a limit."""
+        # Whether a text may end here, and the places of its next character.
+        found, starts = set[int](), [(False, whole.begins)]
+        known = set(starts)
+        while starts:
+            may_end, places = starts.pop()
+            led = dict[int, set[int]]()  # by the byte that is read next: the places to which it leads
+            for place in places:
+                self._step(len(self.bytes[place]))
+                for byte in self.bytes[place]:
+                    led.setdefault(byte, set()).add(place)
+            if may_end:
+                found.update(led)
+            for reached in set(map(frozenset, led.values())):
+                self._step(sum(len(self.next[place]) for place in reached))
+                start = not reached.isdisjoint(whole.ends), frozenset[int]().union(*(self.next[place] for place in reached))
+                if start not in known:
+                    known.add(start)
+                    starts.append(start)
+        return frozenset(found)

@@ -32,9 +32,11 @@ NESTED = 'root ::= "(" root ")" | '  # a grammar that is no regular expression
         (f'{NESTED}text | "q("\ntext ::= "q" [a-p]* "q"', set()),  # two terminals would begin with q
         (f'{NESTED}text | word\ntext ::= "q" "a"\nword ::= "q" "b"', set()),
         (f'{NESTED}text | name\ntext ::= "q" "a"\nname ::= word\nword ::= "q" "b"', set()),
-        (f'{NESTED}word\nword ::= "a"? "a"? "b"', set()),  # can be read in two ways
+        (f'{NESTED}word\nword ::= "a"? "a"? "b"', {"word"}),  # a text of it can be read in two ways
+        (f'{NESTED}row\nrow ::= word (space word)*\nword ::= [a-z]+\nspace ::= " "*', {"row"}),
+        (f'{NESTED}row " ."\nrow ::= word (space word)*\nword ::= [a-z]+\nspace ::= " "*', set()),  # the row would take the space
         (f'{NESTED}word\nword ::= "a"*', set()),  # may be empty
-        (JSON, {"string"}),
+        (JSON, {"string", "number"}),
         (ARITHMETIC, set()),
     ],
 )
