@@ -102,20 +102,28 @@ class Planned:
 def plan(module: IRModule, options: Options) -> Planned:
     """Run the passes of the target's back end on a module. With `options.kept`, look up the kept machine code of each nest before it is
     scheduled, if the back end keeps kernels and nobody reads their texts."""
-    timing, backend = Timing(), backend_of(options.target)
-    passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(), timing))
-    if options.kept is not None and backend.keeps_kernels and not _wants_texts(options):
-        passes = passes.inserted(RecallKernels(options.kept, options.target), "schedule_kernels")
-    done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
-    passes = replace(passes, instruments=(*passes.instruments, done))
-    lifted = passes.until(name_of(lift_weights))(module)
-    counts = {name: num_prepared(lifted, name) for name in module.graph_functions}
-    prepares_weights = backend.prepares_weights and options.target.can_run_here
-    preparations, rest = (None, lifted) if prepares_weights else parted(lifted)
-    planned = passes.after(name_of(lift_weights))(rest)
+    backend = backend_of(options.target)
+    with watched() as instruments:
+        passes = backend.pipeline(options.target, (*options.instruments, *instruments))
+        if options.kept is not None and backend.keeps_kernels and not _wants_texts(options):
+            passes = passes.inserted(RecallKernels(options.kept, options.target), "schedule_kernels")
+        done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
+        passes = replace(passes, instruments=(*passes.instruments, done))
+        lifted = passes.until(name_of(lift_weights))(module)
+        counts = {name: num_prepared(lifted, name) for name in module.graph_functions}
+        prepares_weights = backend.prepares_weights and options.target.can_run_here
+        preparations, rest = (None, lifted) if prepares_weights else parted(lifted)
+        planned = passes.after(name_of(lift_weights))(rest)
+    return Planned(planned, counts, preparations)
+
+
+@contextmanager
+def watched() -> Generator[tuple[Instrument, ...]]:
+    """Yield the instruments of a pipeline that RELAXSERVE_DEBUG, _DUMP and _VERIFY ask for. At the end, say how long each pass took."""
+    timing = Timing()
+    yield (*_switched_on(), timing)
     for name, seconds in timing.seconds.items():
         say(2, f"{1000 * seconds:9.1f} ms  {name}")
-    return Planned(planned, counts, preparations)
 
 
 def signatures_of(module: IRModule, planned: Planned) -> dict[str, Signature]:

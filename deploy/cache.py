@@ -38,7 +38,6 @@ the next start builds the file again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
@@ -49,6 +48,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+
+import msgspec
 
 from compiler.cache import SUFFIX as PROGRAM_SUFFIX
 from compiler.cache import Cache
@@ -372,18 +373,32 @@ def kept() -> Kept | None:
     return cache
 
 
+class _Shard(msgspec.Struct):
+    file: str
+    sha256: str
+
+
+class _Level(msgspec.Struct):
+    shards: list[_Shard]
+
+
+class _Program(msgspec.Struct):
+    """The parts of program.json that name files with weights, and state their digests (deploy/export/web.py)."""
+
+    levels: list[_Level]
+
+
 def _verify_export(folder: Path) -> None:
-    """Raise RuntimeFault if program.json is no JSON with levels of weights, or if the digest of a file with weights is not the one that it
-    states. Raise OSError if a file is missing."""
+    """Raise RuntimeFault if program.json is damaged, or if the digest of a file with weights is not the one that it states. Raise OSError
+    if a file is missing."""
     try:
-        levels = json.loads((folder / "program.json").read_bytes())["levels"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        levels = msgspec.json.decode((folder / "program.json").read_bytes(), type=_Program).levels
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RuntimeFault(f"program.json is damaged: {error}") from error
-    for level in levels:
-        for shard in level["shards"]:
-            with (folder / shard["file"]).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                    raise RuntimeFault(f"{shard['file']} is damaged: its SHA-256 is not that of program.json")
+    for shard in (shard for level in levels for shard in level.shards):
+        with (folder / shard.file).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                raise RuntimeFault(f"{shard.file} is damaged: its SHA-256 is not that of program.json")
 
 
 def _fault(verify: Callable[[], object]) -> str:
@@ -400,7 +415,9 @@ def _num_bytes(path: Path) -> int:
 
 
 def _remove(items: Sequence[Item]) -> None:
-    """Remove the files and folders of items. Paths that do not exist are skipped. Raise CannotRemove at the first that stays."""
+    """Remove the files and folders of all items. Paths that do not exist are skipped. Raise CannotRemove if this user may not remove one of
+    them; the others are removed nevertheless."""
+    refused: CannotRemove | None = None
     for path in (path for item in items for path in item.paths):
         try:
             if path.is_dir():
@@ -408,4 +425,8 @@ def _remove(items: Sequence[Item]) -> None:
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise CannotRemove(f"{path} cannot be removed: {error.strerror}; remove it as the user that owns the folder") from error
+            found = CannotRemove(f"{path} cannot be removed: {error.strerror}; remove it as the user that owns the folder")
+            found.__cause__ = error
+            refused = refused or found
+    if refused is not None:
+        raise refused

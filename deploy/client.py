@@ -31,9 +31,9 @@ class Client:
     """Sends requests to one server, with its API key. The methods raise ServerFault if the server cannot be reached or is not
     relaxserve."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
-        """`timeout_s` is the longest wait for the server's next bytes. Raise ServerFault if the address or the key cannot be used. Nothing
-        is sent yet."""
+    def __init__(self, url: str, key: str | None = None, timeout_s: float | None = 600.0) -> None:
+        """`timeout_s` is the longest wait for the server's next bytes; None: as long as it likes. Raise ServerFault if the address or the
+        key cannot be used. Nothing is sent yet."""
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
             raise ServerFault(f"the API key cannot be sent in an HTTP header; expected printable ASCII in {KEY_VARIABLE} or --key")

@@ -1,15 +1,18 @@
-"""Open the socket of a server, and say who holds a port that is taken."""
+"""Open the socket of a server, find the sockets on which processes listen, and say who holds a port that is taken."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 from server.settings import SettingsError
 
 LISTENING = "0A"  # the state of a socket in /proc/net/tcp
+SOCKET = "socket:["  # what precedes the inode in the target of a descriptor's link
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -30,15 +33,24 @@ def listen(host: str, port: int) -> socket.socket:
 def holder_of(port: int) -> str:
     """Return " by process ..." with the process that listens on a port. Return "" if no such process can be seen, because none listens or
     it belongs to another user."""
-    wanted = {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in _inodes(Path("/proc/net", table), port)}
+    wanted = {inode for _, other, inode in listeners() if other == port}
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(_target(file) in wanted for file in (process / "fd").iterdir()):
-                said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                return f" by process {process.name} ({said:.80})"
-        except OSError:  # the process has ended, or belongs to another user
+        if wanted.isdisjoint(sockets_of(process)):
             continue
+        with suppress(OSError):  # the process has ended
+            said = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            return f" by process {process.name} ({said:.80})"
     return ""
+
+
+def sockets_of(process: Path) -> set[str]:
+    """Return the inodes of the open sockets of a process, a folder in /proc. Return none if the process has ended, or belongs to another
+    user."""
+    try:
+        found = [_target(file) for file in (process / "fd").iterdir()]
+    except OSError:
+        return set()
+    return {target[len(SOCKET) : -1] for target in found if target.startswith(SOCKET)}
 
 
 def _target(file: Path) -> str:
@@ -49,10 +61,16 @@ def _target(file: Path) -> str:
         return ""
 
 
-def _inodes(table: Path, port: int) -> list[str]:
-    """Return the inodes of the sockets in a table of the kernel that listen on a port."""
-    try:
-        rows = [line.split() for line in table.read_text().splitlines()[1:]]
-    except OSError:  # there is no such table, for example without IPv6
-        return []
-    return [row[9] for row in rows if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port]
+def listeners() -> list[tuple[str, int, str]]:
+    """Return the address, the port and the inode of each TCP socket on which a process of this network namespace listens."""
+    found: list[tuple[str, int, str]] = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+        except OSError:  # there is no such table, for example without IPv6
+            continue
+        for row in (row for row in rows if row[3] == LISTENING):
+            address, _, port = row[1].rpartition(":")
+            words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]  # in the byte order of this machine
+            found.append((socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16), row[9]))
+    return found

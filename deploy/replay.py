@@ -17,15 +17,17 @@ from deploy.client import Client, ServerFault
 
 # Fields that may differ between two answers to the same request.
 CHANGING: Final = frozenset(
-    ["id", "created", "created_at", "completed_at", "item_id", "response_id", "call_id", "tool_call_id", "system_fingerprint"]
+    ["id", "request_id", "created", "created_at", "completed_at", "item_id", "response_id", "call_id", "tool_call_id"]
+    + ["system_fingerprint"]
     + ["cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "input_tokens_details", "timings", "sequence_number"]
 )
 # The fields of events whose texts are parts of one text.
 TEXTS: Final = frozenset(
     ["content", "text", "response", "reasoning", "reasoning_content", "thinking", "arguments", "partial_json", "delta"]
 )
-SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/completion", "/completions")  # paths whose body may have a seed
-SEEDED_OPTIONS: Final = ("/api/chat", "/api/generate")  # paths whose body may have a seed among its `options`
+# Paths whose body may have a seed, and for others the field of the body in which a seed may be.
+SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/invocations", "/completion", "/completions", "/infill")
+SEEDED_WITHIN: Final = {"/api/chat": "options", "/api/generate": "options", "/inference/v1/generate": "sampling_params"}
 SHOWN: Final = 40  # characters that are shown from a difference on; half as many are shown before it
 
 
@@ -38,14 +40,16 @@ class Logged:
     path: str
     fingerprint: str  # fingerprint of the model that answered
     body: dict[str, Any]  # the request's body, to which `_logged` adds the seed that was used
+    seed: int | None  # seed with which tokens were drawn; None: no token was drawn, because the answer has vectors or scores
     answer: str  # body of the answer, which may be a stream
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were drawn."""
-        options = self.body.get("options")
-        seeds = self.body.get("seed"), options.get("seed") if isinstance(options, dict) else None
-        return seeds != (None, None) or self.body.get("temperature") == 0
+        """Whether no token was drawn, or the body asks for the most probable tokens (temperature 0), or has the seed with which tokens were
+        drawn."""
+        within = self.body.get(SEEDED_WITHIN.get(self.path, ""))
+        seeds = self.body.get("seed"), within.get("seed") if isinstance(within, dict) else None
+        return self.seed is None or seeds != (None, None) or self.body.get("temperature") == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +110,10 @@ def _logged(log: Path, number: int, line: str) -> Logged | None:
         fields = json.loads(line)
         if fields["status"] != 200 or not fields["complete"] or fields["method"] != "POST":
             return None
-        body = json.loads(fields["request"])
-        found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, fields["answer"])
-        _set_seed(found.path, body, fields["seed"])
+        body, seed = json.loads(fields["request"]), fields["seed"]
+        found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, seed, fields["answer"])
+        if seed is not None:
+            _set_seed(found.path, body, seed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = f"line {number} of {log} is no kept request; expected a file that the setting keep_requests names"
         raise ServerFault(text) from None
@@ -120,8 +125,9 @@ def _set_seed(path: str, body: dict[str, Any], seed: int) -> None:
     itself if the request had no seed, or one that asks for a random one."""
     if path in SEEDED:
         body["seed"] = seed
-    elif path in SEEDED_OPTIONS:
-        body["options"] = {**(body.get("options") or {}), "seed": seed}
+    elif path in SEEDED_WITHIN:
+        field = SEEDED_WITHIN[path]
+        body[field] = {**(body.get(field) or {}), "seed": seed}
 
 
 # --- comparing answers -----------------------------------------------------------------------------------------------------

@@ -122,5 +122,5 @@ def _error(actual: NDArray[Any], expected: NDArray[Any]) -> float:
     if same.all():
         return 0.0
     scale = max(np.max(np.abs(e), initial=0.0, where=np.isfinite(e)), np.finfo(np.float32).tiny)
-    worst = np.max(np.abs(np.where(same, 0.0, a - e))) / scale
+    worst = np.max(np.abs(np.subtract(a, e, out=np.zeros_like(a), where=~same))) / scale
     return float("inf") if np.isnan(worst) else float(worst)

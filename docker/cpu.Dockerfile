@@ -51,9 +51,7 @@ ENV PATH=/opt/relaxserve/bin:$PATH \
     RELAXSERVE_MODEL_ROOT=/models \
     RELAXSERVE_STATE_FILE=/state/models.json
 EXPOSE 8000
-# Check that the process is alive, not that it is ready: the first start takes long, because it compiles the model.
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
-    CMD ["python3", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ['RELAXSERVE_PORT']), timeout=2); c.request('GET', '/health/live'); sys.exit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python3", "-m", "deploy.health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["relaxserve"]
 CMD ["serve"]

@@ -279,6 +279,9 @@ GENERATION_FAILED = ErrorKind(
     ErrorCode.GENERATION_FAILED, 500, "The model's worker could not finish this request.", "Report it with the `x-request-id`."
 )
 LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, "Loading ended in an unexpected error.", "Read the operation's error.")
+CACHE_NOT_CLEARED = ErrorKind(
+    "cache_not_cleared", 500, "A file of the cache cannot be removed.", "Read the message: it names the file. Remove it as its owner."
+)
 PREFLIGHT_UNAVAILABLE = ErrorKind(
     "preflight_unavailable", 501, "This server cannot compute a load's memory without loading.", "Load without `dry_run`."
 )

@@ -38,19 +38,22 @@ def opt(
       RELAXSERVE_DEBUG=5 relaxserve opt mlp.ir --target avx512
     """
     from compiler.backends.registry import backend_of
+    from compiler.driver import watched
     from compiler.ir.text.printer import print_module
     from compiler.machine.target import get
-    from compiler.passes.base import Verify
+    from runtime import flags
 
     if until is not None and passes is not None:
         raise typer.BadParameter("--until and --passes cannot be used together")
     machine = get(target)
-    chosen = backend_of(machine).pipeline(machine, (Verify(),))
-    if until is not None:
-        chosen = chosen.until(until)
-    if passes is not None:
-        chosen = chosen.only([name.strip() for name in passes.split(",")])
-    answers.print(print_module(chosen(_read(program))), highlight=False, soft_wrap=True, end="")
+    with flags.scope(verify=True), watched() as instruments:
+        chosen = backend_of(machine).pipeline(machine, instruments)
+        if until is not None:
+            chosen = chosen.until(until)
+        if passes is not None:
+            chosen = chosen.only([name.strip() for name in passes.split(",")])
+        result = chosen(_read(program))
+    answers.print(print_module(result), highlight=False, soft_wrap=True, end="")
 
 
 def eval_(

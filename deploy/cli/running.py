@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from deploy.cli.admin import DEFAULT_URL, STOPPED_S, Key, Url
+from deploy.cli.admin import DEFAULT_URL, Key, Url
 from deploy.cli.output import answers
 from deploy.cli.sources import OPTIONS
 from deploy.client import Client, segment
@@ -34,7 +34,8 @@ def stop(model: Name, url: Url = DEFAULT_URL, key: Key = None) -> None:
 
       relaxserve stop qwen
     """
-    done = Client(url, key, timeout_s=STOPPED_S).post(f"/sleep?model={quote(model, safe='')}&mode=wait", {})
+    client = Client(url, key, timeout_s=None)  # the server alone knows how long it waits for running requests
+    done = client.post(f"/sleep?model={quote(model, safe='')}&mode=wait", {})
     state = "sleeps" if done["is_sleeping"] else "is still busy, and stays loaded"
     answers.print(f"{model} {state}", highlight=False)
 

@@ -12,9 +12,9 @@ relaxserve.mjs, ...      the runtime, and the page chat.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,6 +41,7 @@ from server.images.sight import AROUND as AROUND_IMAGE
 from server.images.sight import WHOLE, texts_of
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.models.model import sampling_of
 from server.speech.languages import name_of
 from server.speech.tokens import START, SpeechTokens
 from server.text.dialects.calls.json_calls import JsonCalls
@@ -111,6 +112,16 @@ class WebVision(msgspec.Struct, frozen=True):
     whole: str  # text of the token before the crop of the whole image
 
 
+class WebDefaults(msgspec.Struct, frozen=True):
+    """The model's defaults for fields that a request omits, besides sampling parameters: see `server/defaults.py`."""
+
+    system: str | None
+    has_system: bool  # whether the template writes a system message; otherwise the first message of the user begins with `system`
+    stop: tuple[str, ...]
+    max_tokens: int | None
+    thinking: dict[str, Any]  # variables of the chat template that say whether and how much the model thinks
+
+
 class WebModel(msgspec.Struct, frozen=True):
     """The facts about a model that the runtime in the browser reads."""
 
@@ -125,7 +136,8 @@ class WebModel(msgspec.Struct, frozen=True):
     page_size: int
     cache_shapes: dict[str, tuple[int, ...]]  # shape of each input that holds keys and values, or states
     eos_ids: tuple[int, ...]
-    sampling: dict[str, float]  # defaults from the model's files, for fields that a request omits
+    sampling: dict[str, float]  # sampling parameters of requests that set none
+    defaults: WebDefaults
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
@@ -265,7 +277,7 @@ def web_model(model: Servable, name: str) -> WebModel:
     """Return the facts about a model for the page. Raise LoadError if a page cannot run it."""
     mode, dialect = mode_of_page(model, name), _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
-    template, defaults = tokenizer.chat_template, tokenizer.generation_defaults
+    template, defaults = tokenizer.chat_template, tokenizer.defaults
     embedding = config.embedding
     return WebModel(
         name,
@@ -279,7 +291,8 @@ def web_model(model: Servable, name: str) -> WebModel:
         PAGE_SIZE,
         {} if isinstance(mode, Encoder) else cache_shapes(mode),
         tokenizer.eos_ids,
-        {key: value for key, value in asdict(defaults).items() if value is not None},
+        {**sampling_of(tokenizer.generation_defaults), **defaults.sampling},
+        WebDefaults(defaults.system, dialect is None or dialect.has_system, defaults.stop or (), defaults.max_tokens, defaults.thinking),
         {} if template is None else template.special_tokens,
         None if template is None else template.source,
         None if template is None else template.tool_source,

@@ -18,6 +18,20 @@ export function forTemplate(messages, { marker = null, inParts = false } = {}) {
   return messages.map((message, index) => parted(read(message, `messages[${index}]`, marker), marker, inParts));
 }
 
+/**
+ * Return messages in the format of templates that begin with the model's default system message, unless they have one. If the template
+ * writes no system message, the first message of the user begins with its text. With `inParts`, a content is a list of parts.
+ */
+export function withSystem(messages, { system, has_system: hasSystem }, inParts = false) {
+  if (!system || messages.some(({ role }) => role === 'system')) return messages;
+  const at = messages.findIndex(({ role }) => role === 'user');
+  if (hasSystem || at < 0) return [{ role: 'system', content: inParts ? [{ type: 'text', text: system }] : system }, ...messages];
+  const { content } = messages[at], head = `${system}\n\n`;
+  const [first, ...rest] = content[0]?.type === 'text' ? content : [{ type: 'text', text: '' }, ...content];
+  const changed = typeof content === 'string' ? head + content : [{ ...first, text: head + first.text }, ...rest];
+  return messages.map((message, i) => (i === at ? { ...message, content: changed } : message));
+}
+
 /** Return the images of messages, each with its place. */
 export function imagesIn(messages) {
   return messages.flatMap(({ content }, number) => (Array.isArray(content) ? content : []).flatMap((part, index) => {

@@ -40,18 +40,15 @@ export function parsed(body, model) {
   for (const name of Object.keys(body)) {
     if (!(name in SAMPLED) && !OTHERS.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
   }
-  const { do_sample: samples, ...defaults } = model.sampling;
-  const sampling = {};
+  const sampling = { ...model.sampling }, { defaults } = model;
   for (const [name, check] of Object.entries(SAMPLED)) {
-    const value = body[name] ?? defaults[name];
-    if (value !== undefined && value !== null) sampling[name] = check(value, name);
+    if ((body[name] ?? null) !== null) sampling[name] = check(body[name], name);
   }
-  if (samples === false && (body.temperature ?? null) === null) sampling.temperature = 0;
   if ((body.n ?? 1) !== 1) throw new RequestError('n', `n is ${body.n}; expected 1: one sequence runs at a time`);
   return {
     sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },
-    stops: stopsOf(body.stop),
-    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? model.max_context, 'max_tokens'),
+    stops: stopsOf(body.stop ?? defaults.stop),
+    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? defaults.max_tokens ?? model.max_context, 'max_tokens'),
     stream: body.stream === true,
     usage: body.stream_options?.include_usage === true,
     tools: toolsOf(body, model),

@@ -1,7 +1,7 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
 import { useTables } from './charsmap.mjs';
-import { forTemplate } from './messages.mjs';
+import { forTemplate, withSystem } from './messages.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
 import { Template } from './vendor/jinja.mjs';
@@ -35,10 +35,10 @@ export class TextCodec {
    */
   prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
-    const { vision, reads_parts: [plain, withTools], special_tokens: names } = this.model;
-    const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template;
-    const read = forTemplate(messages, { marker: vision?.marker ?? null, inParts: hasTools ? withTools : plain });
-    return template.render({ ...names, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
+    const { vision, reads_parts: [plain, withTools], special_tokens: names, defaults } = this.model;
+    const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template, inParts = hasTools ? withTools : plain;
+    const read = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, inParts }), defaults, inParts);
+    return template.render({ ...names, ...defaults.thinking, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
   }
 }
 

@@ -31,7 +31,7 @@ class RequestRecord:
     status: int = 0  # set when the request has ended
     model: str = ""  # the model that the prompt was submitted to
     fingerprint: str = ""  # fingerprint of the model that answers
-    seed: int = 0  # seed of the sampler: the request's, or the one that the server drew
+    seed: int | None = None  # seed of the sampler: the request's, or the one that the server drew; None: no token is drawn
     prompt_tokens: int = 0
     completion_tokens: int = 0
     received_s: float | None = None  # time when the whole body had arrived, or when access was checked if the gateway reads no body
@@ -41,7 +41,7 @@ class RequestRecord:
     ended_s: float = 0.0  # 0: the request has not ended
     charge: Callable[[int], None] | None = None  # counts tokens for the rates of the client's key; None: the key has no rates
 
-    def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int = 0) -> None:
+    def submit(self, model: str, now_s: float, fingerprint: str = "", seed: int | None = None) -> None:
         """Record when the first prompt was submitted, and the model, its fingerprint and the seed, which decide the answer."""
         self.model, self.fingerprint, self.seed = model, fingerprint, seed
         self.submitted_s = self.submitted_s or now_s

@@ -81,7 +81,8 @@ class CompileCache(Protocol):
         ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
-        """Remove all compiled models but those in `keep`, with what is of no use without them. Return how many bytes that freed."""
+        """Remove all compiled models but those in `keep`, with what is of no use without them. Return how many bytes that freed. Raise
+        RuntimeFault if a file cannot be removed."""
         ...
 
 

@@ -208,6 +208,32 @@ def test_who_may_not_remove_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch)
         kept.prune(keep_bytes=0)
 
 
+def test_what_may_be_removed_is_removed_although_something_else_may_not(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that once ran as another user has left a folder of that user, for example."""
+    packed, unlink = [weights(kept, key) for key in KEYS], Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == packed[0]:
+            raise PermissionError(13, "Permission denied")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(CannotRemove, match=f"{packed[0].name} cannot be removed"):
+        kept.clear(keep=frozenset())
+    assert files(kept) == {packed[0].name}
+
+
+@pytest.mark.parametrize(
+    "content", ['{"levels": [{"target": "wasm-simd128"}]}', '{"levels": [{"shards": [{"file": 1, "sha256": ""}]}]}', "{}"]
+)
+def test_an_export_that_does_not_state_its_weights_is_damaged(kept: Kept, content: str) -> None:
+    place = kept.export_of(KEYS[0])
+    place.mkdir(parents=True)
+    (place / "program.json").write_text(content)
+    ((path, fault),) = kept.verify()
+    assert path == place and fault.startswith("program.json is damaged: ")
+
+
 def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Path] = []
     monkeypatch.setattr(Cache, "paths", lambda self, _="": seen.append(self.folder) or [])

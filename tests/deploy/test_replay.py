@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from deploy.cli.commands import app
 from deploy.client import Client, ServerFault
 from deploy.replay import first_difference, parsed, read_log, replay
+from tests.doubles.worker import ByteTokenizer, NullScript
+from tests.server.api.test_llama_cpp import FIM
 from tests.server.conftest import serve
 from tests.server.http.test_kept_requests import lines
 
@@ -31,6 +33,9 @@ BODIES = [
     ("/v1/completions", {"prompt": "hi", "temperature": 0.7}),
     ("/api/chat", {"model": "null", "messages": ASKED}),
     *SEEDLESS,
+    ("/invocations", {"messages": ASKED}),
+    ("/inference/v1/generate", {"token_ids": [104, 105], "sampling_params": {"max_tokens": 4}}),
+    ("/inference/v1/generate", {"token_ids": [104, 105], "stream": True}),
     ("/v1/messages", {"model": "null", "max_tokens": 9, "messages": ASKED, "temperature": 0, "stream": True}),
     ("/v1/responses", {"input": "hi", "temperature": 0, "stream": True}),
 ]
@@ -52,6 +57,37 @@ def test_the_same_model_answers_alike(logged: tuple[Any, Path]) -> None:
     server, log = logged
     found = replay(log, Client(server.url))
     assert (found.num_equal, found.num_skipped, found.difference) == (len(BODIES), 0, None)
+
+
+def test_code_between_other_code_is_repeated(serve: Any, tmp_path: Path) -> None:
+    place, server = tmp_path / "requests.jsonl", serve(keep_requests=tmp_path / "requests.jsonl", tokenizer=ByteTokenizer(specials=FIM))
+    body = {"input_prefix": "ab", "input_suffix": "cd", "prompt": "e", "n_predict": 5}
+    assert server.http().post("/infill", json=body).status_code == 200
+    (kept,) = lines(place, 1)
+    (tmp_path / "log").write_text(json.dumps(kept) + "\n")
+    found = replay(tmp_path / "log", Client(server.url))
+    assert (found.num_equal, found.num_skipped, found.difference) == (1, 0, None)
+
+
+def test_vectors_and_scores_are_repeated(serve: Any, tmp_path: Path) -> None:
+    """No token is drawn for them, so they need no seed."""
+    place, server = tmp_path / "requests.jsonl", serve(keep_requests=tmp_path / "requests.jsonl", script=NullScript(embedding_size=8))
+    bodies = [
+        ("/v1/embeddings", {"input": ["a", "bc"]}),
+        ("/api/embed", {"model": "null", "input": "a"}),
+        ("/rerank", {"query": "a", "documents": ["b", "c"]}),
+    ]
+    for path, body in bodies:
+        assert server.http().post(path, json=body).status_code == 200, path
+    kept = lines(place, len(bodies))
+    log = tmp_path / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, kept)) + "\n")
+    found = replay(log, Client(server.url))
+    assert (found.num_equal, found.num_skipped, found.difference) == (len(bodies), 0, None)
+    kept[0]["answer"] = kept[0]["answer"].replace('"embedding":[', '"embedding":[7,')
+    log.write_text("\n".join(map(json.dumps, kept)) + "\n")
+    found = replay(log, Client(server.url))
+    assert found.difference is not None and found.difference.field.startswith("data[0].embedding")
 
 
 def test_the_first_difference_is_shown(logged: tuple[Any, Path]) -> None:

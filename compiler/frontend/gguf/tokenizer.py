@@ -30,13 +30,21 @@ from compiler.frontend.vocabulary.words import (
 )
 
 SEED_WORDS = QWEN2_WORDS.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-# Where upper and lower case are distinguished, a word ends where a lower-case letter precedes an upper-case letter.
+
+
+def _cased(upper: str, lower: str) -> tuple[str, str]:
+    """Return the expressions of words that end where a lower-case letter precedes an upper-case letter."""
+    return rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+", rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*"
+
+
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SHORT_FORM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*")
+CASED = _cased(UPPER, LOWER)
+CASED_WITHOUT_HAN = _cased(*(rf"(?:(?!\p{{Han}}){letter})" for letter in (UPPER, LOWER)))
 OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN_WORDS = "|".join((*CASED, r"\p{N}", OTHERS))
 GPT4O_WORDS = "|".join((*(words + SHORT_FORM for words in CASED), r"\p{N}{1,3}", OTHERS))
+KIMI_WORDS = "|".join((r"\p{Han}+", *(words + SHORT_FORM for words in CASED_WITHOUT_HAN), r"\p{N}{1,3}", OTHERS.replace("/", "")))
 PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 DEEPSEEK3_WORDS = PUNCTUATED + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CASED_LETTERS = r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"
@@ -51,6 +59,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "seed-coder": (SEED_WORDS,),
     "tekken": (TEKKEN_WORDS,),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (GPT4O_WORDS,)),
+    "kimi-k2": (KIMI_WORDS,),
     "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O_WORDS),
     "deepseek-llm": (r"[\r\n]", CASED_LETTERS, DEEPSEEK_SIGNS, r"\s+$", EAST_ASIAN, r"\p{N}+"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from runtime.device.registry import NAME as DEVICE
+from runtime.errors import RuntimeFault
 from server.api.admin.answers import (
     CachedModels,
     FinishedLoad,
@@ -36,7 +37,7 @@ from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, Responses, events, gives, new_router
 from server.defaults import Defaults, DefaultsError, read_values
-from server.errors import CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
+from server.errors import CACHE_NOT_CLEARED, CACHE_UNAVAILABLE, OPERATION_NOT_FOUND, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 from server.messages import StageReport
@@ -271,7 +272,10 @@ def router(context: Context) -> APIRouter:
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         used = frozenset(model.loaded.ready.signature for model in registry.models() if model.loaded is not None)
-        freed: Freed = {"freed_bytes": await asyncio.to_thread(registry.cache.clear, keep=used)}
+        try:
+            freed: Freed = {"freed_bytes": await asyncio.to_thread(registry.cache.clear, keep=used)}
+        except RuntimeFault as fault:
+            raise ApiError(CACHE_NOT_CLEARED, str(fault)) from fault
         return json_answer(freed)
 
     return routes

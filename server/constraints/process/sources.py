@@ -9,9 +9,12 @@ from collections.abc import Callable
 from llguidance import LLMatcher
 
 from server.constraints.process.gbnf import is_lark, lark_of_gbnf
+from server.constraints.process.terminals import ALL, NONE, Bytes
 from server.constraints.process.wire import Source
 from server.messages import ConstraintKind
 
+# The beginning of a rule for calls, which may come in place of the answer: see `or_calls` in server/text/grammar.py.
+CALLS = re.compile(r"(?m)^calls: ")
 SCHEMA = re.compile(r"(?m)^(\w+: %json )(\{.*\})$")  # a rule that is a schema, as the dialects write it
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
@@ -21,7 +24,9 @@ def grammar_of(source: Source) -> str:
     """Return the constraint as a grammar for llguidance. Raise ValueError, with a message for the client, if the constraint is faulty."""
     kind = ConstraintKind(source.kind)
     if source.head:
-        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source)}")
+        # Calls may begin with any bytes. The line breaks behind thoughts belong to the head.
+        beside = ALL if CALLS.search(source.head) else frozenset(b"\n")
+        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source, beside)}")
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(_schema(source.source))
@@ -58,8 +63,9 @@ def _names_types(value: object) -> bool:
     return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
 
 
-def _answer_of(kind: ConstraintKind, source: str) -> str:
-    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names."""
+def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:
+    """Return the rule `answer`, to which a head refers. A client's grammar is nested in it, so that its rules may have any names. `beside`
+    has the first bytes of what the head allows where the answer may begin."""
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return f"answer: %json {_schema(source)}"
@@ -68,15 +74,15 @@ def _answer_of(kind: ConstraintKind, source: str) -> str:
         case ConstraintKind.CHOICE:
             return "answer: " + " | ".join(json.dumps(choice) for choice in _choices(source))
         case ConstraintKind.GRAMMAR:
-            return f"answer: %lark {{\n{_lark(source)}\n}}"
+            return f"answer: %lark {{\n{_lark(source, beside)}\n}}"
 
 
-def _lark(source: str) -> str:
+def _lark(source: str, beside: Bytes = NONE) -> str:
     """Return a grammar as Lark; GBNF is translated. Raise ValueError if it is neither."""
     if is_lark(source):
         return source
     try:
-        return lark_of_gbnf(source)
+        return lark_of_gbnf(source, beside)
     except Exception as error:  # the parser may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 

@@ -22,7 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 from deploy import demo
-from deploy.cli import admin
+from deploy.cli import admin, running
 from deploy.cli.commands import app
 from deploy.cli.sources import OPTIONS
 from deploy.client import Client, ServerFault
@@ -148,6 +148,22 @@ def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatc
     for drain_s in (0, 5000):
         admin.unload("qwen", drain_s=drain_s)
     assert waits[0] >= 60 and waits[1] > 5000 + 60
+
+
+def test_stop_waits_as_long_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting `drain_s` of the server, which no client knows, says how long running requests may continue."""
+    waits: list[float | None] = []
+
+    class Server(Client):
+        def __init__(self, url: str, key: str | None = None, timeout_s: float | None = 600.0) -> None:
+            waits.append(timeout_s)
+
+        def post(self, path: str, body: Any) -> Any:
+            return {"is_sleeping": True}
+
+    monkeypatch.setattr(running, "Client", Server)
+    running.stop("qwen")
+    assert waits == [None]
 
 
 def test_ps_works_with_a_key_of_clients(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

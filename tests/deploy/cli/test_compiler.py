@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from click.testing import Result
@@ -20,6 +21,7 @@ from deploy.cli import compiler as commands
 from deploy.cli.compiler import cache
 from deploy.cli.failure import FAILURE, status_of
 from deploy.model_loading.program import compile_model
+from deploy.run_program import Ran
 from runtime import flags
 
 PROGRAM = """
@@ -94,6 +96,15 @@ def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], 
     assert result.exit_code != 0 and named in str(result.exception)
 
 
+def test_opt_obeys_the_switches_of_developers(program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with flags.scope(debug=5, dump=tmp_path / "dump"):
+        commands.opt(program, until="fuse", target="avx512")
+    out, err = capfd.readouterr()
+    assert parse(out).functions and "+++ after legalize" in err and " ms  legalize" in err
+    assert [file.name for file in (tmp_path / "dump").glob("*-start.ir")] == ["00-start.ir"]
+    assert list((tmp_path / "dump").glob("*-legalize.ir"))
+
+
 def test_opt_takes_one_choice_of_passes(program: Path) -> None:
     result = call("opt", program, "--until", "fuse", "--passes", "fuse")
     assert result.exit_code == 2 and "cannot be used together" in result.output
@@ -122,6 +133,12 @@ def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
     result = call("eval", program, "--dim", "n=3", "--dim", "k=4", "--check")
     assert result.exit_code == 1 and "largest error" in result.stdout
+
+
+def test_infinite_elements_that_agree_are_no_error() -> None:
+    """Other elements decide how large the error is."""
+    actual, expected = (np.array([np.inf, -np.inf, np.nan, one], np.float32) for one in (1.0, 1.25))
+    assert Ran(actual, expected).largest_error == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(

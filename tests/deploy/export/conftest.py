@@ -51,14 +51,14 @@ def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(site: Path) -> Callable[..., list[list[Any]]]:
-    """Return a function that sends requests to the export's JavaScript client in one Node process, and returns the events of each
-    request."""
+    """Return a function that sends requests to the export's JavaScript client, and returns the events of each request."""
+    return lambda *requests: asked(site, *requests)
 
-    def run(*requests: dict[str, Any]) -> list[list[Any]]:
-        lines = "".join(json.dumps(request) + "\n" for request in requests)
-        command = [node(), SCRIPTS / "engine.mjs", site]
-        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=PATIENCE_S, check=False)
-        assert done.returncode == 0, done.stderr.decode()[-4000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return run
+def asked(site: Path, *requests: dict[str, Any]) -> list[list[Any]]:
+    """Send requests to an export's JavaScript client in one Node process, and return the events of each request."""
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    command = [node(), SCRIPTS / "engine.mjs", site]
+    done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr.decode()[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -17,7 +19,8 @@ from numpy.typing import NDArray
 
 import runtime.web.vendor as vendor
 from deploy.cli.sources import load_of
-from deploy.export.web import LEVELS, export_web
+from deploy.export.model import servable
+from deploy.export.web import LEVELS, PROGRAM, export_web, web_model
 from deploy.generate import Prompt, encode
 from deploy.model_loading.files import Opened, open_files
 from deploy.model_loading.known import begin, carried
@@ -27,10 +30,11 @@ from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message
+from server.defaults import FILE
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
 from tests.compiler.frontend.test_vocabulary import files_of, read
-from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
+from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS, asked
 from tests.golden.gguf_models import convert
 from tests.node import PATIENCE_S, node, run_node
 
@@ -192,14 +196,65 @@ def test_log_probabilities_of_texts_are_refused_by_name(ask: Callable[..., Any],
 
 
 def test_a_temperature_of_null_is_none() -> None:
-    """A model that its files let answer greedily does so."""
     script = """
     import { pathToFileURL } from 'node:url';
     const { parsed } = await import(pathToFileURL(process.argv[1]));
-    const model = { sampling: { do_sample: false, temperature: 0.6 }, vocab_size: 8, max_context: 8, tools: null };
+    const model = { sampling: { temperature: 0 }, defaults: {}, vocab_size: 8, max_context: 8, tools: null };
     console.log(JSON.stringify([{}, { temperature: null }, { temperature: 0.5 }].map((body) => parsed(body, model).sampling.temperature)));
     """
     assert json.loads(run_node(script, RUNTIME / "request.mjs")) == [0, 0, 0.5]
+
+
+def test_the_defaults_of_a_model_hold_in_the_browser(site: Path, tmp_path: Path) -> None:
+    """They come from the file beside the model. Without it, a model that its files let answer greedily does so."""
+
+    def exported() -> Servable:
+        return servable(begin(load_of(str(tmp_path / "model"), quantize="bf16", max_batch=1, target=NATIVE.name)))
+
+    shutil.copytree(ROOT / "deploy" / "demo" / "model", tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.6, "top_k": 5}')
+    plain = web_model(exported(), "model")
+    assert (plain.sampling["temperature"], plain.sampling["top_k"], plain.defaults.stop) == (0, 5, ())
+    (tmp_path / "model" / FILE).write_text(
+        'system = "Be brief."\ntemperature = 0.25\nstop = " is"\nmax_tokens = 2\nmax_context = 64\nenable_thinking = false'
+    )
+    model = exported()
+    made = web_model(model, "model")
+    assert (made.max_context, made.sampling["temperature"], made.sampling["top_k"]) == (64, 0.25, 5)
+    assert made.defaults.thinking == {"enable_thinking": False}
+
+    shutil.copytree(site, tmp_path / "site")
+    program = json.loads((tmp_path / "site" / PROGRAM).read_bytes())
+    program["model"] |= {"defaults": msgspec.to_builtins(made.defaults), "sampling": made.sampling}
+    program["model"]["tool_template"] = "{% if enable_thinking is defined and not enable_thinking %}{{ messages[0].content }}{% endif %}"
+    (tmp_path / "site" / PROGRAM).write_text(json.dumps(program))
+    [[short], [stopped]] = asked(tmp_path / "site", chat(), chat(max_tokens=9))
+    assert (short["choices"][0]["message"]["content"], short["choices"][0]["finish_reason"]) == ("The capital", "length")
+    assert (stopped["choices"][0]["message"]["content"], stopped["choices"][0]["finish_reason"]) == ("The capital of France", "stop")
+    turns = [[{"role": "user", "content": "hi"}], [{"role": "developer", "content": "Sing."}, {"role": "user", "content": "hi"}]]
+    command = [node(), SCRIPTS / "text.mjs", tmp_path / "site", json.dumps([[], turns])]
+    found = json.loads(subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True).stdout)
+    template = model.tokenizer.chat_template
+    assert template is not None
+    assert found["prompts"] == [template.render([{"role": "system", "content": said}, turns[0][0]]) for said in ("Be brief.", "Sing.")]
+    assert found["withTools"] == ["Be brief.", "Sing."]
+
+
+def test_a_system_message_is_the_beginning_of_a_question_if_the_template_writes_none() -> None:
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const { withSystem } = await import(pathToFileURL(process.argv[1])), defaults = { system: 'Be brief.', has_system: false };
+    const asked = [{ role: 'assistant', content: 'a' }, { role: 'user', content: 'hi' }, { role: 'user', content: 'b' }];
+    const hi = { type: 'text', text: 'hi' }, text = [{ role: 'user', content: [hi] }];
+    const parts = [{ role: 'user', content: [{ type: 'image' }, hi] }];
+    const found = [withSystem(asked, defaults), withSystem(parts, defaults, true), withSystem(text, defaults, true)];
+    console.log(JSON.stringify([...found, withSystem(asked, { system: null })]));
+    """
+    asked, parts, text, none = json.loads(run_node(script, RUNTIME / "messages.mjs"))
+    assert [message["content"] for message in asked] == ["a", "Be brief.\n\nhi", "b"]
+    assert parts[0]["content"] == [{"type": "text", "text": "Be brief.\n\n"}, {"type": "image"}, {"type": "text", "text": "hi"}]
+    assert text[0]["content"] == [{"type": "text", "text": "Be brief.\n\nhi"}]
+    assert [message["content"] for message in none] == ["a", "hi", "b"]
 
 
 def test_a_seed_repeats_an_answer(ask: Callable[..., Any]) -> None:

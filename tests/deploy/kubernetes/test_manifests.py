@@ -18,11 +18,13 @@ from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import PREFIX, SETTINGS, read_config
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
+from server.http.server import HURRY_S
 from server.http.websocket import PATHS
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
 from server.models.registry import Registry
 from server.settings import ServerSettings
+from server.workers.care import Care
 from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
@@ -30,6 +32,7 @@ KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml
 OVERLAYS = [folder for folder in KUSTOMIZATIONS if folder != FOLDER / "base"]
 NAME = "app.kubernetes.io/name"
 GRACE_S = 30  # default of terminationGracePeriodSeconds
+ENDED_S = Care().stop_s + HURRY_S  # longest time after drain_s in which workers end, and requests that still run get an error
 
 
 def load(path: Path) -> list[dict[str, Any]]:
@@ -403,7 +406,7 @@ def test_pods_end_after_their_running_requests() -> None:
     pod = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]
     probe = of_kind(FOLDER / "base", "StatefulSet")["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
     assert values["lame_duck_s"] > probe["periodSeconds"], "a pod stops before its probe of readiness has failed"
-    assert pod["terminationGracePeriodSeconds"] >= values["lame_duck_s"] + values["drain_s"] + 5
+    assert pod["terminationGracePeriodSeconds"] >= values["lame_duck_s"] + values["drain_s"] + ENDED_S
 
 
 def test_pods_of_kserve_end_after_their_running_requests() -> None:
@@ -412,7 +415,7 @@ def test_pods_of_kserve_end_after_their_running_requests() -> None:
     given = dict(pairwise(container["args"]))
     lame_duck_s, drain_s = float(given["--lame-duck-s"]), float(given.get("--drain-s", ServerSettings().drain_s))
     assert lame_duck_s > container["readinessProbe"]["periodSeconds"]
-    assert lame_duck_s + drain_s + 5 <= GRACE_S
+    assert lame_duck_s + drain_s + ENDED_S <= GRACE_S
 
 
 def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:

@@ -16,6 +16,7 @@ import pytest
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
+from runtime.errors import RuntimeFault
 from server.api.admin.endpoint import LoadBody, WeightForm
 from server.errors import ApiError
 from server.interfaces import CachedModel, LoadError
@@ -646,6 +647,18 @@ def test_no_request_waits_for_the_disk_of_the_cache(serve):
     assert client.get("/admin/cache").json()["data"] == [{"signature": "null", "size_bytes": 7, "used_at": 1.5}]
     assert client.delete("/admin/cache").json() == {"freed_bytes": 6}
     assert len(cache.threads) == 2 and server.thread.ident not in cache.threads
+
+
+def test_a_file_of_the_cache_that_cannot_be_removed_is_named(serve):
+    class Foreign(SlowCache):
+        def clear(self, *, keep: frozenset[str]) -> int:
+            raise RuntimeFault("/cache/weights/x.rsw cannot be removed: Permission denied; remove it as the user that owns the folder")
+
+    server = serve()
+    server.registry.cache = Foreign()
+    refused = server.http().delete("/admin/cache")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (500, "cache_not_cleared")
+    assert "x.rsw cannot be removed: Permission denied" in refused.json()["error"]["message"]
 
 
 def index(client, **body) -> dict:

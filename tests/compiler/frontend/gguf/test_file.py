@@ -816,6 +816,7 @@ WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/"
             [*["HelloWorld", " don", "'", "t", " ", "1", "2", "3", "4", " ", "東京", "1", "2", " a", "/", "b", "!", "\n", "\n", "x"]],
         ),
         ("tiny_aya", ["Hello", "World", " don't", " ", "1", "234", " 東京", "12", " a", "/b", "!\n\n", "x"]),
+        ("kimi-k2", ["Hello", "World", " don't", " ", "123", "4", " ", "東京", "12", " a", "/b", "!\n\n", "x"]),
         ("deepseek-v3", ["HelloWorld", " don", "'t", " ", "123", "4", " ", "東京", "12", " a", "/b", "!\n\n", "x"]),
     ],
 )
@@ -832,6 +833,15 @@ def test_marks_belong_to_words_of_qwen_3_5() -> None:
     assert made.pre_tokenizer is not None
     text = "हिन्दी भाषा"
     assert [text[begin:end] for _, (begin, end) in made.pre_tokenizer.pre_tokenize_str(text)] == ["हिन्दी", " भाषा"]
+
+
+def test_chinese_characters_and_other_letters_share_no_words_of_kimi_k2() -> None:
+    _, values = byte_level(None)
+    made = tokenizers.Tokenizer.from_str(tokenizer_files({**values, "tokenizer.ggml.pre": "kimi-k2"})["tokenizer.json"].decode())
+    assert made.pre_tokenizer is not None
+    text = "用Kimi写code，カタカナ漢字 한국어's/\n"
+    words = ["用", "Kimi", "写", "code", "，カタカナ", "漢字", " 한국어's", "/\n"]
+    assert [text[begin:end] for _, (begin, end) in made.pre_tokenizer.pre_tokenize_str(text)] == words
 
 
 def sentencepiece(has_prefix: bool) -> dict[str, Any]:

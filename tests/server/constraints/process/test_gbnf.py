@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from server.constraints.process.sources import grammar_of
-from server.constraints.process.wire import Source
+from server.constraints.process.gbnf import lark_of_gbnf
+from server.constraints.process.terminals import ALL, NONE, Bytes
 from server.messages import Constraint, ConstraintKind
 from tests.server.text.vocabulary import accepts, vocabulary
 
@@ -47,6 +47,17 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """
 
 
+# Rules are terminals where that is possible, or only characters are.
+FORMS = pytest.mark.parametrize("beside", [NONE, ALL], ids=["terminals", "characters"])
+
+
+def made(grammar: str, beside: Bytes, limits: LLParserLimits | None = None) -> LLMatcher:
+    matcher = LLMatcher(vocabulary(), LLMatcher.grammar_from_lark(lark_of_gbnf(grammar, beside)), limits=limits)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
+
+
+@FORMS
 @pytest.mark.parametrize(
     ("grammar", "text", "allowed"),
     [
@@ -90,8 +101,9 @@ ws ::= | " " | "\n" [ \t]{0,20}
         ('root ::= a? "y"\na ::= "x" a', "y", True),
     ],
 )
-def test_a_grammar_allows_its_texts(grammar, text, allowed):
-    assert accepts(Constraint(ConstraintKind.GRAMMAR, grammar), text) is allowed
+def test_a_grammar_allows_its_texts(grammar, text, allowed, beside):
+    matcher, ids = made(grammar, beside), [*text.encode()]
+    assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is allowed
 
 
 @pytest.mark.parametrize(
@@ -168,8 +180,9 @@ def written(numbers: random.Random, depth: int, rules: list[Texts]) -> tuple[str
     return f"({gbnf}){times}", repeated(texts, *TIMES[times])
 
 
+@FORMS
 @pytest.mark.parametrize("seed", range(100))
-def test_repetitions_in_repetitions_mean_what_they_say(seed):
+def test_repetitions_in_repetitions_mean_what_they_say(seed, beside):
     """Repetitions are flattened. This changes none of the texts that a grammar allows."""
     numbers, rules, lines = random.Random(seed), list[Texts](), list[str]()
     for number in range(2):
@@ -177,14 +190,13 @@ def test_repetitions_in_repetitions_mean_what_they_say(seed):
         lines.append(f"r{number} ::= {gbnf}")
         rules.append(texts)
     gbnf, texts = written(numbers, 4, rules)
-    source = Source("grammar", "\n".join([f"root ::= {gbnf}", *lines]), "")
-    first = LLMatcher(vocabulary(), grammar_of(source))
-    assert not first.is_error(), first.get_error()
+    grammar = "\n".join([f"root ::= {gbnf}", *lines])
+    first = made(grammar, beside)
     for length in range(LONGEST + 1):
         for letters in map("".join, product("ab", repeat=length)):
             matcher = first.deep_copy()
             is_allowed = matcher.try_consume_tokens([*letters.encode()]) == length and matcher.is_accepting()
-            assert is_allowed == (letters in texts), (source.source, letters)
+            assert is_allowed == (letters in texts), (grammar, letters)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +214,18 @@ def test_repetitions_in_repetitions_mean_what_they_say(seed):
     ],
 )
 def test_the_work_of_nested_repetitions_does_not_grow_with_the_text(grammar):
+    for beside in (NONE, ALL):
+        follow_long_text(grammar, beside)
+
+
+def follow_long_text(grammar: str, beside: Bytes) -> None:
     """Each way to divide the text would be an item of the parser. The limit on items is that of few ways."""
-    limits = LLParserLimits(max_items_in_row=50)
-    matcher = LLMatcher(vocabulary(), grammar_of(Source("grammar", grammar, "")), limits=limits)
+    matcher = made(grammar, beside, LLParserLimits(max_items_in_row=50))
     assert matcher.try_consume_tokens([*b"abc" * 100]) == 300, matcher.get_error()
     assert matcher.compute_bitmask() and not matcher.is_error(), matcher.get_error()
+
+
+@pytest.mark.parametrize("space", ["[ ]*", '" "?', '| " "'])
+def test_the_work_of_a_regular_expression_does_not_grow_with_the_text(space):
+    """A word without white space may be divided into words in many ways."""
+    follow_long_text(f"root ::= word (ws word)*\nword ::= [a-z]+\nws ::= {space}", NONE)

@@ -46,6 +46,23 @@ def test_it_means_what_the_client_wrote(vocabulary, kind, source, good, bad, hea
         assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is is_good
 
 
+def test_calls_beside_an_answer_in_gbnf_are_allowed(vocabulary) -> None:
+    """One terminal for the answer would take the beginning of a call, and then need its own end."""
+    head = 'start: (answer | calls)\ncalls: "<call>" /[a-z]+/ "</call>"'
+    for text in ("<call>x</call>", "sure!"):
+        matcher = LLMatcher(vocabulary, grammar_of(Source("grammar", 'root ::= [^!]+ "!"', head)))
+        ids = vocabulary.tokenize_str(text)
+        assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), (text, matcher.get_error())
+
+
+def test_line_breaks_behind_thoughts_are_not_taken_for_the_answer(vocabulary) -> None:
+    """One terminal for the answer would read them as its own beginning, and then need a b."""
+    head = 'start: "t" gap answer\ngap: /\\n*/'
+    matcher = LLMatcher(vocabulary, grammar_of(Source("grammar", r'root ::= "\nab" | "ac"', head)))
+    ids = vocabulary.tokenize_str("t\nac")
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
+
+
 @pytest.mark.parametrize("head", ["", HEAD])
 @pytest.mark.parametrize(
     ("kind", "source", "complaint"),
