@@ -74,6 +74,7 @@ class Session:
         if self._tools is not None and time.monotonic() < self._fresh_until_s:
             return self._tools
         self._opened(attempt)
+        self._tools = None  # a list that fails leaves no old one behind
         self._fresh_until_s = float("inf")  # a notification that comes meanwhile lowers it
         found: dict[str, McpTool] = {}
         cursor: str | None = None

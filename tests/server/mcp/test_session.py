@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 import time
@@ -13,11 +14,12 @@ from typing import Any
 import pytest
 
 from server.mcp.attempt import Attempt
-from server.mcp.errors import McpLost, McpRefused, McpStatus, McpStopped
+from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus, McpStopped
 from server.mcp.http import HttpTransport, Place, header_value
 from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
 from server.mcp.tools import McpTool, ToolResult
+from server.mcp.wire import Request
 from tests.doubles.mcp_server import Behaviour, serving, tool
 
 PATIENT_S = 60.0
@@ -156,6 +158,51 @@ def test_a_list_is_kept_as_long_as_the_server_says(over_http: Any) -> None:
     first = session.tools(Attempt(PATIENT_S))
     num_seen = len(behaviour.seen)
     assert session.tools(Attempt(PATIENT_S)) == first and len(behaviour.seen) == num_seen
+
+
+class Scripted:
+    """A transport whose server answers each method by a script: it returns the next result, or raises the next error."""
+
+    keeps_open = True
+    version = ""
+
+    def __init__(self, hear: Callable[[Any], None], scripts: dict[str, list[Any]]) -> None:
+        self.hear = hear
+        self._scripts = scripts
+
+    def exchange(self, request: Request, attempt: Attempt) -> Any:
+        answer = self._scripts[request.method].pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def notify(self, message: bytes, attempt: Attempt) -> None:
+        self._scripts["notified"].append(json.loads(message)["method"])
+
+    def close(self) -> None:
+        self._scripts["notified"].append("closed")
+
+
+FAULTS = [McpRefused("busy", -32000), McpStopped("late"), KeyboardInterrupt(), {"tools": 5}]
+DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {"listChanged": True}}}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["refused", "late", "interrupted", "no list"])
+def test_a_list_that_fails_leaves_no_old_one_behind(fault: Any) -> None:
+    """The server has said that its tools have changed, so the earlier list is wrong."""
+    lists = [{"tools": [tool("a")]}, fault, {"tools": [tool("b")]}]
+    hears: list[Any] = []
+
+    def connect(hear: Any) -> Scripted:
+        hears.append(hear)
+        return Scripted(hear, {"server/discover": [DISCOVERED], "tools/list": lists, "notified": []})
+
+    session = Session("x", connect)
+    assert [one.name for one in session.tools(Attempt(PATIENT_S))] == ["a"]
+    hears[-1]({"method": "notifications/tools/list_changed"})
+    with pytest.raises((McpError, KeyboardInterrupt)):
+        session.tools(Attempt(PATIENT_S))
+    assert [one.name for one in session.tools(Attempt(PATIENT_S))] == ["b"]
 
 
 def test_the_headers_repeat_the_body(over_http: Any) -> None:
