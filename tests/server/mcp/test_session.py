@@ -205,6 +205,24 @@ def test_a_list_that_fails_leaves_no_old_one_behind(fault: Any) -> None:
     assert [one.name for one in session.tools(Attempt(PATIENT_S))] == ["b"]
 
 
+@pytest.mark.parametrize("interrupted", ["server/discover", "initialize"])
+def test_a_connection_whose_beginning_is_interrupted_is_not_used(interrupted: str) -> None:
+    """Ctrl-C ends a call while the session agrees on a version. The next call begins anew, with another process."""
+    scripts: dict[str, list[Any]] = {
+        "server/discover": [McpRefused("unknown", -32601)],
+        "initialize": [{"protocolVersion": "2025-11-25"}],
+        "tools/call": [{"content": [{"type": "text", "text": "done"}]}],
+        "notified": [],
+    }
+    scripts[interrupted].insert(0, KeyboardInterrupt())
+    scripts["server/discover"].append(McpRefused("unknown", -32601))
+    session = Session("x", lambda hear: Scripted(hear, scripts))
+    with pytest.raises(KeyboardInterrupt):
+        called(session, "any")
+    assert called(session, "any").text == "done"
+    assert scripts["notified"] == ["closed", "notifications/initialized"]
+
+
 def test_the_headers_repeat_the_body(over_http: Any) -> None:
     behaviour = Behaviour()
     session = over_http(behaviour, authorization="Bearer secret", host="elsewhere")
