@@ -156,14 +156,15 @@ class HttpTransport:
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
 
     def _headers(self) -> dict[str, str]:
-        """Return the headers of every request: the configured ones, except OWN_HEADERS, and those that this client sets itself."""
-        configured = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
+        """Return the headers of every request by their names in small letters: the configured ones, except OWN_HEADERS, and those that this
+        client sets itself."""
+        configured = {name.lower(): value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
         return {
+            "user-agent": "relaxserve",
             **configured,
             "content-type": "application/json",
             "accept": "application/json, text/event-stream",
-            "user-agent": "relaxserve",
             "mcp-protocol-version": self.version,
             **told,
         }

@@ -194,7 +194,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         seen = self.behaviour
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        seen.headers.append({name.lower(): value for name, value in self.headers.items()})
+        seen.headers.append({name.lower(): ", ".join(self.headers.get_all(name, ())) for name in self.headers})
         session, method = self.headers.get("mcp-session-id"), message.get("method")
         is_known = seen.era != "legacy" or method in ("initialize", "server/discover") or session in seen.sessions
         if seen.redirect or seen.status != 200:

@@ -234,6 +234,15 @@ def test_the_headers_repeat_the_body(over_http: Any) -> None:
     assert sent["host"].startswith("127.0.0.1:")
 
 
+def test_a_configured_header_is_sent_once(over_http: Any) -> None:
+    behaviour = Behaviour()
+    called(over_http(behaviour, **{"User-Agent": "mine", "AUTHORIZATION": "old", "authorization": "new"}), "add", a=1, b=1)
+    for sent in behaviour.headers:
+        assert (sent["user-agent"], sent["authorization"]) == ("mine", "new")
+    called(over_http(behaviour), "add", a=1, b=1)
+    assert behaviour.headers[-1]["user-agent"] == "relaxserve"
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
