@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -108,9 +109,9 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. Once open, the connection ends with the attempt. Keep the first session id
-        that a server of an earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the
-        connection, or if the attempt ends."""
+        """Send a request and yield its response. The connection ends with the attempt. Keep the first session id that a server of an
+        earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the connection, or if the
+        attempt ends."""
         connection = self._connection(attempt)
         sock = connection.sock
         assert sock is not None
@@ -135,16 +136,13 @@ class HttpTransport:
     def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
         """Return a new connection to the first address of the host that accepts one. Raise McpError if none does, or if the attempt has
         ended."""
-        addresses = resolve(self._host, self._port, self._name, may_be_private=self._place.may_be_private)
+        addresses = resolve(self._host, self._port, self._name, attempt, may_be_private=self._place.may_be_private)
         fault: OSError | None = None
         for address in addresses:
             if attempt.has_ended:
                 break
             try:
-                sock = socket.create_connection((address, self._port), min(CONNECT_S, attempt.remaining_s))
-                if self._is_tls:
-                    sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self._host)
-                sock.settimeout(attempt.remaining_s)
+                sock = self._opened(address, attempt)
             except OSError as error:
                 fault = error
                 continue
@@ -154,6 +152,26 @@ class HttpTransport:
         if attempt.has_ended:
             raise attempt.fault(self._name)
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
+
+    def _opened(self, address: str, attempt: Attempt) -> socket.socket:
+        """Return a connection to an address, after the handshake of TLS if the URL asks for TLS. Raise OSError if that fails, takes longer
+        than CONNECT_S for either part, or if the attempt ends."""
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            sock.settimeout(min(CONNECT_S, attempt.remaining_s))
+            with attempt.stopping(partial(_shut, sock)):
+                sock.connect((address, self._port))
+            if self._is_tls:
+                context = ssl.create_default_context()
+                sock = context.wrap_socket(sock, server_hostname=self._host, do_handshake_on_connect=False)
+                sock.settimeout(min(CONNECT_S, attempt.remaining_s))
+                with attempt.stopping(partial(_shut, sock)):
+                    sock.do_handshake()
+            sock.settimeout(attempt.remaining_s)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
     def _headers(self) -> dict[str, str]:
         """Return the headers of every request by their names in small letters: the configured ones, except OWN_HEADERS, and those that this

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from server import mcp
 from server.mcp.attempt import Attempt
 from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus, McpStopped
 from server.mcp.http import HttpTransport, Place, header_value
@@ -320,6 +322,25 @@ def test_a_server_that_is_not_there_is_named() -> None:
     nothing = Session("x", partial(HttpTransport, "x", Place("http://127.0.0.1:1/mcp", may_be_private=True)))
     with pytest.raises(McpLost, match="cannot be reached at 127"):
         nothing.tools(Attempt(PATIENT_S))
+
+
+@pytest.mark.parametrize("accepts", [False, True], ids=["connect", "handshake"])
+def test_a_cancelled_call_waits_for_no_connection(accepts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full backlog leaves a connection without an answer, and a server that is silent one without the handshake of TLS."""
+    monkeypatch.setattr(mcp.http, "CONNECT_S", 60.0)
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(0 if accepts else 4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        place = Place(f"https://127.0.0.1:{listening.getsockname()[1]}/mcp", may_be_private=True)
+        session, attempt = Session("x", partial(HttpTransport, "x", place)), Attempt(PATIENT_S)
+        threading.Timer(0.3, attempt.cancel).start()
+        began_s = time.monotonic()
+        with pytest.raises(McpStopped, match="was cancelled"):
+            session.tools(attempt)
+        assert time.monotonic() - began_s < 30
 
 
 def test_a_process_gets_few_variables(over_stdio: Open, monkeypatch: pytest.MonkeyPatch) -> None:
