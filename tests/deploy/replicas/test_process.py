@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,19 @@ def test_a_server_that_cannot_start_leaves_no_secret(broken: str, model: str, tm
     with pytest.raises((OSError, SettingsError)):
         ServerProcess([model], {}, address="127.0.0.1", stages=StagePlaces(("10.0.0.1:7000",), "secret of the stages"))
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_log_that_cannot_be_written_for_a_while_is_passed_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(StringIO):
+        def write(self, text: str) -> int:
+            if text == "second\n":
+                raise OSError(errno.ENOSPC, "the disk is full")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", disk := FullDisk())
+    log = PassedLog(StringIO("first\nsecond\nthird\n"))
+    assert log.last_lines() == "first\nsecond\nthird"
+    assert disk.getvalue() == "first\nthird\n"
 
 
 def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
