@@ -25,6 +25,7 @@ UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -3202
 MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)  # sent only by servers of the newest version
 PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
+MOST_FRESH_MS = 86_400_000  # longest time for which a list of tools is kept
 TOOLS_CHANGED = "notifications/tools/list_changed"
 log = logging.getLogger(__name__)
 
@@ -270,4 +271,4 @@ def _announces_changes(found: Message) -> bool:
 
 def _seconds(milliseconds: object) -> float:
     """Return for how many seconds a list may be kept: 0 if the server names no time, because it may then change the list at any time."""
-    return max(0.0, milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0
+    return min(max(0, milliseconds), MOST_FRESH_MS) / 1000 if isinstance(milliseconds, int | float) else 0.0

@@ -17,7 +17,7 @@ from deploy.attachments import sessions
 from deploy.cli import tool_turns
 from deploy.cli.chat import chat
 from deploy.cli.tool_turns import CANCELLED, REFUSED, attached
-from deploy.toolbox import Toolbox
+from deploy.toolbox import Toolbox, _progress
 from server.messages import Submit
 from server.models.state import ModelSpec
 from server.settings import SettingsError
@@ -187,3 +187,16 @@ def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFix
     chat("What is 2 plus 3?", None, None, None, None, None, [COMMAND], yes=True, url=server.url, key=None)
     shown = capsys.readouterr()
     assert shown.out == "\nFive.\n" and 'env: add {"a": 2, "b": 3}' in shown.err
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"progress": 1, "total": 2, "message": "half"}, "1 of 2, half"),
+        ({"progress": 10**400, "total": 10**400, "message": "much"}, "much"),
+        ({"progress": "1", "total": None}, ""),
+    ],
+    ids=["plain", "huge", "no numbers"],
+)
+def test_progress_that_cannot_be_shown_is_left_out(told: dict[str, Any], shown: str) -> None:
+    assert _progress(told) == shown

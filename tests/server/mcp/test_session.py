@@ -147,6 +147,16 @@ def test_progress_is_reported(over_stdio: Open, over_http: Any) -> None:
         assert [(one["progress"], one["total"]) for one in heard] == [(1, 2)]
 
 
+def test_a_notification_that_cannot_be_heard_costs_one_call(over_stdio: Open) -> None:
+    def fail(_: Any) -> None:
+        raise ZeroDivisionError
+
+    session = over_stdio("modern")
+    with pytest.raises(McpLost, match="cannot be read: ZeroDivisionError"):
+        session.call(McpTool("add", "", {}), {"a": 1, "b": 1}, Attempt(PATIENT_S, fail))
+    assert called(session, "add", a=1, b=1).text == "2"
+
+
 def test_changed_tools_are_listed_again(session: Session) -> None:
     before = session.tools(Attempt(PATIENT_S))
     called(session, "grow")
@@ -223,6 +233,12 @@ def test_a_connection_whose_beginning_is_interrupted_is_not_used(interrupted: st
         called(session, "any")
     assert called(session, "any").text == "done"
     assert scripts["notified"] == ["closed", "notifications/initialized"]
+
+
+@pytest.mark.parametrize("ttl_ms", [10**400, -1, "soon"], ids=["huge", "negative", "a word"])
+def test_a_strange_time_of_a_list_is_no_fault(over_http: Any, ttl_ms: Any) -> None:
+    session = over_http(Behaviour(ttl_ms=ttl_ms))
+    assert session.tools(Attempt(PATIENT_S)) == session.tools(Attempt(PATIENT_S))
 
 
 def test_the_headers_repeat_the_body(over_http: Any) -> None:
