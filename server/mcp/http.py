@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -79,7 +78,7 @@ class HttpTransport:
             for _ in range(MAX_CONTINUATIONS):
                 if found is not None or self.is_modern or not reader.last_id:
                     break
-                time.sleep(min(reader.retry_ms / 1000, attempt.remaining_s))
+                attempt.pause(reader.retry_ms / 1000)
                 with self._sent("GET", None, {"last-event-id": reader.last_id}, attempt) as response:
                     found, reader = self._answer(response, request, attempt, reader)
             if found is None:

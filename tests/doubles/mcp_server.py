@@ -62,6 +62,7 @@ class Behaviour:
     redirect: str = ""
     as_events: bool = False
     cuts_streams: bool = False  # ends each stream of events before the answer, which a GET continues
+    retry_ms: int = 1  # time after which the client is to continue a stream
     ttl_ms: int = 0
 
     def answers(self, message: Message) -> Iterator[Message | bytes]:
@@ -240,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         try:
-            self.wfile.write(b": a comment\r\n\r\nretry: 1\n")
+            self.wfile.write(b": a comment\r\n\r\nretry: %d\n" % self.behaviour.retry_ms)
             for message in sent:
                 if cut and isinstance(message, dict) and "result" in message:
                     self.wfile.write(b"id: %d\ndata:\n\n" % message["id"])

@@ -305,6 +305,16 @@ def test_a_stream_that_ends_early_is_continued(over_http: Any) -> None:
         called(over_http(Behaviour("modern", as_events=True, cuts_streams=True)), "add", a=1, b=1)
 
 
+def test_a_cancelled_call_continues_no_stream(over_http: Any) -> None:
+    session, attempt = over_http(Behaviour("legacy", as_events=True, cuts_streams=True, retry_ms=50_000)), Attempt(PATIENT_S)
+    session.tools(Attempt(PATIENT_S))
+    threading.Timer(0.3, attempt.cancel).start()
+    began_s = time.monotonic()
+    with pytest.raises(McpStopped, match="was cancelled"):
+        session.call(McpTool("add", "", {}), {"a": 1, "b": 1}, attempt)
+    assert time.monotonic() - began_s < 30
+
+
 @pytest.mark.parametrize("as_events", [False, True])
 def test_cancellation_reaches_the_server(over_http: Any, as_events: bool) -> None:
     behaviour = Behaviour("legacy", as_events=as_events)
