@@ -247,6 +247,19 @@ def test_names_of_another_model_are_not_those_of_the_command_line(serve, tmp_pat
     assert serve(initial=(ModelSpec("null", "null"),), state_file=state).http().get("/admin/aliases").json() == {}
 
 
+@pytest.mark.parametrize("slow", ["null", "other"])
+def test_a_name_of_the_command_line_stays_there(serve, answering, tmp_path, slow):
+    """A saved model loses it, whichever of the two models is loaded first."""
+    state = tmp_path / "state.json"
+    write_state(state, SavedState((ModelSpec("other", "other", aliases=("live", "mate")),)))
+    scripts = {slow: answering("", load_s=0.3)}
+    initial = (ModelSpec("null", "null", aliases=("live",)),)
+    server = serve(initial=initial, state_file=state, scripts=scripts, is_cached=lambda _: True)  # so they load at the same time
+    while not all(model.loaded for model in server.registry.models()):
+        time.sleep(0.005)
+    assert server.http().get("/admin/aliases").json() == {"live": "null", "mate": "other"}
+
+
 def test_a_new_version_of_the_files_keeps_created_models(serve):
     version = ["1"]
     server = serve(identify=lambda _source: version[0], initial=(), model_root="/")
