@@ -15,8 +15,10 @@ import pytest
 
 from deploy.attachments import sessions
 from deploy.cli import tool_turns
-from deploy.cli.chat import chat
+from deploy.cli.chat import Talk, _answer_or_tell, chat
+from deploy.cli.conversation import Conversation
 from deploy.cli.tool_turns import CANCELLED, REFUSED, attached
+from deploy.client import Client
 from deploy.toolbox import Toolbox, _progress
 from server.messages import Submit
 from server.models.state import ModelSpec
@@ -187,6 +189,20 @@ def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFix
     chat("What is 2 plus 3?", None, None, None, None, None, [COMMAND], yes=True, url=server.url, key=None)
     shown = capsys.readouterr()
     assert shown.out == "\nFive.\n" and 'env: add {"a": 2, "b": 3}' in shown.err
+
+
+def test_an_interrupt_while_tools_are_listed_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may take a minute to start."""
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    conversation = Conversation(Client("http://127.0.0.1:1", ""), "demo")
+    conversation.turns.append({"role": "user", "content": "earlier"})
+    with attached([COMMAND], approves_all=True) as tools:
+        monkeypatch.setattr(Toolbox, "offered", interrupted)
+        _answer_or_tell("hello", Talk(conversation, {}, tools))
+    assert conversation.turns == [{"role": "user", "content": "earlier"}]
 
 
 @pytest.mark.parametrize(
