@@ -265,6 +265,16 @@ def header_value(text: str) -> str:
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
+def header_fault(headers: Mapping[str, str]) -> str:
+    """Return what is wrong with the first header that cannot be sent, or "" if all can. Values may be secret, so none is shown."""
+    for name, value in headers.items():
+        if not (name.isascii() and name.isprintable() and " " not in name and ":" not in name and name):
+            return f"has {name!r:.60}, which is no name of a header"
+        if not (value.isascii() and value.isprintable()):
+            return f"has a value for {name:.60} that no header can carry"
+    return ""
+
+
 def _shut(sock: socket.socket) -> None:
     """End a connection on which another thread waits."""
     with suppress(OSError):

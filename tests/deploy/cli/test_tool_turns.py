@@ -152,6 +152,9 @@ def test_files_of_other_programs_are_read(stack: ExitStack, tmp_path: Path, monk
         ('{"mcpServers": {"a": {}}}', "a in .* has neither a command nor a url"),
         ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args of a"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env of a"),
+        ('{"mcpServers": {"a": {"url": "https://[::1", "headers": {}}}}', r"address of MCP server 'a' is 'https://\[::1'"),
+        ('{"mcpServers": {"a": {"url": "https://a", "headers": {"x-key": "one\\n"}}}}', "value for x-key that no header can carry"),
+        ('{"mcpServers": {"a": {"url": "https://a", "headers": {"x key": "one"}}}}', "'x key', which is no name of a header"),
         ('{"servers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}', "needs the variable NO_SUCH_VARIABLE"),
         ('{"servers": {"a": {"command": "${input:key}"}}}', "only an editor can replace"),
     ],
@@ -163,7 +166,7 @@ def test_bad_files_are_refused_by_name(document: str, told: str, tmp_path: Path)
         sessions([str(path)])
 
 
-@pytest.mark.parametrize("text", ["", "'unclosed", "http://"])
+@pytest.mark.parametrize("text", ["", "'unclosed", "http://", "https://[::1", "http://[x]/mcp"])
 def test_bad_names_of_servers_are_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         sessions([text])
