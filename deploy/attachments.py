@@ -17,7 +17,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from runtime.files import at_home, regular
-from server.mcp.http import HttpTransport, Place
+from server.mcp.http import HttpTransport, Place, header_fault
 from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
 from server.settings import SettingsError
@@ -36,7 +36,7 @@ def sessions(texts: Sequence[str]) -> list[Session]:
     found: list[Session] = []
     for text in texts:
         if re.match(r"https?://", text):
-            found.append(_remote(_free(urlsplit(text).hostname or "server", found), text, {}))
+            found.append(_remote(_free(_host(text) or "server", found), text, {}))
         elif text.endswith(".json") and at_home(text).exists():
             found += [_described(_free(name, found), entry, text) for name, entry in _entries(at_home(text)).items()]
         else:
@@ -67,9 +67,20 @@ def _local(name: str, command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def _remote(name: str, url: str, headers: Mapping[str, str]) -> Session:
-    if not urlsplit(url).hostname:
+    """Return the session of a server at an address. Raise SettingsError if the address names no host, or a header cannot be sent."""
+    if not _host(url):
         raise SettingsError(f"the address of MCP server {name!r} is {url!r:.200}; expected http://HOST or https://HOST")
+    if fault := header_fault(headers):
+        raise SettingsError(f"headers of MCP server {name!r} {fault}")
     return Session(name, partial(HttpTransport, name, Place(url, headers, may_be_private=True)))
+
+
+def _host(url: str) -> str:
+    """Return the host of an address, or "" if it names none."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # brackets without an IPv6 address between them
+        return ""
 
 
 def _entries(path: Path) -> Mapping[str, Any]:

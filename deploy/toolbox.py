@@ -14,6 +14,7 @@ from server.mcp.session import Session
 from server.mcp.tools import McpTool, ToolResult
 from server.text.dialects.calls.characters import object_of
 
+MOST_SHOWN = 1e15  # progress is shown up to this number; a larger one may be too large for a float
 LIST_S, CALL_S = 60.0, 600.0  # longest times for a list of tools, and for a call, which the user can cancel
 
 
@@ -86,5 +87,6 @@ def _function(name: str, tool: McpTool) -> dict[str, Any]:
 def _progress(told: Mapping[str, Any]) -> str:
     """Return a message of progress in words: how much is done, and the server's text. Parts that the message lacks are left out."""
     message, done, total = told.get("message"), told.get("progress"), told.get("total")
-    share = f"{done:g} of {total:g}" if isinstance(done, int | float) and isinstance(total, int | float) else ""
+    is_shown = all(isinstance(number, int | float) and abs(number) < MOST_SHOWN for number in (done, total))
+    share = f"{done:g} of {total:g}" if is_shown else ""
     return ", ".join(part for part in (share, f"{message:.200}" if isinstance(message, str) else "") if part)

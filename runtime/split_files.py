@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from glob import escape
 
 MOST_PARTS = 1000
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(gguf|safetensors)", re.ASCII | re.DOTALL)
@@ -23,6 +24,6 @@ def stem_of(name: str) -> str:
 
 
 def pattern_of(name: str) -> str:
-    """Return a shell pattern of the names of all parts, given the name of one part, or any other name unchanged."""
+    """Return a shell pattern of the names of all parts, given the name of one part. The pattern of any other name fits this name alone."""
     first, *others = parts_of(name)
-    return first.replace("-00001-of-", "-?????-of-") if others else name
+    return escape(first).replace("-00001-of-", "-?????-of-") if others else escape(name)

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 class SettingsError(ValueError):
@@ -125,6 +126,8 @@ class ServerSettings:
             for value in getattr(self, name):
                 if not re.fullmatch(form, value, re.ASCII):
                     raise SettingsError(f"{name} has {value!r}; expected {expectation}")
+        for entry in self.mcp_servers:
+            _require_place(entry)
         if not (self.has_api_keys or self.insecure or is_loopback(self.host)):
             raise SettingsError(
                 f"host is {self.host!r}, which other machines can reach, and no API key is set; "
@@ -188,6 +191,14 @@ def _require_network(text: str) -> None:
         ipaddress.ip_network(text, strict=False)
     except ValueError:
         raise SettingsError(f"proxy_networks has {text!r}; expected an address or a network, such as 10.0.0.7 or 10.0.0.0/8") from None
+
+
+def _require_place(entry: str) -> None:
+    """Raise SettingsError unless brackets in the URL of an MCP server hold an address, and its port is one."""
+    try:
+        _ = urlsplit(entry.partition("=")[2]).port
+    except ValueError as error:
+        raise SettingsError(f"mcp_servers has {entry!r}: {error}") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -123,13 +123,18 @@ def _obey(line: str, conversation: Conversation) -> None:
 
 
 def _answer_or_tell(line: str, talk: Talk) -> None:
-    """Answer a message. Print a fault of the server, after which the conversation is as before."""
+    """Answer a message. Print a fault of the server. After a fault, or an interrupt that ends neither an answer nor a call, the
+    conversation is as before."""
     num_turns = len(talk.conversation.turns)
     try:
         _answer(line, talk, {})
+    except KeyboardInterrupt:  # for example while a server of tools starts
+        errors.print()
     except ServerFault as error:
-        del talk.conversation.turns[num_turns:]
         errors.print(f"error: {error}", style="red", highlight=False)
+    else:
+        return
+    del talk.conversation.turns[num_turns:]
 
 
 def _answer(line: str, talk: Talk, usage: dict[str, int] | None = None) -> None:

@@ -20,7 +20,7 @@ class CacheWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept_since_s = 0.0
         self._clock = clock
-        self._stored_s: dict[tuple[int, int], float] = {}  # time at which a page was stored, by cache group and hash
+        self._stored_s: dict[tuple[bytes, int, int], float] = {}  # time at which a page was stored, by topic, cache group and hash
         self._numbers: dict[bytes, int] = {}  # number of the last batch, by topic
 
     def kept_s(self) -> float | None:
@@ -37,10 +37,10 @@ class CacheWatch:
             match event:
                 case ["BlockStored", hashes, _, _, _, _, _, *more]:
                     group = more[2] if len(more) > 2 else 0
-                    self._stored_s.update(dict.fromkeys(((group, page) for page in hashes), self._clock()))
+                    self._stored_s.update(dict.fromkeys(((topic, group, page) for page in hashes), self._clock()))
                 case ["BlockRemoved", hashes, _, *more]:
                     group = more[0] if more else 0
-                    stored = [self._stored_s.pop((group, page), 0.0) for page in hashes]
+                    stored = [self._stored_s.pop((topic, group, page), 0.0) for page in hashes]
                     self.kept_since_s = max([self.kept_since_s, *stored])
                 case _:
                     self._clear()

@@ -104,7 +104,7 @@ class Passage(Response):
     progress: Progress = field(default_factory=Progress)
     failed: set[str] = field(default_factory=set[str])  # replicas that have failed this request
     lost: set[str] = field(default_factory=set[str])  # those of them that may be gone; the others are busy, or lack the model
-    num_busy: int = 0  # number of times that a replica was busy or away
+    num_busy: int = 0  # number of times that a queue was full, or that a replica was away from a request that does not wait for it
     refusal: _Refusal | None = None  # the last answer of a busy replica, which the client gets if no other replica is left
     # Time from which the wait for a replica counts: when the request arrived, or when the last replica that had it broke off. The time that
     # replicas took to refuse the request is added, so it does not count as waiting.
@@ -220,7 +220,7 @@ class Passage(Response):
         waits = is_away and self.method == "POST"  # probes want to hear that a server is away
         if is_busy and (waits or self.num_busy < MOST_BUSY):
             self.failed.add(lease.replica)
-            self.num_busy += 1
+            self.num_busy += not waits
             self.refusal = None if waits else _Refusal(answer.status, _passed(answer.headers), whole)
             return False
         heir = lease.replica if self.started else ""

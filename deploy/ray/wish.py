@@ -138,12 +138,12 @@ def _model_in(path: str, query: Mapping[str, list[str]]) -> str:
 
 def chain(fields: Mapping[str, Any], tenant: str) -> tuple[bytes, ...]:
     """Return the key chain of a request's prompt: a key for each whole block, at most MOST_KEYS. Prompts of other tenants, and with other
-    cache salts, have other keys, as their pages have."""
+    cache salts, have other keys, as their pages have. The tenant and the salt are no blocks themselves, because a token may be long."""
     turns = next((fields[name] for name in TURNS if name in fields), None)
-    text = msgspec.json.encode([tenant, _salt(fields), *(fields.get(name) for name in BEFORE)])
+    text = msgspec.json.encode([fields.get(name) for name in BEFORE])
     text += msgspec.json.encode(turns)[: MOST_KEYS * BLOCK]
     keys: list[bytes] = []
-    digest = b""
+    digest = blake2b(msgspec.json.encode([tenant, _salt(fields)]), digest_size=KEY_BYTES).digest()
     for at in range(0, min(len(text), MOST_KEYS * BLOCK) - BLOCK + 1, BLOCK):
         digest = blake2b(digest + text[at : at + BLOCK], digest_size=KEY_BYTES).digest()
         keys.append(digest)

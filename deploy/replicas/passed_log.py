@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import IO
 
 LAST_LINES = 3
@@ -33,4 +34,5 @@ class PassedLog:
         with self._pipe:
             for line in self._pipe:
                 self._last.append(line)
-                sys.stderr.write(line)
+                with suppress(OSError):  # a disk may be full for a while
+                    sys.stderr.write(line)

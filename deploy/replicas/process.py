@@ -26,7 +26,6 @@ from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
 from runtime.own_folder import OwnFolder
 from server.messages import LOCAL
-from server.settings import SettingsError
 
 FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder
 READY_POLL_S = 0.1
@@ -71,6 +70,25 @@ class ServerProcess:
         divided."""
         self.key = secrets.token_hex(16)
         self._folder = OwnFolder(Path(tempfile.gettempdir()), FOLDER)
+        try:
+            self._process = self._started(models, settings, address=address, num_threads=num_threads, stages=stages)
+        except BaseException:
+            self.clean()
+            raise
+        assert self._process.stderr is not None
+        self._log = PassedLog(self._process.stderr)
+        self._is_silent = False
+
+    def _started(
+        self,
+        models: Sequence[str | dict[str, Any]],
+        settings: Mapping[str, Any],
+        *,
+        address: str,
+        num_threads: int | None,
+        stages: StagePlaces | None,
+    ) -> subprocess.Popen[str]:
+        """Write the files of the server into its folder, and start its process."""
         folder = self._folder.path
         self.events = f"ipc://{folder}/events"
         environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
@@ -82,11 +100,7 @@ class ServerProcess:
             written |= {"models": [_in_stages(entry, stages) for entry in models], "stage_secret_file": str(secret)}
             environment.pop(f"{PREFIX}STAGE_SECRET_FILE", None)
         config.write_text(yaml.safe_dump(written))
-        try:
-            found, _ = gather({}, environment, config=config)  # says what is wrong before a process starts
-        except SettingsError:
-            self.clean()
-            raise
+        found, _ = gather({}, environment, config=config)  # says what is wrong before a process starts
         host = address if found.has_api_keys or found.insecure else "127.0.0.1"
         port = _free_port(host)
         config.write_text(yaml.safe_dump({**written, "host": host, "port": port}))
@@ -96,12 +110,9 @@ class ServerProcess:
             environment.setdefault(f"{PREFIX}THREADS", str(num_threads))
         words = bound((*command("deploy.cli"), "serve", "--config", str(config)))
         # In a group of its own, it takes no Ctrl-C of a terminal: this process stops it when its requests have ended.
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             words, env=environment, process_group=0, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
         )
-        assert self._process.stderr is not None
-        self._log = PassedLog(self._process.stderr)
-        self._is_silent = False
 
     @property
     def pid(self) -> int:
@@ -117,12 +128,15 @@ class ServerProcess:
         self._log.wait()
 
     def wait_until_ready(self) -> None:
-        """Wait until the server is ready. Raise ServerEnded if it ends first."""
+        """Wait until the server is ready. If it ends first, remove its files and raise ServerEnded."""
         while True:
-            self.require()
             try:
+                self.require()
                 self.ask("/health/ready")
                 return
+            except ServerEnded:
+                self.clean()
+                raise
             except OSError:
                 time.sleep(READY_POLL_S)
 

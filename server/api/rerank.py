@@ -261,10 +261,11 @@ def _prompted(
 ) -> list[Pair]:
     """Build the model's prompt for each pair of query and document. With `keep`, longer prompts are cut to so many tokens: the end of the
     document is removed, and if that is not enough, the end of the text before it. The texts `before` and `after` of `prompt` always remain.
-    If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context."""
+    If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context, or `keep` leaves no
+    token of the texts."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
-    room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
+    room = None if keep is None else _room(keep, context, len(before) + len(after))
     first, second, third = prompt.marks
     texts = [f"{first}{instruction or prompt.instruction}{second}{query}{third}{document}" for query, document in asked]
     bodies = encode_prompts(texts, loaded.tokenizer, param, special=False, context=context, keep=room, side="right")
@@ -283,16 +284,25 @@ def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
 
 def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | None, param: str) -> Pair:
     """Join two texts into a pair. With `keep`, the second text is truncated before the first, because the query matters more than the end
-    of a document. Raise ApiError if the pair is empty or exceeds the context."""
+    of a document. Raise ApiError if the pair is empty or exceeds the context, or if `keep` leaves no token of the texts."""
     template, context = loaded.tokenizer.pair_template, context_of(loaded)
     if keep is not None:
-        room = max(0, min(keep, context) - template.num_special)
+        room = _room(keep, context, template.num_special)
         first = first[:room]
         second = second[: room - len(first)]
     pair = template.join(first, second)
     if not pair.ids or len(pair.ids) > context:
         raise too_long(context, f"a pair of texts has {len(pair.ids)} tokens", param)
     return pair
+
+
+def _room(keep: int, context: int, num_around: int) -> int:
+    """Return how many tokens of the texts fit among the `keep` tokens of a pair: `num_around` of them belong to the model's prompt. Raise
+    ApiError if none fits, because then all pairs would be equal."""
+    if (room := min(keep, context) - num_around) >= 1:
+        return room
+    why = f"because the model's prompt takes {num_around} tokens besides the texts"
+    raise invalid("truncate_prompt_tokens", f"truncate_prompt_tokens is {keep}; expected at least {num_around + 1}, {why}")
 
 
 async def _vectors(

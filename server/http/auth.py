@@ -145,6 +145,10 @@ class Guard:
             )
         return Passed(Access.PEER)
 
+    def key_digests(self) -> set[str]:
+        """Return the digests of all API keys, by which `Passed` names them."""
+        return self._api.short_digests
+
     def limits_of(self, passed: Passed) -> KeyLimits:
         """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key is gone or is no API
         key."""

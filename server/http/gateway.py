@@ -71,7 +71,7 @@ class Gateway:
         self._error_shapes = error_shapes
         self._watchers = watchers
         self._kept = kept
-        self._rates = Rates()
+        self._rates = Rates(guard.key_digests)
         self._is_leaving = is_leaving
         self._proxies = Proxies(settings.proxy_networks, settings.root_path)
 

@@ -91,6 +91,11 @@ class KeyRing:
         return next((known.limits for known in (*self._given, *self._read) if short(known.digest) == short_digest), None)
 
     @property
+    def short_digests(self) -> set[str]:
+        """The short digests of all keys (see `short`)."""
+        return {short(known.digest) for known in (*self._given, *self._read)}
+
+    @property
     def restricts_models(self) -> bool:
         """True if some keys may not use all models."""
         return any(known.limits.models for known in (*self._given, *self._read))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from server.errors import RATE_LIMITED, ApiError
@@ -100,18 +100,23 @@ class KeyUse:
 
 
 class Rates:
-    """The use of each key that has rates. Only keys of the operator get an entry, so there are few."""
+    """The use of each key that has rates. A key that is gone loses its entry when another key gets one."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, known: Callable[[], Container[str]], now_s: Callable[[], float] = time.monotonic) -> None:
+        """`known` returns the digests of all keys that there are now."""
+        self._known = known
         self._now_s = now_s
         self._uses: dict[str, KeyUse] = {}
 
     def of(self, key: str, limits: KeyLimits) -> KeyUse | None:
-        """Return the use of a key, or None if the key has no rates. If the limits of the key have changed, its use begins at zero."""
+        """Return the use of the key with a digest, or None if the key has no rates. If the limits of the key have changed, its use begins
+        at zero."""
         if not limits.has_rates:
             return None
         use = self._uses.get(key)
         if use is None or use.limits != limits:
+            known = self._known()
+            self._uses = {other: used for other, used in self._uses.items() if other in known}
             use = self._uses[key] = KeyUse(limits, self._now_s)
         return use
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 
 Work = Callable[[], None]
 
@@ -27,8 +28,9 @@ class Turns:
 
     def _take(self) -> None:
         """Do one piece of work of each queue."""
-        chosen = [queue.popleft() for queue in (self._fresh, self._further) if queue]
-        if self._fresh or self._further:
-            asyncio.get_running_loop().call_soon(self._take)
-        for work in chosen:
-            work()
+        with ExitStack() as chosen:  # if one piece fails, the other one is done all the same
+            for queue in (self._further, self._fresh):  # the stack calls the last one first
+                if queue:
+                    chosen.callback(queue.popleft())
+            if self._fresh or self._further:
+                asyncio.get_running_loop().call_soon(self._take)

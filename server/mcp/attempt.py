@@ -62,6 +62,12 @@ class Attempt:
             with self._lock:
                 self._stop = None
 
+    def pause(self, pause_s: float) -> None:
+        """Wait for some time, or until the attempt ends."""
+        is_over = threading.Event()
+        with self.stopping(is_over.set):
+            is_over.wait(min(pause_s, self.remaining_s))
+
     def fault(self, name: str) -> McpStopped:
         """Return the error for an attempt that has ended without an answer."""
         if self._is_cancelled:

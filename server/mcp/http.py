@@ -8,10 +8,10 @@ import re
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,7 +78,7 @@ class HttpTransport:
             for _ in range(MAX_CONTINUATIONS):
                 if found is not None or self.is_modern or not reader.last_id:
                     break
-                time.sleep(min(reader.retry_ms / 1000, attempt.remaining_s))
+                attempt.pause(reader.retry_ms / 1000)
                 with self._sent("GET", None, {"last-event-id": reader.last_id}, attempt) as response:
                     found, reader = self._answer(response, request, attempt, reader)
             if found is None:
@@ -108,9 +108,9 @@ class HttpTransport:
 
     @contextmanager
     def _sent(self, method: str, body: bytes | None, headers: Mapping[str, str], attempt: Attempt) -> Generator[http.client.HTTPResponse]:
-        """Send a request and yield its response. Once open, the connection ends with the attempt. Keep the first session id
-        that a server of an earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the
-        connection, or if the attempt ends."""
+        """Send a request and yield its response. The connection ends with the attempt. Keep the first session id that a server of an
+        earlier version names, for further requests. Raise McpError if the server cannot be reached or breaks off the connection, or if the
+        attempt ends."""
         connection = self._connection(attempt)
         sock = connection.sock
         assert sock is not None
@@ -135,16 +135,13 @@ class HttpTransport:
     def _connection(self, attempt: Attempt) -> http.client.HTTPConnection:
         """Return a new connection to the first address of the host that accepts one. Raise McpError if none does, or if the attempt has
         ended."""
-        addresses = resolve(self._host, self._port, self._name, may_be_private=self._place.may_be_private)
+        addresses = resolve(self._host, self._port, self._name, attempt, may_be_private=self._place.may_be_private)
         fault: OSError | None = None
         for address in addresses:
             if attempt.has_ended:
                 break
             try:
-                sock = socket.create_connection((address, self._port), min(CONNECT_S, attempt.remaining_s))
-                if self._is_tls:
-                    sock = ssl.create_default_context().wrap_socket(sock, server_hostname=self._host)
-                sock.settimeout(attempt.remaining_s)
+                sock = self._opened(address, attempt)
             except OSError as error:
                 fault = error
                 continue
@@ -155,15 +152,36 @@ class HttpTransport:
             raise attempt.fault(self._name)
         raise McpLost(f"MCP server {self._name!r} cannot be reached at {self._host} port {self._port}: {fault}")
 
+    def _opened(self, address: str, attempt: Attempt) -> socket.socket:
+        """Return a connection to an address, after the handshake of TLS if the URL asks for TLS. Raise OSError if that fails, takes longer
+        than CONNECT_S for either part, or if the attempt ends."""
+        sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            sock.settimeout(min(CONNECT_S, attempt.remaining_s))
+            with attempt.stopping(partial(_shut, sock)):
+                sock.connect((address, self._port))
+            if self._is_tls:
+                context = ssl.create_default_context()
+                sock = context.wrap_socket(sock, server_hostname=self._host, do_handshake_on_connect=False)
+                sock.settimeout(min(CONNECT_S, attempt.remaining_s))
+                with attempt.stopping(partial(_shut, sock)):
+                    sock.do_handshake()
+            sock.settimeout(attempt.remaining_s)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
     def _headers(self) -> dict[str, str]:
-        """Return the headers of every request: the configured ones, except OWN_HEADERS, and those that this client sets itself."""
-        configured = {name: value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
+        """Return the headers of every request by their names in small letters: the configured ones, except OWN_HEADERS, and those that this
+        client sets itself."""
+        configured = {name.lower(): value for name, value in self._place.headers.items() if name.lower() not in OWN_HEADERS}
         told = {SESSION: self._session} if self._session is not None else {}
         return {
+            "user-agent": "relaxserve",
             **configured,
             "content-type": "application/json",
             "accept": "application/json, text/event-stream",
-            "user-agent": "relaxserve",
             "mcp-protocol-version": self.version,
             **told,
         }
@@ -246,6 +264,16 @@ def header_value(text: str) -> str:
     if PLAIN.fullmatch(text) and not SENTINEL.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def header_fault(headers: Mapping[str, str]) -> str:
+    """Return what is wrong with the first header that cannot be sent, or "" if all can. Values may be secret, so none is shown."""
+    for name, value in headers.items():
+        if not (name.isascii() and name.isprintable() and " " not in name and ":" not in name and name):
+            return f"has {name!r:.60}, which is no name of a header"
+        if not (value.isascii() and value.isprintable()):
+            return f"has a value for {name:.60} that no header can carry"
+    return ""
 
 
 def _shut(sock: socket.socket) -> None:

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 from server.mcp.attempt import Attempt
-from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus, McpStopped
+from server.mcp.errors import McpLost, McpRefused, McpStatus, McpStopped
 from server.mcp.tools import InvalidTool, McpTool, ToolResult, result_of_call, tool_of
 from server.mcp.transport import Hear, Transport
 from server.mcp.wire import LEGACY, MODERN, Message, Request, notification
@@ -25,6 +25,7 @@ UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY = -32022, -32020, -3202
 MODERN_ERRORS = (UNSUPPORTED_VERSION, HEADER_MISMATCH, MISSING_CAPABILITY)  # sent only by servers of the newest version
 PROBE_S = 5.0  # time to answer the first request, which servers of earlier versions may ignore
 MAX_TOOLS, MAX_PAGES = 256, 64
+MOST_FRESH_MS = 86_400_000  # longest time for which a list of tools is kept
 TOOLS_CHANGED = "notifications/tools/list_changed"
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Session:
         if self._tools is not None and time.monotonic() < self._fresh_until_s:
             return self._tools
         self._opened(attempt)
+        self._tools = None  # a list that fails leaves no old one behind
         self._fresh_until_s = float("inf")  # a notification that comes meanwhile lowers it
         found: dict[str, McpTool] = {}
         cursor: str | None = None
@@ -159,16 +161,25 @@ class Session:
     def _opened(self, attempt: Attempt) -> Transport:
         """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if that fails."""
         if self._transport is None:
-            if self._is_legacy is None:
-                self._is_legacy = self._find_era(attempt)
-            if self._is_legacy:
-                self._shake_hands(attempt)
-            if not self._is_legacy:
-                self._transport = self._transport or self._connect(self._hear)
-                if self._announces_changes:
-                    self._listen(self._transport)
+            try:
+                self._open(attempt)
+            except BaseException:  # an interrupt, too, leaves a server that waits for the rest of the beginning
+                self._drop()
+                self._is_legacy = None
+                raise
         assert self._transport is not None
         return self._transport
+
+    def _open(self, attempt: Attempt) -> None:
+        """Connect, and agree on the version. Raise McpError if that fails."""
+        if self._is_legacy is None:
+            self._is_legacy = self._find_era(attempt)
+        if self._is_legacy:
+            self._shake_hands(attempt)
+        if not self._is_legacy:
+            self._transport = self._transport or self._connect(self._hear)
+            if self._announces_changes:
+                self._listen(self._transport)
 
     @property
     def _is_connected(self) -> bool:
@@ -186,7 +197,6 @@ class Session:
         except McpRefused as error:
             if error.code not in MODERN_ERRORS:
                 return True
-            self._drop()
             raise
         except McpStatus as error:
             if error.status in (401, 403) or 300 <= error.status < 400:
@@ -196,7 +206,6 @@ class Session:
             if transport.keeps_open and not attempt.has_ended:
                 self._is_silent = True
                 return True
-            self._drop()
             raise
         except McpLost:
             if transport.keeps_open and not self._is_connected:  # the first request may have ended it
@@ -206,12 +215,10 @@ class Session:
 
     def _discover(self, transport: Transport, attempt: Attempt) -> None:
         """Send `server/discover`, which only servers of the newest version know, and note whether the server announces changes of its
-        tools. If the server does not support the version MODERN, close the connection and raise McpRefused. Raise McpError if there is no
-        result."""
+        tools. Raise McpRefused if the server does not support the version MODERN, and another McpError if there is no result."""
         found = self._send(transport, "server/discover", {}, attempt)
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or MODERN not in versions:
-            self._drop()
             raise McpRefused(f"MCP server {self.name!r} speaks the versions {versions!r:.200}; expected {MODERN}", UNSUPPORTED_VERSION)
         self._announces_changes = transport.keeps_open and _announces_changes(found)
 
@@ -235,16 +242,10 @@ class Session:
             transport.notify(notification("notifications/initialized"), attempt)
         except McpRefused:
             if not self._is_silent:
-                self._drop()
-                self._is_legacy = None
                 raise
             self._is_silent = self._is_legacy = False  # a later version that started slowly has no handshake
             transport.version = MODERN
             self._discover(transport, attempt)
-        except McpError:
-            self._drop()
-            self._is_legacy = None
-            raise
 
     def _drop(self) -> None:
         """Close the transport, if there is one. The tools are listed again when they are needed next."""
@@ -271,4 +272,4 @@ def _announces_changes(found: Message) -> bool:
 
 def _seconds(milliseconds: object) -> float:
     """Return for how many seconds a list may be kept: 0 if the server names no time, because it may then change the list at any time."""
-    return max(0.0, milliseconds / 1000) if isinstance(milliseconds, int | float) else 0.0
+    return min(max(0, milliseconds), MOST_FRESH_MS) / 1000 if isinstance(milliseconds, int | float) else 0.0

@@ -146,6 +146,8 @@ class StdioTransport:
             fault = error
         except (OSError, ValueError):
             fault = McpLost(f"MCP server {self._name!r} was closed")
+        except Exception as error:  # requests must not wait for a thread that has ended
+            fault = McpLost(f"a message of MCP server {self._name!r} cannot be read: {type(error).__name__}")
         with self._lock:
             self._fault = fault
             for answers in self._waiting.values():

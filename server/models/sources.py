@@ -152,11 +152,10 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
-    """Return the offer of a folder or file `path`. `files` are the files that it consists of."""
+    """Return the offer of a folder or file `path`. `files` are those of its files that are known."""
     states = [file.stat() for file in files]
-    return Offer(
-        str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), max(state.st_mtime for state in states)
-    )
+    modified_s = max(state.st_mtime for state in states or [path.stat()])
+    return Offer(str(path.relative_to(root)), str(settled(path)), sum(state.st_size for state in states), modified_s)
 
 
 def _invalid(source: str, why: str) -> ApiError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+MOST_PARTIAL = 3  # most bytes of a character that lacks some
 
 
 class TokenBytes(Protocol):
@@ -52,8 +54,11 @@ class Detokenizer:
         "token_starts",
     )
 
-    def __init__(self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None) -> None:
-        """`shown`: the bytes of special tokens that appear as text, because a parser needs them."""
+    def __init__(
+        self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None, prompt_ids: Sequence[int] = ()
+    ) -> None:
+        """`shown`: the bytes of special tokens that appear as text, because a parser needs them. `prompt_ids`: the tokens before the
+        answer. If they end within a character, it belongs to the answer, whose first tokens complete it."""
         self._tokenizer = tokenizer
         self._stops = stops
         self._shown = shown or {}
@@ -63,6 +68,12 @@ class Detokenizer:
         self.length = 0  # characters returned so far
         self.stopped_by: str | None = None  # the stop string that has ended the text; None: none has
         self.token_starts: list[int] = []
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            if len(tail) >= MOST_PARTIAL or not (piece := tokenizer.token_bytes(token_id)):
+                break
+            tail = piece + tail
+        self._decode(tail[-MOST_PARTIAL:])  # keeps what it cannot decode yet
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens. Return the text that is certain now. The tokens after the one that completes a stop string are ignored; the caller

@@ -314,6 +314,8 @@ HUGE = "0x" + "f" * 5000  # has more digits than Python writes or reads in decim
         pytest.param(f"? {HUGE}\n: 1", "is no setting", id="key"),
         pytest.param('state_file: "\\0"', "state_file .* expected a path", id="zero byte"),
         pytest.param('host: "\\ud800"', "host .* expected a text", id="surrogate"),
+        pytest.param("mcp_servers: ['a=http://[1:2]/']", r"mcp_servers has 'a=http://\[1:2\]/': '1:2' does not appear", id="address"),
+        pytest.param("mcp_servers: ['a=http://b:99999/']", r"mcp_servers has 'a=http://b:99999/': Port out of range", id="port"),
     ],
 )
 def test_a_hostile_configuration_is_refused_in_one_line(text: str, complaint: str, tmp_path: Path) -> None:

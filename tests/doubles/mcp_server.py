@@ -62,6 +62,7 @@ class Behaviour:
     redirect: str = ""
     as_events: bool = False
     cuts_streams: bool = False  # ends each stream of events before the answer, which a GET continues
+    retry_ms: int = 1  # time after which the client is to continue a stream
     ttl_ms: int = 0
 
     def answers(self, message: Message) -> Iterator[Message | bytes]:
@@ -194,7 +195,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         seen = self.behaviour
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        seen.headers.append({name.lower(): value for name, value in self.headers.items()})
+        seen.headers.append({name.lower(): ", ".join(self.headers.get_all(name, ())) for name in self.headers})
         session, method = self.headers.get("mcp-session-id"), message.get("method")
         is_known = seen.era != "legacy" or method in ("initialize", "server/discover") or session in seen.sessions
         if seen.redirect or seen.status != 200:
@@ -240,7 +241,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         try:
-            self.wfile.write(b": a comment\r\n\r\nretry: 1\n")
+            self.wfile.write(b": a comment\r\n\r\nretry: %d\n" % self.behaviour.retry_ms)
             for message in sent:
                 if cut and isinstance(message, dict) and "result" in message:
                     self.wfile.write(b"id: %d\ndata:\n\n" % message["id"])

@@ -18,7 +18,7 @@ from server.api.answer.respond import json_answer
 from server.api.answer.shapes import ModelEntry
 from server.api.context import Context
 from server.api.openai.models import describe
-from server.api.request.fields import Options
+from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
 from server.models.model import Model, ModelState
@@ -53,6 +53,10 @@ def router(context: Context) -> APIRouter:
     routes = new_router(ADMINISTRATION)
     registry, settings = context.registry, context.settings
 
+    def ignored(body: Options | None) -> dict[str, str]:
+        """Return the header that names the unknown fields of a body. Raise ApiError as `check_unknown` does."""
+        return {} if body is None else ignored_header(check_unknown(body, strict=settings.strict))
+
     async def load(name: str, body: TritonBody | None) -> Model:
         """Load a model, and return it once it is ready. Raise ApiError if the body has parameters, or if the load fails."""
         for parameter in (body.parameters if body else None) or {}:
@@ -72,31 +76,36 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/models/{model:path}/load", responses=gives(ModelEntry))
     async def triton_load(model: Name, body: TritonBody | None = None) -> Response:
         """Load a model and wait for it, as Triton's OpenAI front end does."""
-        return json_answer(describe(await load(model, body), registry))
+        headers = ignored(body)
+        return json_answer(describe(await load(model, body), registry), headers=headers)
 
     @routes.post("/v1/models/{model:path}/unload", responses=gives(TritonUnloaded))
     async def triton_unload(model: str, body: TritonBody | None = None) -> Response:
         """Unload a model, as Triton's OpenAI front end does."""
+        headers = ignored(body)
         await unload(model, body)
         unloaded: TritonUnloaded = {"status": "success", "model": model}
-        return json_answer(unloaded)
+        return json_answer(unloaded, headers=headers)
 
     @routes.post("/v2/repository/models/{model:path}/load", response_class=Response, include_in_schema=False)
     async def repository_load(model: Name, body: TritonBody | None = None) -> Response:
         """Load a model and wait for it, through Triton's repository API. The answer is empty."""
+        headers = ignored(body)
         await load(model, body)
-        return Response()
+        return Response(headers=headers)
 
     @routes.post("/v2/repository/models/{model:path}/unload", response_class=Response, include_in_schema=False)
     async def repository_unload(model: str, body: TritonBody | None = None) -> Response:
         """Unload a model, through Triton's repository API. The answer is empty."""
+        headers = ignored(body)
         await unload(model, body)
-        return Response()
+        return Response(headers=headers)
 
     @routes.post("/v2/repository/index", responses=gives({"type": "array", "items": schema_of(TritonModel)}))
     async def triton_index(body: TritonIndexBody | None = None) -> Response:
         """List every model with its state, including failed loads and models that may be loaded. With `ready`, list only models that are
         ready."""
+        headers = ignored(body)
         known = [(model.spec.name, TRITON_STATES[model.state], "") for model in registry.models()]
         known += [(operation.model, "UNAVAILABLE", operation.error.message) for operation in registry.failed() if operation.error]
         known += [(name, "UNAVAILABLE", "unloaded") for name in await idle({name for name, _, _ in known})]
@@ -106,19 +115,21 @@ def router(context: Context) -> APIRouter:
             for name, state, reason in known
             if state == "READY" or not only_ready
         ]
-        return json_answer(listed)
+        return json_answer(listed, headers=headers)
 
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
+        headers = ignored(body)
         await registry.load(spec_of(LoadBody(name=body.model, source=body.model), registry))
-        return json_answer(DONE)
+        return json_answer(DONE, headers=headers)
 
     @routes.post("/models/unload", responses=gives(LlamaDone))
     async def llama_unload(body: LlamaBody) -> Response:
         """Unload a model, as llama.cpp's router does."""
+        headers = ignored(body)
         await registry.unload(body.model, drain_s=settings.drain_s)
-        return json_answer(DONE)
+        return json_answer(DONE, headers=headers)
 
     @routes.get("/models", responses=gives(LlamaModels))
     async def llama_models() -> Response:

@@ -129,7 +129,8 @@ class Generation:
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
         self._finished: list[str] = []  # why each choice has ended
-        self._choices = [_Choice(Detokenizer(loaded.tokenizer, job.stops, job.shown)) for _ in range(job.submit.num_choices)]
+        prompt_ids = job.submit.prompt_ids
+        self._choices = [_Choice(Detokenizer(loaded.tokenizer, job.stops, job.shown, prompt_ids)) for _ in range(job.submit.num_choices)]
 
     @property
     def first_s(self) -> float | None:

@@ -76,7 +76,7 @@ class LlamaCompletion(LlamaPart):
     prompt: str  # text of the prompt's tokens
     generation_settings: Mapping[str, Any]
     has_new_line: bool  # whether the answer has a line feed
-    truncated: bool  # always False
+    truncated: bool  # whether the context was full before the answer was complete
     stop_type: Literal["eos", "limit", "word"]  # a stop token, a limit on tokens or time, or a stop string
     stopping_word: str  # the stop string; empty for other types
     tokens_cached: int  # tokens of the prompt that were in the prefix cache
@@ -199,14 +199,15 @@ class LlamaAnswer:
         `response_fields`, it has only these."""
         job = self._jobs[choice.index // self._per_prompt]
         usage = self._generations[choice.index // self._per_prompt].usage
+        context = context_of(self._loaded)
         assert choice.stop_type is not None
         ended: LlamaCompletion = {
             **self._part(choice, "".join(choice.text), choice.token_ids, choice.probabilities, stop=True),
             "model": self._model,
             "prompt": self._loaded.tokenizer.decode(job.submit.prompt_ids, skip_special_tokens=False),
-            "generation_settings": settings_of(job, self._body, context_of(self._loaded)),
+            "generation_settings": settings_of(job, self._body, context),
             "has_new_line": choice.has_new_line,
-            "truncated": False,
+            "truncated": choice.stop_type == "limit" and self._num_prompt(choice) + choice.num_tokens >= context,
             "stop_type": choice.stop_type,
             "stopping_word": choice.stopping_word,
             "tokens_cached": usage.cached_tokens,

@@ -106,12 +106,12 @@ def router(context: Context) -> APIRouter:
     async def delete(body: OllamaDeleteBody) -> Response:
         """Unload a model that the server downloaded, and delete its files from this machine. If the name is an alias, remove only the
         alias."""
-        check_unknown(body, strict=settings.strict)
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
         given = without_host(body.model)
         name = next((one for one in names_like(given) if _is_named(one, registry)), _plain(given))
         if name in registry.aliases():  # the name is that of a copy
             await registry.remove_alias(name)
-            return Response(status_code=200)
+            return Response(headers=headers)
         source = await _unloaded(name, registry, settings)
         try:
             freed = 0 if registry.library is None else await registry.library.remove(source)
@@ -119,14 +119,14 @@ def router(context: Context) -> APIRouter:
             raise registry.budget.as_api_error(error) from error
         if not freed:
             raise ApiError(MODEL_NOT_FOUND, f"model {body.model!r} is not on this machine", param="model")
-        return Response(status_code=200)
+        return Response(headers=headers)
 
     @routes.post("/api/copy", response_class=Response, responses={200: {"description": "The model has the further name."}})
     async def copy(body: OllamaCopyBody) -> Response:
         """Give a loaded model a further name. /api/delete removes the name again, and keeps the model."""
-        check_unknown(body, strict=settings.strict)
+        headers = ignored_header(check_unknown(body, strict=settings.strict))
         await registry.set_alias(body.destination, body.source, PLAIN)
-        return Response(status_code=200)
+        return Response(headers=headers)
 
     @routes.post("/api/create", responses=_lines())
     async def create(body: OllamaCreateBody) -> Response:

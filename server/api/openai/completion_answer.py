@@ -51,11 +51,10 @@ class _Prompt:
     ids: Sequence[int]
     text: str
     starts: Sequence[int]  # index in `text` at which each token's text begins
-    logprobs: tuple[TokenLogprob | None, ...] = ()
 
     @classmethod
     def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> _Prompt:
-        """Return a prompt with the text of its tokens."""
+        """Return a prompt with the text of its tokens. A character that lacks bytes at its end is left to the answer."""
         detokenizer = Detokenizer(tokenizer, StopRules())
         text = detokenizer.push(ids)
         return cls(ids, text, detokenizer.token_starts)

@@ -15,9 +15,11 @@ import pytest
 
 from deploy.attachments import sessions
 from deploy.cli import tool_turns
-from deploy.cli.chat import chat
+from deploy.cli.chat import Talk, _answer_or_tell, chat
+from deploy.cli.conversation import Conversation
 from deploy.cli.tool_turns import CANCELLED, REFUSED, attached
-from deploy.toolbox import Toolbox
+from deploy.client import Client
+from deploy.toolbox import Toolbox, _progress
 from server.messages import Submit
 from server.models.state import ModelSpec
 from server.settings import SettingsError
@@ -150,6 +152,9 @@ def test_files_of_other_programs_are_read(stack: ExitStack, tmp_path: Path, monk
         ('{"mcpServers": {"a": {}}}', "a in .* has neither a command nor a url"),
         ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "args of a"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env of a"),
+        ('{"mcpServers": {"a": {"url": "https://[::1", "headers": {}}}}', r"address of MCP server 'a' is 'https://\[::1'"),
+        ('{"mcpServers": {"a": {"url": "https://a", "headers": {"x-key": "one\\n"}}}}', "value for x-key that no header can carry"),
+        ('{"mcpServers": {"a": {"url": "https://a", "headers": {"x key": "one"}}}}', "'x key', which is no name of a header"),
         ('{"servers": {"a": {"command": "${NO_SUCH_VARIABLE}"}}}', "needs the variable NO_SUCH_VARIABLE"),
         ('{"servers": {"a": {"command": "${input:key}"}}}', "only an editor can replace"),
     ],
@@ -161,7 +166,7 @@ def test_bad_files_are_refused_by_name(document: str, told: str, tmp_path: Path)
         sessions([str(path)])
 
 
-@pytest.mark.parametrize("text", ["", "'unclosed", "http://"])
+@pytest.mark.parametrize("text", ["", "'unclosed", "http://", "https://[::1", "http://[x]/mcp"])
 def test_bad_names_of_servers_are_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         sessions([text])
@@ -187,3 +192,30 @@ def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFix
     chat("What is 2 plus 3?", None, None, None, None, None, [COMMAND], yes=True, url=server.url, key=None)
     shown = capsys.readouterr()
     assert shown.out == "\nFive.\n" and 'env: add {"a": 2, "b": 3}' in shown.err
+
+
+def test_an_interrupt_while_tools_are_listed_keeps_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may take a minute to start."""
+
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    conversation = Conversation(Client("http://127.0.0.1:1", ""), "demo")
+    conversation.turns.append({"role": "user", "content": "earlier"})
+    with attached([COMMAND], approves_all=True) as tools:
+        monkeypatch.setattr(Toolbox, "offered", interrupted)
+        _answer_or_tell("hello", Talk(conversation, {}, tools))
+    assert conversation.turns == [{"role": "user", "content": "earlier"}]
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ({"progress": 1, "total": 2, "message": "half"}, "1 of 2, half"),
+        ({"progress": 10**400, "total": 10**400, "message": "much"}, "much"),
+        ({"progress": "1", "total": None}, ""),
+    ],
+    ids=["plain", "huge", "no numbers"],
+)
+def test_progress_that_cannot_be_shown_is_left_out(told: dict[str, Any], shown: str) -> None:
+    assert _progress(told) == shown

@@ -48,3 +48,16 @@ def test_a_cleared_cache_and_a_lost_batch_make_all_uncertain() -> None:
     assert watch.kept_since_s == 40.0
     watch.take(TOPIC, 8, wire.batch([PagesRemoved((1, 2))], 0.0))
     assert watch.kept_since_s == 40.0
+
+
+def test_models_with_the_same_tokens_have_pages_of_their_own() -> None:
+    """The hash of a page says nothing of its model."""
+    clock = Clock()
+    watch = CacheWatch(clock)
+    watch.take(TOPIC, 0, wire.batch([stored(1)], 0.0))
+    clock.now_s = 20.0
+    watch.take(b"kv@here@other", 0, wire.batch([stored(1)], 0.0))
+    watch.take(TOPIC, 1, wire.batch([PagesRemoved((1,))], 0.0))
+    assert watch.kept_since_s == 10.0
+    watch.take(b"kv@here@other", 1, wire.batch([PagesRemoved((1,))], 0.0))
+    assert watch.kept_since_s == 20.0

@@ -30,19 +30,35 @@ def test_each_model_is_listed_once() -> None:
     assert json.loads(merged(tags, "models")) == {"models": [{"name": "a", "size": 1}, {"name": "b", "size": 1}]}
 
 
-async def ask_all(*scripts: Script) -> Client:
+async def ask_all(*scripts: Script, **headers: str) -> Client:
     """Ask pools of one replica each for their models."""
     client = Client()
     async with new_session() as session:
         pools = [replicas(script, num=1) for script in scripts]
         made = [await pool.__aenter__() for pool in pools]
         try:
-            passages = [await passage_of(one, session, "GET", "/v1/models", b"", 60.0, {}) for one in made]
+            passages = [await passage_of(one, session, "GET", "/v1/models", b"", 60.0, headers) for one in made]
             await ModelLists("/v1/models", passages)({"type": "http"}, client.receive, client.send)
         finally:
             for pool in pools:
                 await pool.__aexit__(None, None, None)
     return client
+
+
+def test_compressed_lists_are_not_asked_for() -> None:
+    """Servers compress a long answer if the client accepts that."""
+
+    def lists(name: str) -> Script:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            found = web.Response(body=listed(name), content_type="application/json")
+            if "gzip" in request.headers.get("accept-encoding", ""):
+                found.enable_compression()
+            return found
+
+        return answer
+
+    client = run(ask_all(lists("a"), lists("b"), accept_encoding="gzip, deflate"))
+    assert (client.status, client.body) == (200, merged([listed("a", "b")], "data"))
 
 
 async def hangs(_request: web.Request) -> web.StreamResponse:

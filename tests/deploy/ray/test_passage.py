@@ -300,6 +300,15 @@ def test_each_busy_replica_is_asked_once(num: int, num_asked: int) -> None:
     run(go())
 
 
+def test_a_replica_that_stops_costs_no_try_at_a_full_queue() -> None:
+    async def go() -> None:
+        full = answers(429, b'{"error":{"code":"queue_full"}}')
+        async with replicas(*[answers(503, b"{}")] * 2, full, full, streams(WHOLE), num=5) as made:
+            assert ((await ask(made)).status, len(made.seen)) == (200, 5)
+
+    run(go())
+
+
 def test_a_busy_replica_is_asked_again_after_another_one_died() -> None:
     """The other replica may have had the request for so long that the busy one has room meanwhile."""
 

@@ -63,6 +63,16 @@ def test_tenants_share_no_keys() -> None:
     assert not {*keys_of("one", prompt="x" * 2000)} & {*keys_of("two", prompt="x" * 2000)}
 
 
+def test_a_long_token_of_a_tenant_is_no_part_of_the_prompt() -> None:
+    """Two prompts of a tenant have no common keys unless they have a common beginning, however long the tenant's token is."""
+    token = "Bearer " + "e" * 3 * BLOCK
+    one, other = (keys_of(token, prompt=letter * 2 * BLOCK) for letter in "xy")
+    assert len(one) == len(keys_of(prompt="x" * 2 * BLOCK)) == 2
+    assert not {*one} & {*other}
+    salted = keys_of(prompt="x" * 2 * BLOCK, cache_salt="s" * 3 * BLOCK)
+    assert len(salted) == 2
+
+
 def test_a_chain_is_bounded() -> None:
     assert len(keys_of(prompt="x" * BLOCK * (MOST_KEYS + 50))) == MOST_KEYS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,7 @@ def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.Capture
     server = ServerProcess([f"{tmp_path}=empty"], {}, address="127.0.0.1")
     with pytest.raises(ServerEnded, match=r"(?s)status 1: .*config\.json"):  # `serve status` shows the message
         server.wait_until_ready()
-    server.clean()
+    assert not server._folder.path.exists()
     assert "config.json" in capfd.readouterr().err, "the log of the engine has it, too"
 
 
@@ -143,6 +145,34 @@ def test_folders_of_owners_that_were_killed_are_removed(tmp_path: Path, monkeypa
         with pytest.raises(SettingsError):
             ServerProcess(["demo"], {"unknown_setting": 1}, address="127.0.0.1")
         assert [*tmp_path.iterdir()] == [kept.path]
+
+
+@pytest.mark.parametrize(
+    ("broken", "model"), [("deploy.replicas.process._free_port", "demo"), ("subprocess.Popen", "demo"), ("", "no/such/model:")]
+)
+def test_a_server_that_cannot_start_leaves_no_secret(broken: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if broken:
+        monkeypatch.setattr(broken, fail)
+    with pytest.raises((OSError, SettingsError)):
+        ServerProcess([model], {}, address="127.0.0.1", stages=StagePlaces(("10.0.0.1:7000",), "secret of the stages"))
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_log_that_cannot_be_written_for_a_while_is_passed_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk(StringIO):
+        def write(self, text: str) -> int:
+            if text == "second\n":
+                raise OSError(errno.ENOSPC, "the disk is full")
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stderr", disk := FullDisk())
+    log = PassedLog(StringIO("first\nsecond\nthird\n"))
+    assert log.last_lines() == "first\nsecond\nthird"
+    assert disk.getvalue() == "first\nthird\n"
 
 
 def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -685,6 +685,28 @@ def test_names_of_triton_and_llama(serve, folder):
     assert client.post("/models/unload", json={"model": "c"}).json() == {"success": True}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models/a/load", {}),
+        ("/v1/models/a/unload", {}),
+        ("/v2/repository/models/a/load", {}),
+        ("/v2/repository/models/a/unload", {}),
+        ("/v2/repository/index", {}),
+        ("/models/load", {"model": "a"}),
+        ("/models/unload", {"model": "a"}),
+    ],
+)
+def test_unknown_fields_are_named_under_the_paths_of_triton_and_llama(serve, folder, path, body):
+    server = serve(initial=())
+    if path.endswith("unload"):
+        server.http().post("/admin/models", json={"source": "a", "wait": True})
+    answer = server.http().post(path, json={**body, "typo": 1})
+    assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "typo"
+    refused = serve(initial=(), strict=True).http().post(path, json={**body, "typo": 1})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "typo"
+
+
 # --- available sources, failed loads, and swaps --------------------------------------------------------------------------
 
 

@@ -107,6 +107,8 @@ def test_of_a_pair_that_is_cut_the_query_stays(reranker):
     cut = reranker.http().post("/score", json={**body, "truncate_prompt_tokens": 10}).json()
     assert cut["usage"]["total_tokens"] == 10
     assert cut["data"][0]["score"] == pytest.approx(score("abc", "x" * 6), abs=1e-6)
+    error = reranker.http().post("/score", json={**body, "truncate_prompt_tokens": 1}).json()["error"]
+    assert error["param"] == "truncate_prompt_tokens" and "truncate_prompt_tokens is 1; expected at least 2" in error["message"]
 
 
 def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
@@ -123,6 +125,10 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
     assert judge.http().post("/rerank", json=body).json()["results"][0]["relevance_score"] == judged("<s>I:rank|Q:a|D:alpha</s>")
     cut = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 9000, "truncate_prompt_tokens": 25}).json()
     assert cut["usage"]["total_tokens"] == 25 and cut["data"][0]["score"] == judged("<s>I:find|Q:a|D:xxxxx</s>")
+    body_too_short = {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 7}
+    error = judge.http().post("/score", json=body_too_short).json()["error"]
+    assert error["param"] == "truncate_prompt_tokens"
+    assert error["message"].startswith("truncate_prompt_tokens is 7; expected at least 8, because the model's prompt takes 7 tokens")
     error = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 4090}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
     error = reranker.http().post("/rerank", json=body).json()["error"]

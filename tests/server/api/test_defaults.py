@@ -224,6 +224,42 @@ def test_a_restart_keeps_created_models(serve, tmp_path):
     assert again.http().get("/v1/models/null").json()["defaults"]["system"] == "Be brief."
 
 
+def test_a_restart_with_the_same_command_line_keeps_created_models(serve, tmp_path):
+    """The command line decides the settings of its models; names that they have got since come from the state file."""
+    state, initial = tmp_path / "state.json", (ModelSpec("null", "null", aliases=("friend",)), ModelSpec("other", "null"))
+    server = serve(initial=initial, state_file=state)
+    created(server, system="Speak like a pirate.")
+    for alias, model in (("mate", "null"), ("moved", "null"), ("moved", "other")):
+        assert server.http().put(f"/admin/aliases/{alias}", json={"model": model}).status_code == 200
+    server.stop()
+    again = serve(initial=initial, state_file=state)
+    assert again.http().get("/admin/aliases").json() == {"friend": "null", "mate": "null", "moved": "other", "pirate": "null"}
+    assert again.http().post("/api/show", json={"model": "pirate"}).json()["system"] == "Speak like a pirate."
+    again.stop()
+    taken = (ModelSpec("null", "null"), ModelSpec("other", "null", aliases=("pirate",)), ModelSpec("mate", "null"))
+    names = serve(initial=taken, state_file=state).http().get("/admin/aliases").json()
+    assert names == {"friend": "null", "moved": "other", "pirate": "other"}, "the command line wins"
+
+
+def test_names_of_another_model_are_not_those_of_the_command_line(serve, tmp_path):
+    state = tmp_path / "state.json"
+    write_state(state, SavedState((ModelSpec("null", "elsewhere", aliases=("mate",)),)))
+    assert serve(initial=(ModelSpec("null", "null"),), state_file=state).http().get("/admin/aliases").json() == {}
+
+
+@pytest.mark.parametrize("slow", ["null", "other"])
+def test_a_name_of_the_command_line_stays_there(serve, answering, tmp_path, slow):
+    """A saved model loses it, whichever of the two models is loaded first."""
+    state = tmp_path / "state.json"
+    write_state(state, SavedState((ModelSpec("other", "other", aliases=("live", "mate")),)))
+    scripts = {slow: answering("", load_s=0.3)}
+    initial = (ModelSpec("null", "null", aliases=("live",)),)
+    server = serve(initial=initial, state_file=state, scripts=scripts, is_cached=lambda _: True)  # so they load at the same time
+    while not all(model.loaded for model in server.registry.models()):
+        time.sleep(0.005)
+    assert server.http().get("/admin/aliases").json() == {"live": "null", "mate": "other"}
+
+
 def test_a_new_version_of_the_files_keeps_created_models(serve):
     version = ["1"]
     server = serve(identify=lambda _source: version[0], initial=(), model_root="/")

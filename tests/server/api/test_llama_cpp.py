@@ -92,6 +92,16 @@ def test_how_an_answer_ends(server, fields, content, stop_type, word):
     assert "".join(part["content"] for part in parts) == content and (last["stop_type"], last["stopping_word"]) == (stop_type, word)
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_said", "truncated"),
+    [({}, 7, True), ({"n_predict": 7}, 7, True), ({"n_predict": 6}, 6, False), ({"stop": ["l"]}, 3, False)],
+)
+def test_an_answer_that_fills_the_context_is_truncated(serve, fields, num_said, truncated):
+    server = serve(tokenizer=ByteTokenizer(10), script=NullScript(max_context=10))
+    for answer in (complete(server, **fields), stream(server, **fields)[-1]):
+        assert (answer["tokens_evaluated"], answer["tokens_predicted"], answer["truncated"]) == (3, num_said, truncated)
+
+
 def test_a_long_prompt_is_decoded_on_a_thread(serve):
     """The last event has the prompt as text. Decoding 100,000 tokens on the event loop would hold up all other streams."""
     threads = []

@@ -149,6 +149,15 @@ def test_a_copy_is_a_further_name(server, client, shelf):
         client.copy("org/name", "org/name")
 
 
+def test_unknown_fields_are_named(server, client):
+    client.pull("org/name")
+    copied = server.http().post("/api/copy", json={"source": "org/name", "destination": "mine", "typo": 1})
+    assert copied.status_code == 200 and copied.headers["x-ignored-params"] == "typo"
+    for name in ("mine", "org/name"):
+        deleted = server.http().request("DELETE", "/api/delete", json={"model": name, "typo": 1})
+        assert deleted.status_code == 200 and deleted.headers["x-ignored-params"] == "typo"
+
+
 @pytest.mark.parametrize("field", ["quantize", "files", "adapters", "messages", "license"])
 def test_a_model_is_not_changed(server, client, field):
     client.pull("org/name")

@@ -76,7 +76,7 @@ class Clock:
 
 
 def use_of(clock: Clock, **limits: int) -> KeyUse:
-    use = Rates(clock).of("key", KeyLimits(**limits))
+    use = Rates(lambda: {"key"}, clock).of("key", KeyLimits(**limits))
     assert use is not None
     return use
 
@@ -127,12 +127,24 @@ def test_requests_at_once_are_counted_until_their_end():
 
 
 def test_a_key_keeps_its_use_until_its_limits_change():
-    rates = Rates(Clock())
+    rates = Rates(lambda: {"a", "b"}, Clock())
     assert rates.of("a", KeyLimits(("model",))) is None, "a key without rates takes no memory"
     first = rates.of("a", KeyLimits(requests_per_minute=1))
     assert rates.of("a", KeyLimits(requests_per_minute=1)) is first
     assert rates.of("b", KeyLimits(requests_per_minute=1)) is not first
     assert rates.of("a", KeyLimits(requests_per_minute=2)) is not first
+
+
+def test_a_key_that_is_gone_takes_no_memory():
+    """Keys are replaced again and again in a long life."""
+    limits, known = KeyLimits(requests_per_minute=1), {"a", "b"}
+    rates = Rates(lambda: known, Clock())
+    first, kept = rates.of("a", limits), rates.of("b", limits)
+    known ^= {"a", "c"}
+    rates.of("c", limits)
+    assert rates.of("b", limits) is kept
+    known.add("a")
+    assert rates.of("a", limits) is not first
 
 
 def test_a_part_of_a_request_counts_as_a_request_and_runs_within_it():

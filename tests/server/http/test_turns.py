@@ -41,3 +41,21 @@ def test_work_may_add_work():
 
     asyncio.run(run())
     assert done == [0, 1, 2, 3, 4]
+
+
+def test_work_that_fails_costs_no_other_work():
+    done: list[str] = []
+    told: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+        turns = Turns()
+        turns.add(fail, is_fresh=True)
+        turns.add(lambda: done.append("further"), is_fresh=False)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert (done, told) == (["further"], ["no"])

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import threading
 from typing import Any
 
 import pytest
 
 from server.addresses import is_public
 from server.mcp.addresses import is_address, resolve
-from server.mcp.errors import McpLost
+from server.mcp.attempt import Attempt
+from server.mcp.errors import McpLost, McpStopped
 from server.mcp.servers import Entry
 
 PRIVATE = [
@@ -61,8 +63,31 @@ def test_a_name_that_leads_to_a_private_address_is_refused(monkeypatch: pytest.M
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     with pytest.raises(McpLost, match=r"private address 10\.0\.0\.7; allow it in its entry, as NAME=private\+URL"):
-        resolve("example.com", 443, "docs", may_be_private=False)
-    assert resolve("example.com", 443, "docs", may_be_private=True) == ["8.8.8.8", "10.0.0.7"]
+        resolve("example.com", 443, "docs", Attempt(60.0), may_be_private=False)
+    assert resolve("example.com", 443, "docs", Attempt(60.0), may_be_private=True) == ["8.8.8.8", "10.0.0.7"]
+
+
+@pytest.mark.parametrize(("timeout_s", "told"), [(0.1, r"did not answer within 0\.1 s"), (60.0, "was cancelled")])
+def test_a_slow_name_server_holds_up_no_attempt(timeout_s: float, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_asked, is_over = threading.Event(), threading.Event()
+
+    def resolved(*_: Any, **__: Any) -> list[Any]:
+        is_asked.set()
+        assert is_over.wait(60)
+        return []
+
+    def cancel() -> None:
+        assert is_asked.wait(60)
+        attempt.cancel()
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    attempt = Attempt(timeout_s)
+    if timeout_s > 1:
+        threading.Thread(target=cancel).start()
+    with pytest.raises(McpStopped, match=told):
+        resolve("example.com", 443, "docs", attempt, may_be_private=False)
+    assert not is_over.is_set()
+    is_over.set()
 
 
 @pytest.mark.parametrize(

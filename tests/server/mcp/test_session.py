@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import sys
 import threading
 import time
@@ -12,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from server import mcp
 from server.mcp.attempt import Attempt
-from server.mcp.errors import McpLost, McpRefused, McpStatus, McpStopped
+from server.mcp.errors import McpError, McpLost, McpRefused, McpStatus, McpStopped
 from server.mcp.http import HttpTransport, Place, header_value
 from server.mcp.session import Session
 from server.mcp.stdio import StdioTransport
 from server.mcp.tools import McpTool, ToolResult
+from server.mcp.wire import Request
 from tests.doubles.mcp_server import Behaviour, serving, tool
 
 PATIENT_S = 60.0
@@ -143,6 +147,16 @@ def test_progress_is_reported(over_stdio: Open, over_http: Any) -> None:
         assert [(one["progress"], one["total"]) for one in heard] == [(1, 2)]
 
 
+def test_a_notification_that_cannot_be_heard_costs_one_call(over_stdio: Open) -> None:
+    def fail(_: Any) -> None:
+        raise ZeroDivisionError
+
+    session = over_stdio("modern")
+    with pytest.raises(McpLost, match="cannot be read: ZeroDivisionError"):
+        session.call(McpTool("add", "", {}), {"a": 1, "b": 1}, Attempt(PATIENT_S, fail))
+    assert called(session, "add", a=1, b=1).text == "2"
+
+
 def test_changed_tools_are_listed_again(session: Session) -> None:
     before = session.tools(Attempt(PATIENT_S))
     called(session, "grow")
@@ -158,6 +172,75 @@ def test_a_list_is_kept_as_long_as_the_server_says(over_http: Any) -> None:
     assert session.tools(Attempt(PATIENT_S)) == first and len(behaviour.seen) == num_seen
 
 
+class Scripted:
+    """A transport whose server answers each method by a script: it returns the next result, or raises the next error."""
+
+    keeps_open = True
+    version = ""
+
+    def __init__(self, hear: Callable[[Any], None], scripts: dict[str, list[Any]]) -> None:
+        self.hear = hear
+        self._scripts = scripts
+
+    def exchange(self, request: Request, attempt: Attempt) -> Any:
+        answer = self._scripts[request.method].pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def notify(self, message: bytes, attempt: Attempt) -> None:
+        self._scripts["notified"].append(json.loads(message)["method"])
+
+    def close(self) -> None:
+        self._scripts["notified"].append("closed")
+
+
+FAULTS = [McpRefused("busy", -32000), McpStopped("late"), KeyboardInterrupt(), {"tools": 5}]
+DISCOVERED = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {"listChanged": True}}}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["refused", "late", "interrupted", "no list"])
+def test_a_list_that_fails_leaves_no_old_one_behind(fault: Any) -> None:
+    """The server has said that its tools have changed, so the earlier list is wrong."""
+    lists = [{"tools": [tool("a")]}, fault, {"tools": [tool("b")]}]
+    hears: list[Any] = []
+
+    def connect(hear: Any) -> Scripted:
+        hears.append(hear)
+        return Scripted(hear, {"server/discover": [DISCOVERED], "tools/list": lists, "notified": []})
+
+    session = Session("x", connect)
+    assert [one.name for one in session.tools(Attempt(PATIENT_S))] == ["a"]
+    hears[-1]({"method": "notifications/tools/list_changed"})
+    with pytest.raises((McpError, KeyboardInterrupt)):
+        session.tools(Attempt(PATIENT_S))
+    assert [one.name for one in session.tools(Attempt(PATIENT_S))] == ["b"]
+
+
+@pytest.mark.parametrize("interrupted", ["server/discover", "initialize"])
+def test_a_connection_whose_beginning_is_interrupted_is_not_used(interrupted: str) -> None:
+    """Ctrl-C ends a call while the session agrees on a version. The next call begins anew, with another process."""
+    scripts: dict[str, list[Any]] = {
+        "server/discover": [McpRefused("unknown", -32601)],
+        "initialize": [{"protocolVersion": "2025-11-25"}],
+        "tools/call": [{"content": [{"type": "text", "text": "done"}]}],
+        "notified": [],
+    }
+    scripts[interrupted].insert(0, KeyboardInterrupt())
+    scripts["server/discover"].append(McpRefused("unknown", -32601))
+    session = Session("x", lambda hear: Scripted(hear, scripts))
+    with pytest.raises(KeyboardInterrupt):
+        called(session, "any")
+    assert called(session, "any").text == "done"
+    assert scripts["notified"] == ["closed", "notifications/initialized"]
+
+
+@pytest.mark.parametrize("ttl_ms", [10**400, -1, "soon"], ids=["huge", "negative", "a word"])
+def test_a_strange_time_of_a_list_is_no_fault(over_http: Any, ttl_ms: Any) -> None:
+    session = over_http(Behaviour(ttl_ms=ttl_ms))
+    assert session.tools(Attempt(PATIENT_S)) == session.tools(Attempt(PATIENT_S))
+
+
 def test_the_headers_repeat_the_body(over_http: Any) -> None:
     behaviour = Behaviour()
     session = over_http(behaviour, authorization="Bearer secret", host="elsewhere")
@@ -167,6 +250,15 @@ def test_the_headers_repeat_the_body(over_http: Any) -> None:
     assert (sent["mcp-method"], sent["mcp-name"], sent["mcp-protocol-version"]) == ("tools/call", "echo", "2026-07-28")
     assert (sent["mcp-param-text"], sent["authorization"]) == ("=?base64?Z3LDvMOf?=", "Bearer secret")
     assert sent["host"].startswith("127.0.0.1:")
+
+
+def test_a_configured_header_is_sent_once(over_http: Any) -> None:
+    behaviour = Behaviour()
+    called(over_http(behaviour, **{"User-Agent": "mine", "AUTHORIZATION": "old", "authorization": "new"}), "add", a=1, b=1)
+    for sent in behaviour.headers:
+        assert (sent["user-agent"], sent["authorization"]) == ("mine", "new")
+    called(over_http(behaviour), "add", a=1, b=1)
+    assert behaviour.headers[-1]["user-agent"] == "relaxserve"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +305,16 @@ def test_a_stream_that_ends_early_is_continued(over_http: Any) -> None:
         called(over_http(Behaviour("modern", as_events=True, cuts_streams=True)), "add", a=1, b=1)
 
 
+def test_a_cancelled_call_continues_no_stream(over_http: Any) -> None:
+    session, attempt = over_http(Behaviour("legacy", as_events=True, cuts_streams=True, retry_ms=50_000)), Attempt(PATIENT_S)
+    session.tools(Attempt(PATIENT_S))
+    threading.Timer(0.3, attempt.cancel).start()
+    began_s = time.monotonic()
+    with pytest.raises(McpStopped, match="was cancelled"):
+        session.call(McpTool("add", "", {}), {"a": 1, "b": 1}, attempt)
+    assert time.monotonic() - began_s < 30
+
+
 @pytest.mark.parametrize("as_events", [False, True])
 def test_cancellation_reaches_the_server(over_http: Any, as_events: bool) -> None:
     behaviour = Behaviour("legacy", as_events=as_events)
@@ -246,6 +348,25 @@ def test_a_server_that_is_not_there_is_named() -> None:
     nothing = Session("x", partial(HttpTransport, "x", Place("http://127.0.0.1:1/mcp", may_be_private=True)))
     with pytest.raises(McpLost, match="cannot be reached at 127"):
         nothing.tools(Attempt(PATIENT_S))
+
+
+@pytest.mark.parametrize("accepts", [False, True], ids=["connect", "handshake"])
+def test_a_cancelled_call_waits_for_no_connection(accepts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full backlog leaves a connection without an answer, and a server that is silent one without the handshake of TLS."""
+    monkeypatch.setattr(mcp.http, "CONNECT_S", 60.0)
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(0 if accepts else 4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        place = Place(f"https://127.0.0.1:{listening.getsockname()[1]}/mcp", may_be_private=True)
+        session, attempt = Session("x", partial(HttpTransport, "x", place)), Attempt(PATIENT_S)
+        threading.Timer(0.3, attempt.cancel).start()
+        began_s = time.monotonic()
+        with pytest.raises(McpStopped, match="was cancelled"):
+            session.tools(attempt)
+        assert time.monotonic() - began_s < 30
 
 
 def test_a_process_gets_few_variables(over_stdio: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,7 @@ def functions_of(body: ResponseBody) -> list[ResponseTool]:
 
 def ineffective(body: ResponseBody) -> list[str]:
     """Return the paths of fields that are accepted and have no effect, although a client may expect one."""
-    return ["reasoning.summary"] if body.reasoning is not None and body.reasoning.summary is not None else []
+    return [f"reasoning.{name}" for name in ("summary", "generate_summary") if getattr(body.reasoning, name, None) is not None]
 
 
 def _tool(tool: ResponseTool) -> Tool:

@@ -65,6 +65,19 @@ def test_streamed_echo_is_the_whole(server, logprobs):
             assert offsets == whole[index]["logprobs"]["text_offset"]
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_an_answer_completes_the_last_character_of_the_prompt(serve, answering, echo):
+    """The tokens of a prompt may end within a character."""
+    script = answering("")
+    script.answer = lambda _submit, _choice: [[token] for token in "🙂é!".encode()[2:]]
+    server = serve(script=script)
+    body = {"prompt": [104, *"🙂".encode()[:2]], "echo": echo, "logprobs": 0}
+    choice = server.complete(**body).json()["choices"][0]
+    assert choice["text"] == ("h🙂é!" if echo else "🙂é!")
+    assert choice["logprobs"]["text_offset"][-5:] == ([1, 1, 2, 2, 3] if echo else [0, 0, 1, 1, 2])
+    assert "".join(event["choices"][0]["text"] for event in events(server.complete(**body, stream=True).text)) == choice["text"]
+
+
 def test_scoring_a_prompt_generates_nothing(server):
     answer = server.complete(prompt="abc", echo=True, logprobs=0, max_tokens=0).json()
     assert answer["choices"][0]["text"] == "abc" and len(answer["choices"][0]["logprobs"]["tokens"]) == 4

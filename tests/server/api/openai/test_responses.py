@@ -395,6 +395,11 @@ def test_tools_that_the_server_would_run_are_left_out_beside_functions(server):
     assert '"add"' in prompt and "web_search" not in prompt
 
 
+def test_the_older_name_of_a_summary_is_named_too(server):
+    response = server.http().post("/v1/responses", json={"input": "hi", "reasoning": {"generate_summary": "concise"}})
+    assert response.status_code == 200 and response.headers["x-ignored-params"] == "reasoning.generate_summary"
+
+
 def test_a_reference_may_lack_its_type(server):
     http = server.http()
     first = http.post("/v1/responses", json={"input": "hi"}).json()

@@ -14,6 +14,7 @@ from server.api.openai.responses.shapes import McpFault
 from server.api.request.prepare import invalid
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.mcp.errors import McpError
+from server.mcp.http import header_fault
 from server.mcp.servers import Entry, McpServers
 from server.mcp.session import Session
 from server.mcp.tools import McpTool
@@ -115,9 +116,6 @@ def _headers(offer: McpOffer, where: str) -> dict[str, str]:
     headers = dict(offer.headers or {})
     if offer.authorization is not None:
         headers["authorization"] = f"Bearer {offer.authorization}"
-    for name, value in headers.items():
-        if not (name.isascii() and name.isprintable() and " " not in name and ":" not in name and name):
-            raise invalid(f"{where}.headers", f"{where}.headers has {name!r:.60}, which is no name of a header")
-        if not (value.isascii() and value.isprintable()):
-            raise invalid(f"{where}.headers", f"{where}.headers has a value for {name:.60} that no header can carry")
+    if fault := header_fault(headers):
+        raise invalid(f"{where}.headers", f"{where}.headers {fault}")
     return headers
