@@ -40,8 +40,8 @@ def _write(file: Path) -> None:
 
 
 def ask() -> str | None:
-    """Read the next message, of one or several lines. Return None at the end of input. An interrupt gives up the line; a second one in a
-    row raises KeyboardInterrupt."""
+    """Read the next message, of one or several lines. Return None at the end of input. An interrupt (Ctrl-C) discards what was typed of the
+    message. A second interrupt before a message is complete raises KeyboardInterrupt."""
     is_second = False
     while True:
         try:

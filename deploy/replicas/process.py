@@ -188,8 +188,8 @@ class ServerProcess:
 
 
 def _direct() -> OpenerDirector:
-    """Return an opener that ignores the proxies of the environment, as requests to the server do, and takes a redirect for an error:
-    another server must not get the key."""
+    """Return an opener for requests to the replica's server. It has no handler for proxies, so it ignores those of the environment. It has
+    none for redirects either, so a redirect raises HTTPError, and no other server gets the key."""
     opener = OpenerDirector()
     for handler in (HTTPHandler(), HTTPSHandler(), HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
         opener.add_handler(handler)

@@ -264,8 +264,9 @@ def engine_of(
     logs_cache: bool = False,
     peering: Peering | None = None,
 ) -> Engine | Embedder:
-    """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. `peering`
-    says how pages are exchanged with other servers; None: not at all. A model that is divided never exchanges pages."""
+    """Return the engine for a model: an Embedder for an encoder, otherwise an Engine. `publish` sends a message to the front. With
+    `logs_cache`, the engine also publishes the changes of its prefix cache. `peering` says how pages are exchanged with other servers;
+    None: not at all. A model that is divided, into stages or over GPUs, never exchanges pages: the `page_bytes` of its groups are 0."""
     if model.step_model is None:
         assert model.embed_model is not None, "a model that does nothing"
         return Embedder(model.embed_model, publish)

@@ -463,11 +463,11 @@ class Registry:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
         alias, which win over those of `name`, itself a name or an alias. Raise LoadError if a default cannot be used, or ApiError if the
         alias is the name of a model, or if the model is not ready, fails the probe, or is replaced meanwhile."""
-        model, loaded = self._may_be_called(alias, name)
+        model, loaded = self._ready_for_alias(alias, name)
         preset = (own or Defaults()).over(self._aliases.preset_of(self._meant(name)))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None
         await require_answer(model.spec.name, loaded, probe)
-        model, now = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
+        model, now = self._ready_for_alias(alias, name)  # other requests may have changed the models meanwhile
         if now is not loaded:
             raise ApiError(MODEL_BUSY, f"model {name!r} was replaced meanwhile; send the request again", param="model")
         self._aliases.remove(alias)
@@ -477,9 +477,9 @@ class Registry:
         self._save()
         await self._saved.written()
 
-    def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
-        """Return the model `name`, which is to get an alias. Raise ApiError if the alias is the name of a model, or if the model is not
-        ready."""
+    def _ready_for_alias(self, alias: str, name: str) -> tuple[Model, Loaded]:
+        """Return the model `name`, which is to get an alias, and its parts. Raise ApiError if the alias is the name of a model, or if the
+        model does not exist or is not ready."""
         if alias in self._models:
             raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model; choose another alias", param="alias")
         model = self.find(name)

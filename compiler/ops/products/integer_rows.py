@@ -198,16 +198,19 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
 
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool, cap: float) -> Any:
+    """Compute with NumPy what `_rows_nest` writes: the quantised numbers in planes, the scale of each group, the sum of each plane of each
+    group and, with `sums`, the sum of each group's numbers times its scale. With a `cap`, the steps are those of 8 bits, and outliers take
+    16 bits (QUANTIZE_ROWS)."""
     length = x.shape[-1]
     grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
     steps, scale = _steps(grouped, LARGEST[8], _tops(x, grouped, cap)) if cap else _steps(grouped, LARGEST[bits])
     held = DType(dtype)
     with np.errstate(invalid="ignore"):
-        v = np.rint(steps).astype(np.int32)
-    planes = np.stack([v] if bits <= 8 * held.num_bytes else _planes(v), -3)
+        numbers = np.rint(steps).astype(np.int32)
+    planes = np.stack([numbers] if bits <= 8 * held.num_bytes else _planes(numbers), -3)
     q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
     found = q, scale[..., 0], planes.sum(-1, dtype=np.int32)
-    return (*found, found[1] * v.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found
+    return (*found, found[1] * numbers.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found
 
 
 def _tops(x: Any, grouped: Any, cap: float) -> Any:

@@ -251,6 +251,7 @@ class CudaDevice:
         """Do nothing: each call makes the card's context current for its thread."""
 
     def close(self) -> None:
+        """Wait for the work of the GPU. Raise DeviceFault if it has failed. The device can be used afterwards."""
         self._card.wait()
 
 

@@ -149,9 +149,9 @@ class CudaRanks:
         return [RankTensor(parts) for parts in zip(*found, strict=True)]
 
     def download(self, tensor: Any) -> Array:
-        """Return the tensor of rank 0, after all ranks have done their work: a fault on any of them raises its error."""
+        """Wait until all ranks have done their work, and return the tensor of rank 0. If a rank has a fault, its error is raised."""
         for rank in self._ranks[1:]:
-            rank.close()
+            rank.close()  # a GPU can be used afterwards: this only waits for its work
         return self._ranks[0].download(tensor.parts[0])
 
     def copy(self, target: Any, source: Any) -> None:

@@ -99,15 +99,15 @@ async def _written(one: _Divided, found: Sequence[Found], around: Around, loaded
 
 
 def _divided(prompt: MediaPrompt, where: str, loaded: Loaded) -> _Divided:
-    """Divide a prompt at its markers. `where` is its path in the request. Raise ApiError if it has not one file for each marker, or if its
-    text has a marker that the model's template uses."""
-    files, is_text = prompt.multimodal_data or [], f"{where}.prompt_string"
-    texts = text_of(prompt.prompt_string, is_text, markers_of(loaded)).split(MARKER)
+    """Divide a prompt at its markers. `where` is the path of the prompt in the request. Raise ApiError if it has not one file for each
+    marker, or if its text has a marker that the model's template uses."""
+    files, text_at = prompt.multimodal_data or [], f"{where}.prompt_string"
+    texts = text_of(prompt.prompt_string, text_at, markers_of(loaded)).split(MARKER)
     if len(texts) != len(files) + 1:
         have = f"{where} has {len(texts) - 1} of the marker {MARKER} and {len(files)} files in multimodal_data"
         raise invalid(f"{where}.multimodal_data", f"{have}; expected a marker in prompt_string for each file")
     places = [f"{where}.multimodal_data[{index}]" for index in range(len(files))]
-    return _Divided(is_text, texts, [(place, _file(data, place, loaded)) for place, data in zip(places, files, strict=True)])
+    return _Divided(text_at, texts, [(place, _file(data, place, loaded)) for place, data in zip(places, files, strict=True)])
 
 
 def _file(data: str, place: str, loaded: Loaded) -> ContentPart:

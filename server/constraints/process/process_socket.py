@@ -194,5 +194,5 @@ def _cpu_ticks_if_idle(pid: int) -> str | None:
     try:
         fields = fields_of(pid)
     except OSError:
-        return "gone"  # the process has ended, and so has the parent that should have written the last answer
+        return "gone"  # the process has ended, and so has its parent, the fork server, which should have written Answer.ENDED
     return None if fields[0] in "RD" else " ".join(fields[TIMES][:2])

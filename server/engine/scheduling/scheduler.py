@@ -371,8 +371,8 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Return whether there are pages for the whole prompts of `seq` and of sequences that wait for their images or audio, and one more
-        per running sequence, to avoid an early preemption."""
+        """Return whether there are pages for all known tokens of `seq` (its prompt, and what was generated before a preemption) and of the
+        sequences that wait for their images or audio, and one more page for each running sequence, to avoid an early preemption."""
         prompts = [(one.held, one.num_computed, one.num_known) for one in (seq, *self.encoding)]
         return self.pool.can_admit(prompts, len(self.running))
 
