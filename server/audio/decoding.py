@@ -105,5 +105,5 @@ def _limited(blocks: Iterable[NDArray[np.float32]], rate: int, most_s: float) ->
     for block in blocks:
         num_read += len(block)
         if num_read > most_s * rate:
-            raise AudioError(f"it lasts longer than it declares, and more than {most_s:g} s (max_audio_s)")
+            raise AudioError(f"it lasts longer than {most_s:g} s (max_audio_s)")
         yield block

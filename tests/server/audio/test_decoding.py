@@ -160,7 +160,7 @@ def test_a_file_lasts_as_long_as_it_declares_or_less() -> None:
         decoded(long, 10)
     declared = bytearray(long)
     declared[21:26] = bytes([declared[21] & 0xF0, 0, 0, 0x3E, 0x80])  # 16,000 samples
-    with pytest.raises(AudioError, match="it lasts longer than it declares, and more than 10 s"):
+    with pytest.raises(AudioError, match="it lasts longer than 10 s"):
         decoded(bytes(declared), 10)
 
 
