@@ -175,6 +175,13 @@ def test_servers_of_one_name_are_numbered() -> None:
     ]
 
 
+def test_servers_of_one_file_are_numbered_past_each_other(tmp_path: Path) -> None:
+    """An approval of all calls of a tool counts for the server's name, so no two servers may have the same."""
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {name: {"command": name} for name in ("a", "a2")}}))
+    assert [one.name for one in sessions(["a", str(path), str(path)])] == ["a", "a2", "a22", "a3", "a23"]
+
+
 def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFixture[str], stack: ExitStack) -> None:
     """The question goes from the command to the model and the MCP server, and the answer comes back."""
 
