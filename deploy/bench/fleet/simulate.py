@@ -139,7 +139,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     def look(now_s: float) -> None:
         for scaler in scalers:
             scaler.look(now_s)
-        if now_s < last_s:
+        if now_s < last_s or any(replica.load for cell in cells for replica in cell.replicas):
             timeline.at(now_s + LOOK_S, look)
 
     for failure in plan.failures:
