@@ -132,6 +132,17 @@ def test_work_beside_a_late_prompt_begins_when_it_arrives():
     assert reading.seen[-1] <= 20 + 9 < stream.num_tokens and late.num_tokens == 1
 
 
+@pytest.mark.parametrize("lengths", [(), (4,), (4, LATE_AFTER + 9)], ids=["none", "short", "short and long"])
+def test_a_late_prompt_is_sent_after_streams_of_any_length(lengths: tuple[int, ...]):
+    """As over HTTP, the late prompt does not wait for a stream that has ended."""
+    loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
+    driver = InProcess(loaded, temperature=0.0)
+    *streams, late = driver.run([Prompt((5, 6, 7), length) for length in lengths], late=Prompt((5,) * 20, 2))
+    driver.close()
+    assert [stream.num_tokens for stream in (*streams, late)] == [*lengths, 2]
+    assert all(stream.times_s[min(length, LATE_AFTER) - 1] <= late.began_s for stream, length in zip(streams, lengths, strict=True))
+
+
 def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--model", "demo", "--burst", "2", "--http"])
