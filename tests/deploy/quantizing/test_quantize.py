@@ -31,6 +31,8 @@ from deploy.quantizing.matrices import values_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
 from deploy.quantizing.quantize import affordable, apart, num_multiplied, quantise
 from deploy.quantizing.sensitivity import Replaced
+from runtime.sealed import key_of
+from runtime.sections import SectionFile
 from server.interfaces import LoadError
 from server.messages import Load
 from tests.conftest import ROOT
@@ -122,6 +124,38 @@ def test_a_damaged_file_is_built_again(quantised: Quantised, caplog: pytest.LogC
         assert path.read_bytes() == content and "removed and built again" in caplog.text
     finally:
         path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_never_packed(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
+    """Packed weights get checksums of their own, so damage that was packed would never be found."""
+    folder = kept()
+    assert folder is not None
+    path = folder.quantised_of(quantised.digest())
+    content = bytearray(path.read_bytes())
+    sections = SectionFile(path, key_of(path.parent))._sections
+    largest = max(sections.values(), key=lambda section: section.size)
+    content[largest.offset + largest.size // 2] ^= 64
+    sound = path.rename(path.with_name("sound"))
+    path.write_bytes(content)
+    matrix, _, part = largest.name.rpartition(".")
+    damaged = formed().held
+    assert damaged is not None
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
+    try:
+        with pytest.raises(LoadError, match=f"section '{largest.name}' is damaged: its checksum differs; it is removed: load the model"):
+            damaged.read(largest.name)
+        assert not path.exists()
+        again = formed().held
+        assert again is not None and again.read(largest.name).tobytes() == quantised.parts(matrix)[part].tobytes()
+    finally:
+        sound.rename(path)
+
+
+def test_a_start_with_packed_weights_reads_no_quantised_matrix(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
+    load = Load("m", str(demo.MODEL), BUDGET, max_context=64, max_batch=2)
+    load_model(load, silent)
+    monkeypatch.setattr(Quantised, "parts", lambda _, name: pytest.fail(f"{name} was read"))
+    assert load_model(load, silent).ready.generates
 
 
 def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):
