@@ -40,8 +40,8 @@ def _write(file: Path) -> None:
 
 
 def ask() -> str | None:
-    """Read the next message, of one or several lines. Return None at the end of input. An interrupt gives up the line; a second one in a
-    row raises KeyboardInterrupt."""
+    """Read the next message, of one or several lines. Return None at the end of input. Give up a line that is no text, and one that is
+    interrupted; a second interrupt in a row raises KeyboardInterrupt."""
     is_second = False
     while True:
         try:
@@ -49,6 +49,9 @@ def ask() -> str | None:
         except EOFError:
             print()  # begin a new line, on which the shell writes its prompt
             return None
+        except UnicodeDecodeError:
+            is_second = False
+            errors.print("the line is no text in UTF-8; write it again", style="dim")
         except KeyboardInterrupt:
             print()
             if is_second:

@@ -56,10 +56,10 @@ class Model:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of answers that the user gives."""
+    """Return the list of answers that the user gives. An answer with a lone surrogate arrives as bytes that are no text."""
     given: list[str] = []
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(builtins, "input", lambda _question: given.pop(0))
+    monkeypatch.setattr(builtins, "input", lambda _question: given.pop(0).encode(errors="surrogateescape").decode())
     return given
 
 
@@ -68,7 +68,7 @@ def results(turns: list[dict[str, Any]]) -> list[str]:
 
 
 def test_calls_are_made_as_the_user_approves(terminal: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    terminal += ["what?", "y", "n", "always"]
+    terminal += ["what?", "\udcfc", "y", "n", "always"]
     turns: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
     model = Model([call("add", a=1, b=2), call("fail")], [call("echo", text="\x1b[31mred")], [call("echo", text="again")])
     with attached([COMMAND], approves_all=False) as tools:
