@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -43,6 +43,19 @@ def test_two_bursts_stand_beside_the_ideal(capsys: pytest.CaptureFixture[str]):
         median, worst = (figures[f"{name}: {which} time to first token / time of all prompts"] for which in ("median", "longest"))
         assert 0 < median <= worst
     assert figures["arrivals at 0.7 of capacity: throughput / ideal"] > 0
+
+
+def test_no_load_finds_the_prompts_of_another_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch):
+    sent: list[Prompt] = []
+    run = InProcess.run
+
+    def recorded(driver: InProcess, prompts: Sequence[Prompt], *others: Any, **options: Any) -> list[Stream]:
+        sent.extend(prompts)
+        return run(driver, prompts, *others, **options)
+
+    monkeypatch.setattr(InProcess, "run", recorded)
+    main(["--model", "demo", "--quantize", "bf16", "--burst", "77", "--length", "8"])
+    assert len({prompt.ids for prompt in sent}) == len(sent) == 4 * 77
 
 
 def test_prompts_arrive_when_they_are_due():
