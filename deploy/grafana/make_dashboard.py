@@ -77,7 +77,7 @@ ROWS: dict[str, list[Panel]] = {
         ("Memory of workers", "bytes", [gauge("relaxserve:worker_resident_bytes", "{{model_name}} {{kind}}")]),
         ("CPU time of workers", "short", [(rate("relaxserve:worker_cpu_seconds_total"), "{{model_name}}")]),
         ("Memory of GPUs", "bytes", [("relaxserve:device_memory_bytes", "{{device}} {{kind}}")]),
-        ("Share of time in which the GPU works", "percentunit", [(rate("relaxserve:device_busy_seconds_total"), "{{model_name}}")]),
+        ("Share of time in which the GPU computes", "percentunit", [(rate("relaxserve:device_busy_seconds_total"), "{{model_name}}")]),
         ("Loads", "short", [(f"sum by (outcome) (relaxserve:model_loads_total{SELECT})", "{{outcome}}")]),
         ("Lookups of compiled programs", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
     ],
