@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Width
@@ -18,6 +20,8 @@ from compiler.machine.target import GPU, NAMED
 from deploy import demo
 from deploy.bench.compute.quality import round_to_nearest
 from deploy.cache import Kept, Part, kept
+from deploy.cli.commands import app
+from deploy.forms import estimate_forms
 from deploy.model_loading.files import Formed, ModelFiles, Opened, open_files
 from deploy.model_loading.known import begin, silent
 from deploy.model_loading.load import load_model
@@ -156,6 +160,16 @@ def test_a_start_with_packed_weights_reads_no_quantised_matrix(quantised: Quanti
     load_model(load, silent)
     monkeypatch.setattr(Quantised, "parts", lambda _, name: pytest.fail(f"{name} was read"))
     assert load_model(load, silent).ready.generates
+
+
+def test_an_inspection_compares_the_formats_of_the_files(files: ModelFiles, quantised: Quantised):
+    """The inspected form has a head of its own, and matrices that are quantised already. The other formats are made from the files."""
+    command = ["inspect", "demo", "--json", "--quantize", BUDGET, "--max-context", "64", "--max-batch", "2"]
+    said = CliRunner().invoke(app, command, prog_name="relaxserve")
+    assert said.exit_code == 0, said.exception
+    found = {form["quantize"]: form["loss"] for form in json.loads(said.stdout)["forms"]}
+    expected = {form.quantize: form.loss for form in estimate_forms(files, Load("m", str(demo.MODEL)))}
+    assert found.keys() == {"f32", "bf16", "int8", "4bit"} and found.items() <= expected.items()
 
 
 def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):
