@@ -73,7 +73,7 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
     source = Quantised(files.weights, result, digest, heads)
     has_head = not result.widths.keys().isdisjoint(heads.values())
     config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not has_head)
-    return replace(files, config=config, held=HeldWeights(source))
+    return replace(files, config=config, quantised=HeldWeights(source))
 
 
 def _beside(known: Opened) -> list[str]:

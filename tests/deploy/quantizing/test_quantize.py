@@ -66,8 +66,8 @@ def files(cache: None) -> ModelFiles:
 @pytest.fixture(scope="module")
 def quantised(cache: None) -> Quantised:
     made = formed()
-    assert made.held is not None and not made.config.tie_word_embeddings
-    return made.held._source  # type: ignore[attr-defined, return-value]
+    assert made.quantised is not None and not made.config.tie_word_embeddings
+    return made.quantised._source  # type: ignore[attr-defined, return-value]
 
 
 def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised):
@@ -111,7 +111,7 @@ def test_a_second_start_reads_the_file_and_serves_it(quantised: Quantised, monke
     again = formed()
     for name, parts in quantised._result.parts.items():
         for part, array in parts.items():
-            np.testing.assert_array_equal(again.held.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
+            np.testing.assert_array_equal(again.quantised.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
     loaded = load_model(Load("m", str(demo.MODEL), BUDGET, max_context=64, max_batch=2), silent)
     assert loaded.ready.generates
 
@@ -142,14 +142,14 @@ def test_a_flipped_bit_is_never_packed(quantised: Quantised, monkeypatch: pytest
     sound = path.rename(path.with_name("sound"))
     path.write_bytes(content)
     matrix, _, part = largest.name.rpartition(".")
-    damaged = formed().held
+    damaged = formed().quantised
     assert damaged is not None
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
     try:
         with pytest.raises(LoadError, match=f"section '{largest.name}' is damaged: its checksum differs; it is removed: load the model"):
             damaged.read(largest.name)
         assert not path.exists()
-        again = formed().held
+        again = formed().quantised
         assert again is not None and again.read(largest.name).tobytes() == quantised.parts(matrix)[part].tobytes()
     finally:
         sound.rename(path)
@@ -167,7 +167,9 @@ def test_an_inspection_compares_the_formats_of_the_files(files: ModelFiles, quan
     command = ["inspect", "demo", "--json", "--quantize", BUDGET, "--max-context", "64", "--max-batch", "2"]
     said = CliRunner().invoke(app, command, prog_name="relaxserve")
     assert said.exit_code == 0, said.exception
-    found = {form["quantize"]: form["loss"] for form in json.loads(said.stdout)["forms"]}
+    shown = json.loads(said.stdout)
+    assert shown["dtypes"] == {"BF16": shown["num_parameters"]}, "what the files store"
+    found = {form["quantize"]: form["loss"] for form in shown["forms"]}
     expected = {form.quantize: form.loss for form in estimate_forms(files, Load("m", str(demo.MODEL)))}
     assert found.keys() == {"f32", "bf16", "int8", "4bit"} and found.items() <= expected.items()
 
