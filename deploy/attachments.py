@@ -32,13 +32,14 @@ INPUT = re.compile(r"\$\{(input|command|workspaceFolder|userHome)[:}]")  # stand
 def sessions(texts: Sequence[str]) -> list[Session]:
     """Return a session per server, none of which is connected yet. A text that begins with http:// or https:// is an address, the path of
     an existing file that ends in `.json` names a file of servers, and any other text is a command. A server gets a number behind its name
-    if an earlier text has a server of this name. Raise SettingsError if a text or a file is wrong."""
+    if an earlier server has this name. Raise SettingsError if a text or a file is wrong."""
     found: list[Session] = []
     for text in texts:
         if re.match(r"https?://", text):
             found.append(_remote(_free(_host(text) or "server", found), text, {}))
         elif text.endswith(".json") and at_home(text).exists():
-            found += [_described(_free(name, found), entry, text) for name, entry in _entries(at_home(text)).items()]
+            for name, entry in _entries(at_home(text)).items():
+                found.append(_described(_free(name, found), entry, text))
         else:
             words = _words(text)
             found.append(_local(_free(Path(words[0]).name, found), words, {}))

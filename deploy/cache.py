@@ -42,6 +42,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -421,7 +422,7 @@ def _remove(items: Sequence[Item]) -> None:
     for path in (path for item in items for path in item.paths):
         try:
             if path.is_dir():
-                shutil.rmtree(path)
+                _remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
@@ -430,3 +431,11 @@ def _remove(items: Sequence[Item]) -> None:
             refused = refused or found
     if refused is not None:
         raise refused
+
+
+def _remove_folder(path: Path) -> None:
+    """Remove a folder. An export first gets the name of a leftover, because an interrupt would otherwise leave an export that lacks some of
+    its files."""
+    if _KEY.fullmatch(path.name):
+        path = path.rename(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    shutil.rmtree(path)

@@ -52,6 +52,11 @@ class Stream:
         """Tokens per second from the first to the last time of `times_s`, of which there must be two different ones."""
         return (self.num_tokens - self.num_at_first) / (self.times_s[-1] - self.times_s[0])
 
+    @property
+    def admits_late(self) -> bool:
+        """Whether the late prompt need not wait for this stream any more."""
+        return self.has_ended or len(self.times_s) >= LATE_AFTER
+
     def hear(self, event: Mapping[str, Any]) -> bool:
         """Take the number of tokens from an event that arrives now, of a completion or a chat. Return whether it has text or ends the
         stream; only then add the current time to `times_s`."""
@@ -88,7 +93,7 @@ class OverHttp:
         deep = asyncio.Event()
 
         def look() -> None:
-            if all(stream.has_ended or len(stream.times_s) >= LATE_AFTER for stream in early):
+            if all(stream.admits_late for stream in early):
                 deep.set()
 
         running = asyncio.gather(*(self._follow(p, s, look) for p, s in zip(prompts, early, strict=True)))

@@ -139,5 +139,5 @@ def remove_damaged(path: Path, fault: str) -> bool:
     except OSError as error:
         log.error("%s; it cannot be removed (%s): remove it as the user that owns the folder", fault, error.strerror)
         return False
-    log.warning("%s is removed and built again", fault)
+    log.warning("%s; it is removed and built again", fault)
     return True

@@ -6,7 +6,9 @@ the engine would wait for the lock.
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,15 +21,25 @@ from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.launch import command
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
+from server.signal_names import describe_status
+
+log = logging.getLogger(__name__)
 
 COMMAND = command("deploy.verification")
 
 
-def damage_of(paths: Sequence[Path]) -> str:
-    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage, or if the process
-    failed."""
-    ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
-    return ended.stdout.strip()
+def damage_of(path: Path) -> str:
+    """Verify a file in another process and wait for it. Return its description of the damage, or "" if it found none. A file that cannot be
+    read is damaged. If the process ended early for another reason, log that the file is not verified."""
+    ended = subprocess.run([*COMMAND, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    if fault := ended.stdout.strip():
+        return fault
+    how = describe_status(ended.returncode)
+    if ended.returncode == -signal.SIGBUS:  # the disk failed to read a page of the mapped file, or the file was cut
+        return f"{path} cannot be read: its verification was {how}"
+    if ended.returncode:
+        log.warning("%s is not verified: its verification ended early (%s); the next start verifies it", path, how)
+    return ""
 
 
 def main(paths: Sequence[Path]) -> None:

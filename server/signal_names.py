@@ -1,4 +1,4 @@
-"""Give the names of signals, for example of one that has ended a process."""
+"""Say in words how a process has ended, with the name of the signal that killed it."""
 
 from __future__ import annotations
 
@@ -11,3 +11,12 @@ def name_of(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def describe_status(returncode: int | None) -> str:
+    """Return in words how a process has ended."""
+    if returncode is None:
+        return "still running"
+    if returncode < 0:
+        return f"killed by {name_of(-returncode)}"
+    return f"exit status {returncode}"

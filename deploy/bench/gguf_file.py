@@ -16,6 +16,7 @@ from compiler.frontend.gguf.dequantize import FORMATS, Format
 from compiler.frontend.gguf.file import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from compiler.frontend.gguf.model import COMMON_LAYER_NAMES, NAMES
 from compiler.frontend.weights import WeightSource
+from server.settings import SettingsError
 
 U32, I32, F32 = 4, 5, 6  # type codes of values in the metadata
 NORMAL = 1  # type of a token that is plain text
@@ -41,7 +42,10 @@ class _Entry:
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
     """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. With Q4_0, the head has 8 bits, as in our
-    own programs. Embeddings are stored in BF16, but with Q4_K_M in Q4_K. Vectors are stored in F32."""
+    own programs. Embeddings are stored in BF16, but with Q4_K_M in Q4_K. Vectors are stored in F32. Raise SettingsError for a model of
+    another family."""
+    if config.family != "llama":
+        raise SettingsError(f"synthetic models of the family {config.family} are not written as GGUF files; choose another --quantize")
     entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
     metadata = _metadata(config)
     with path.open("wb") as file:
@@ -64,7 +68,7 @@ def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products:
 
 def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
     """Return the metadata of the file: the type code and the value of each key."""
-    assert c.family == "llama" and c.rope is not None, c
+    assert c.rope is not None, c
     numbers = {
         "block_count": c.num_layers,
         "context_length": c.max_context,

@@ -324,9 +324,12 @@ def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
 
 def fp8_model(config: ModelConfig) -> WeightSource:
     """Return random weights of a model as a load reads them from an fp8 checkpoint. Like such files, their source has a tensor for each
-    expert, and the experts of a layer are joined."""
+    expert, and the experts of a layer are joined. Raise SettingsError for gpt-oss, whose files have all experts in one tensor."""
+    if config.family == "gpt_oss":
+        raise SettingsError(f"synthetic models of the family {config.family} have no fp8 weights; choose another --quantize")
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes_of(config).items():
         before, experts, after = name.partition(".experts.")
-        shapes |= {f"{before}{experts}{i}.{after}": shape[1:] for i in range(shape[0])} if len(shape) == 3 else {name: shape}
+        are_matrices = experts and len(shape) == 3
+        shapes |= {f"{before}{experts}{i}.{after}": shape[1:] for i in range(shape[0])} if are_matrices else {name: shape}
     return joint_experts(fp8_weights(RandomWeights(shapes)), None if config.mixture is None else _names(config))

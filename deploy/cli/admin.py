@@ -72,7 +72,7 @@ def load(
 
 def unload(
     name: Annotated[str, typer.Argument(help="Name of the model; an alias is refused.")],
-    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that running requests may continue.")] = 30.0,
+    drain_s: Annotated[float, typer.Option(min=0.0, max=86400.0, help="Seconds that running requests may continue.")] = 30.0,
     force: Annotated[bool, typer.Option(help="Unload a pinned model too.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,

@@ -87,9 +87,10 @@ def _save(conversation: Conversation, name: str) -> str:
         raise CommandError("/save needs the name of a file")
     path = at_home(name)
     body = {"model": conversation.model, "messages": conversation.messages}
+    content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # writes a lone surrogate as JSON does
     try:
-        with path.open("x") as file:
-            json.dump(body, file, ensure_ascii=False, indent=2)
+        with path.open("xb") as file:
+            file.write(content)
     except FileExistsError:
         raise CommandError(f"{path} exists; name another file") from None
     except OSError as error:

@@ -21,7 +21,7 @@ def generate(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to answer or to continue.")],
     raw: Annotated[bool, typer.Option(help="Continue the text itself, without the model's chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0 takes the most probable token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=-(2**63), max=2**64 - 1, help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
     **form: Any,

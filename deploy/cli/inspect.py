@@ -58,14 +58,16 @@ def inspect(
     """
     from deploy.forms import compare_forms, fastest_without_loss, recommended
     from deploy.inspection import compiled, inspection_of, remedies
+    from deploy.model_loading.files import Opened
     from deploy.model_loading.known import begin
+    from deploy.model_loading.stages import advance
 
     load = load_of(model, **form)
     with stages(load.name) as report:
-        known = compiled(begin(load, report))
-        found = inspection_of(known)
-        advice = [] if found.fits else list(remedies(known, found))
-        forms = compare_forms(known.files, found, load)
+        opened = advance(begin(load, report), Opened)  # other formats are made from these files, not from quantised weights
+        found = inspection_of(compiled(opened))
+        advice = [] if found.fits else list(remedies(opened, found))
+        forms = compare_forms(opened.files, found, load)
         qualities = _qualities(load, forms, report) if quality else {}
     labels = {name: one for name, one in qualities.items() if not isinstance(one, LoadError)}
     best = fastest_without_loss(forms, labels) if labels else recommended(forms)

@@ -16,6 +16,7 @@ from deploy.cli.chat import first_model
 from deploy.cli.output import answers, errors
 from deploy.client import Client, ServerFault
 from deploy.settings import KEY_VARIABLE
+from server.settings import SettingsError
 
 Name = Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")]
 
@@ -67,16 +68,19 @@ def served_by(client: Client, name: str, key: str | None) -> Served:
 
 def written(settings: Settings) -> Path | None:
     """Write the settings file, which may contain the key, so that only its owner can read it. Return the path that the agent's arguments
-    name, or None if the agent needs no file."""
+    name, or None if the agent needs no file. Raise SettingsError if the file cannot be written."""
     if not settings.file:
         return None
     home = os.environ.get("XDG_CONFIG_HOME")
     folder = (Path(home) if home else Path.home() / ".config") / "relaxserve"
     path = folder / settings.file_name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(settings.file + "\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(settings.file + "\n")
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be written: {error.strerror}; set XDG_CONFIG_HOME to a folder of this user") from error
     return folder / settings.named
 
 

@@ -40,8 +40,8 @@ def _write(file: Path) -> None:
 
 
 def ask() -> str | None:
-    """Read the next message, of one or several lines. Return None at the end of input. An interrupt (Ctrl-C) discards what was typed of the
-    message. A second interrupt before a message is complete raises KeyboardInterrupt."""
+    """Read the next message, of one or several lines. Return None at the end of input. An interrupt (Ctrl-C), or a line that is no text,
+    discards what was typed of the message. A second interrupt before a message is complete raises KeyboardInterrupt."""
     is_second = False
     while True:
         try:
@@ -49,6 +49,9 @@ def ask() -> str | None:
         except EOFError:
             print()  # begin a new line, on which the shell writes its prompt
             return None
+        except UnicodeDecodeError:
+            is_second = False
+            errors.print("the line is no text in UTF-8; write it again", style="dim")
         except KeyboardInterrupt:
             print()
             if is_second:

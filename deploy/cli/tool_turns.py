@@ -95,11 +95,13 @@ def attached(texts: Sequence[str], *, approves_all: bool) -> Generator[ToolTurns
 
 
 def _asked(question: str) -> str:
-    """Ask the user, and return the answer in lower case. The end of input counts as no."""
+    """Ask the user, and return the answer in lower case. The end of input counts as no, and an answer that is no text as an empty one."""
     try:
         return input(question).strip().lower()
     except EOFError:
         return "no"
+    except UnicodeDecodeError:
+        return ""
 
 
 def _show(text: str, style: str) -> None:

@@ -21,7 +21,7 @@ from server.settings import SettingsError
 from server.text.tokenizer_files import TokenizerFiles
 
 CONFIG = "config.json"
-TEMPLATES = ("chat_template.jinja", "chat_template.json")
+TEMPLATE, HOLDERS = "chat_template.jinja", ("tokenizer_config.json", "chat_template.json")  # a template, and files that may have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,4 +67,4 @@ def _written(contents: Mapping[str, bytes]) -> Path:
 
 def _has_template(files: TokenizerFiles) -> bool:
     """Return whether one of a model's files has a chat template."""
-    return "chat_template" in files.object("tokenizer_config.json") or any(name in files.contents for name in TEMPLATES)
+    return TEMPLATE in files.contents or any(files.object(name).get("chat_template") for name in HOLDERS)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk, or of this user's share of it, that is full
+# Errors of a disk, or of this user's share of it, that is full, and of a file system whose files cannot become so large.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ExportError(Exception):
-    """Raised if the output folder of an export is not empty, cannot be made, or is on a full disk."""
+    """Raised if the output folder of an export is not empty, cannot be made or written, or is on a disk without room."""
 
 
 @contextmanager
 def new_folder(path: Path) -> Generator[Path]:
     """Create the folder, for an export that fills it. If the export fails or is interrupted, remove what it has written. Raise ExportError
-    if the folder has files, which an export never overwrites, if it cannot be made, or if its disk is full."""
+    if the folder has files, which an export never overwrites, if it cannot be made or written, or if its disk has no room."""
     try:
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
@@ -26,6 +28,8 @@ def new_folder(path: Path) -> Generator[Path]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"{path} cannot be made: {error.strerror}; name another folder with --output") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ExportError(f"{path} cannot be written by this user; name another folder with --output")
     try:
         yield path
     except BaseException as error:

@@ -35,7 +35,10 @@ ROWS: dict[str, list[Panel]] = {
         (
             "Prompt tokens",
             "short",
-            [(rate("vllm:prompt_tokens_total"), "all"), (rate("vllm:prompt_tokens_cached_total"), "from the prefix cache")],
+            [
+                (rate("vllm:prompt_tokens_total"), "{{model_name}}"),
+                (rate("vllm:prompt_tokens_cached_total"), "{{model_name}}, from the prefix cache"),
+            ],
         ),
         ("Finished requests", "reqps", [(rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")]),
     ],
@@ -48,7 +51,11 @@ ROWS: dict[str, list[Panel]] = {
         ("Decode", "s", quantiles("vllm:request_decode_time_seconds")),
     ],
     "Engine": [
-        ("Sequences", "short", [gauge("vllm:num_requests_running", "running"), gauge("vllm:num_requests_waiting", "waiting")]),
+        (
+            "Sequences",
+            "short",
+            [gauge(f"vllm:num_requests_{state}", f"{{{{model_name}}}} {state}") for state in ("running", "waiting")],
+        ),
         ("KV cache", "percentunit", [gauge("vllm:kv_cache_usage_perc")]),
         (
             "Prefix cache hits",
@@ -70,7 +77,7 @@ ROWS: dict[str, list[Panel]] = {
         ("Memory of workers", "bytes", [gauge("relaxserve:worker_resident_bytes", "{{model_name}} {{kind}}")]),
         ("CPU time of workers", "short", [(rate("relaxserve:worker_cpu_seconds_total"), "{{model_name}}")]),
         ("Memory of GPUs", "bytes", [("relaxserve:device_memory_bytes", "{{device}} {{kind}}")]),
-        ("Share of time in which the GPU works", "percentunit", [(rate("relaxserve:device_busy_seconds_total"), "{{model_name}}")]),
+        ("Share of time in which the GPU computes", "percentunit", [(rate("relaxserve:device_busy_seconds_total"), "{{model_name}}")]),
         ("Loads", "short", [(f"sum by (outcome) (relaxserve:model_loads_total{SELECT})", "{{outcome}}")]),
         ("Lookups of compiled programs", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
     ],

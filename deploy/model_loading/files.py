@@ -52,10 +52,14 @@ class ModelFiles:
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file; None: it is a folder
     # Returns the numbers that encode matrices of a quantised checkpoint. None: it has no matrices that programs keep in this form.
     held: WeightSource | None = None
+    # Returns the numbers of the matrices that this program has quantised to a number of bits (deploy/quantizing). None: it has not.
+    quantised: WeightSource | None = None
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """Return the source of weights for a program with this format: it returns the numbers that encode the checkpoint's matrices if the
-        format keeps them, otherwise the decoded values."""
+        """Return the source of weights for a program with this format: it returns the numbers to which matrices were quantised if the
+        format has a budget of bits, those that encode the checkpoint's matrices if the format keeps them, otherwise the decoded values."""
+        if format.budget and self.quantised is not None:
+            return self.quantised
         return self.held if self.held is not None and format.as_stored else self.weights
 
 

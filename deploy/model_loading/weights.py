@@ -67,9 +67,9 @@ def _packed_file(known: Planned, entry: str, digest: str) -> Path | None:
 
 
 def damage(packed: Sequence[Path]) -> str:
-    """Verify the packed weights while the model keeps running. Remove damaged files, and return a description of the damage, or "" if there
-    is none."""
-    faults = {path: damage_of([path]) for path in packed}
+    """Verify the packed weights while the model keeps running. Remove damaged files, and return a description of the damage, or "" if none
+    was found."""
+    faults = {path: damage_of(path) for path in packed}
     for path, fault in faults.items():
         if fault:
             remove_damaged(path, fault)

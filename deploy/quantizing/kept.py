@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -26,6 +27,7 @@ from deploy.model_loading.known import carried, refusals
 from deploy.model_loading.locate import CONFIG
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS
+from runtime.errors import DamagedFile
 from runtime.sealed import key_of
 from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
@@ -71,7 +73,7 @@ def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
     source = Quantised(files.weights, result, digest, heads)
     has_head = not result.widths.keys().isdisjoint(heads.values())
     config = replace(files.config, tie_word_embeddings=files.config.tie_word_embeddings and not has_head)
-    return replace(files, config=config, held=HeldWeights(source))
+    return replace(files, config=config, quantised=HeldWeights(source))
 
 
 def _beside(known: Opened) -> list[str]:
@@ -97,16 +99,36 @@ def _read(place: Path, tensors: Mapping[str, TensorInfo], heads: Mapping[str, st
     file = SectionFile(place, key_of(place.parent))
     widths = msgspec.json.decode(bytes(file.read(WIDTHS, verify=True)), type=dict[str, Width])
     shapes = {name: info.shape for name, info in tensors.items()} | {heads[name]: tensors[name].shape for name in heads if name in tensors}
-    return Result(widths, {name: _arrays(file, name, width, shapes[name]) for name, width in widths.items()})
+    return Result(widths, _Stored(file, widths, shapes))
 
 
-def _arrays(file: SectionFile, name: str, width: Width, shape: tuple[int, ...]) -> dict[str, Array]:
-    """Return the arrays of one quantised matrix. They are not verified now, because that would read all of them."""
-    infos = two_level_form(width, shape[-1]).infos(shape)
-    found = {part: file.read(f"{name}.{part}", verify=False) for part in infos}
-    return {
-        part: np.frombuffer(data, infos[part].dtype, prod(infos[part].shape)).reshape(infos[part].shape) for part, data in found.items()
-    }
+class _Stored(Mapping[str, Mapping[str, Array]]):
+    """The arrays of each quantised matrix in a file, which are verified when a matrix is asked for: whoever packs it reads it anyway, and
+    nobody else does. If it is damaged, the file is removed, and LoadError is raised."""
+
+    def __init__(self, file: SectionFile, widths: Mapping[str, Width], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """`widths` and `shapes` are those of the matrices, by their names."""
+        self._file, self._widths, self._shapes = file, widths, shapes
+
+    def __getitem__(self, name: str) -> Mapping[str, Array]:
+        shape = self._shapes[name]
+        infos = two_level_form(self._widths[name], shape[-1]).infos(shape)
+        try:
+            found = {part: self._file.read(f"{name}.{part}") for part in infos}
+        except DamagedFile as fault:
+            with suppress(OSError):
+                self._file.path.unlink()
+            text = f"{fault}; it is removed: load the model again, which quantises it anew"
+            raise LoadError(ErrorCode.LOAD_FAILED, text) from fault
+        return {
+            part: np.frombuffer(data, infos[part].dtype, prod(infos[part].shape)).reshape(infos[part].shape) for part, data in found.items()
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._widths)
+
+    def __len__(self) -> int:
+        return len(self._widths)
 
 
 # --- the weights -------------------------------------------------------------------------------------------------------

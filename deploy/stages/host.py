@@ -12,10 +12,11 @@ from contextlib import suppress
 
 from deploy.stages.starting import start_process
 from server.interfaces import LoadError
+from server.signal_names import describe_status
 from server.stages.handshake import HandshakeFailed, welcome
 from server.stages.link import Link, StageLost
 from server.stages.messages import Ended
-from server.workers.worker_process import FROM_OUTSIDE, describe_status
+from server.workers.worker_process import FROM_OUTSIDE
 
 POLL_S = 0.2
 PATIENCE_S = 3.0  # seconds for a stage to end after its worker has

@@ -12,10 +12,11 @@ from deploy.bound import bound
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
+from server.signal_names import describe_status
 from server.stages.handshake import HandshakeFailed, TurnedAway, introduce
 from server.stages.link import Link
 from server.stages.places import Place
-from server.workers.worker_process import FROM_OUTSIDE, describe_status
+from server.workers.worker_process import FROM_OUTSIDE
 
 CONNECT_S = 10.0
 AGAIN_S = 0.2  # seconds before a host that turned this worker away is asked again

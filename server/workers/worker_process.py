@@ -17,7 +17,7 @@ import msgspec
 from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frames, payload_bytes, refused
 from server.messages import Failed, FromFront, FromWorker
 from server.process_state import fields_of
-from server.signal_names import name_of
+from server.signal_names import describe_status
 from server.workers.starting import start, take
 
 log = logging.getLogger(__name__)
@@ -179,12 +179,3 @@ def _is_stopped(pid: int) -> bool:
         return fields_of(pid)[0] in ("T", "t")
     except OSError:
         return False
-
-
-def describe_status(returncode: int | None) -> str:
-    """Return in words how a process has ended."""
-    if returncode is None:
-        return "still running"
-    if returncode < 0:
-        return f"killed by {name_of(-returncode)}"
-    return f"exit status {returncode}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import use
+from deploy import use, verification
 from deploy.use import begin_use, left_behind, markers_of
 from deploy.verification import damage_of
 from runtime import sections
@@ -199,11 +199,41 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
 
 @pytest.mark.parametrize("section", ["a", "b"])
 def test_another_process_tells_what_is_damaged(section: str, path: Path) -> None:
-    assert damage_of([path]) == ""
+    assert damage_of(path) == ""
     flip(path, SectionFile(path, key_of(path.parent))._sections[section].offset)
-    assert damage_of([path]) == f"{path}: section {section!r} is damaged: its checksum differs"
+    assert damage_of(path) == f"{path}: section {section!r} is damaged: its checksum differs"
     path.unlink()
-    assert damage_of([path]) == "", "a missing file is not damaged: it is built again"
+    assert damage_of(path) == "", "a missing file is not damaged: it is built again"
+
+
+CUT = """
+import os, sys
+from pathlib import Path
+import deploy.verification as v
+v._Pace.__call__ = lambda _: os.truncate(sys.argv[1], 4096)
+v.main([Path(sys.argv[1])])
+"""
+
+
+def test_a_file_that_kills_its_verification_is_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills a process that reads a mapped page which the disk cannot read, or which lies beyond the end of the file."""
+    write(path, {"a": bytes(100), "b": bytes(1 << 16)})
+    monkeypatch.setattr(verification, "COMMAND", (sys.executable, "-c", CUT))
+    assert damage_of(path) == f"{path} cannot be read: its verification was killed by SIGBUS"
+
+
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"), ("raise SystemExit(3)", "exit status 3")],
+    ids=["killed", "failed"],
+)
+def test_a_verification_that_fails_is_logged(
+    script: str, how: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That nothing was verified is no reason to remove an undamaged file, but nobody may take it for verified."""
+    monkeypatch.setattr(verification, "COMMAND", (sys.executable, "-c", script))
+    assert damage_of(path) == ""
+    assert f"{path} is not verified: its verification ended early ({how}); the next start verifies it" in caplog.text
 
 
 def test_verification_runs_when_nothing_else_does() -> None:

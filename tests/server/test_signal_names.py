@@ -10,7 +10,7 @@ import pytest
 from server.constraints.matcher import ConstraintLost
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.process.wire import Answer, write_answer
-from server.workers.worker_process import describe_status
+from server.signal_names import describe_status
 
 NAMELESS = signal.SIGRTMIN + 1
 

@@ -39,7 +39,16 @@ from deploy.bench.arguments import whole
 from deploy.bench.compute.case import Case, Run, Steps, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
-from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_model, gates_attention, shapes_of, synthetic_config
+from deploy.bench.synthetic import (
+    ATTENTION_EVERY,
+    FP8,
+    HEAD_SIZES,
+    RandomWeights,
+    fp8_model,
+    gates_attention,
+    shapes_of,
+    synthetic_config,
+)
 from deploy.model_loading.costs import step_of
 from deploy.model_loading.files import dtypes_of
 from deploy.model_loading.serving import arguments_of
@@ -54,6 +63,7 @@ from runtime.session import Session
 from server.engine.scheduling.cache_pool import CachePool, Held
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
 from server.engine.step_model import GroupLimits, StepLimits
+from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
@@ -322,12 +332,15 @@ def model_options(prog: str, description: str | None) -> argparse.ArgumentParser
 
 def config_of(options: argparse.Namespace) -> ModelConfig:
     """Return the configuration that the options describe. A mixture has as many layers as this machine's memory holds, unless an option
-    gives their number. Raise SettingsError if the options do not fit the shape."""
+    gives their number. Raise SettingsError if the options do not fit the shape, or leave a hybrid without attention."""
 
     def shape(layers: int | None) -> ModelConfig:
         return synthetic_config(options.synthetic, head_size=options.head_size, kv_heads=options.kv_heads, layers=layers)
 
     config = shape(options.layers)
+    if len(config.stateful) == config.num_layers:
+        text = f"expected at least {ATTENTION_EVERY}: every {ATTENTION_EVERY}th layer of {options.synthetic} is an attention layer"
+        raise SettingsError(f"--layers is {options.layers}; {text}")
     if config.mixture is None or options.layers is not None:
         return config
     return shape(most_layers(config, WeightFormat.parse(options.quantize), system_memory().available_bytes))

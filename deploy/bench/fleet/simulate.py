@@ -55,7 +55,7 @@ class Outcome:
 
     jobs: list[Job] = field(default_factory=list[Job])  # the admitted requests
     num_refused: int = 0  # requests that no cell took
-    num_again: int = 0  # how often a request was sent again, because a replica failed
+    num_again: int = 0  # how often a request was sent to another replica, because its replica failed
     busy: list[list[tuple[float, float]]] = field(default_factory=list[list[tuple[float, float]]])  # spans of each replica's steps
     paid_s: float = 0.0  # seconds for which replicas are paid, summed over all of them; if their number is fixed, also while they are away
     wall_s: float = 0.0  # seconds from the beginning until the last request has ended
@@ -112,9 +112,9 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
         return True
 
     def again(job: Job, now_s: float) -> None:
-        """Send a job to another replica, without a limit, because the fleet has admitted it before."""
-        outcome.num_again += 1
-        send(job, now_s, inf)
+        """Send a job to another replica, without a limit, because the fleet has admitted it before. Without a replica that is up, the job
+        is lost."""
+        outcome.num_again += send(job, now_s, inf)
 
     network = plan.network
     transfers = {} if network is None else {cell.name: Transfers(cell, network, plan.costs, timeline.at, again) for cell in cells}
@@ -139,7 +139,7 @@ def simulate(plan: Plan, trace: Sequence[Arrival]) -> Outcome:
     def look(now_s: float) -> None:
         for scaler in scalers:
             scaler.look(now_s)
-        if now_s < last_s:
+        if now_s < last_s or any(replica.load for cell in cells for replica in cell.replicas):
             timeline.at(now_s + LOOK_S, look)
 
     for failure in plan.failures:

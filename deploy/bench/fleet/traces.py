@@ -15,7 +15,6 @@ from hashlib import blake2b
 from deploy.ray.wish import KEY_BYTES
 
 BLOCK_TOKENS = 64  # tokens of a block, about as many as a block of the router's key chain has at four characters a token
-DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)

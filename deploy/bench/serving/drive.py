@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from deploy.streams import LATE_AFTER, Prompt, Stream
+from deploy.streams import Prompt, Stream
 from server.engine.overlap import OverlappedEngine
 from server.engine.worker import LoadedModel
 from server.messages import Failed, FromWorker, SamplingParams, Submit, Tokens
@@ -50,24 +50,23 @@ class InProcess:
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None, beside: Beside | None = None) -> list[Stream]:
         """Run the engine until all streams have ended. Times of streams do not include the time of `beside`. If there is a late prompt,
-        `beside` begins when it arrives. The late prompt is never sent if a stream ends with fewer than LATE_AFTER tokens. Raise
-        RuntimeError if a request fails."""
+        `beside` begins when it arrives. Raise RuntimeError if a request fails."""
         self._streams = {}
         began_s, num_before = self._now_s(), self.engine.timing.num_tokens
         coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
-        while coming or self.engine.has_work:
+        while coming or late is not None or self.engine.has_work:
             while coming and began_s + coming[0].at_s <= self._now_s():
                 prompt = coming.popleft()
                 self._submit(prompt, began_s + prompt.at_s)
+            if late is not None and not coming and all(stream.admits_late for stream in self._streams.values()):
+                self._submit(late, self._now_s())
+                late, num_before = None, self.engine.timing.num_tokens
             if not self.engine.has_work:
                 time.sleep(max(0.0, began_s + coming[0].at_s - self._now_s()))
                 continue
             self.engine.step()
             if beside is not None and late is None:
                 self._let(beside, self.engine.timing.num_tokens - num_before)
-            if late is not None and not coming and all(len(stream.times_s) >= LATE_AFTER for stream in self._streams.values()):
-                self._submit(late, self._now_s())
-                late, num_before = None, self.engine.timing.num_tokens
         self.engine.check_integrity()
         return list(self._streams.values())
 
@@ -103,3 +102,4 @@ class InProcess:
                     stream.num_at_first = len(event.token_ids)
                 stream.times_s += [now_s] * len(event.token_ids)
                 stream.num_tokens += len(event.token_ids)
+                stream.has_ended = event.finish_reason is not None

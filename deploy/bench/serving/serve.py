@@ -36,7 +36,7 @@ from deploy.served import served
 from deploy.streams import OverHttp, Prompt, Stream
 from runtime.device.registry import CPU
 from server.engine.step_model import StepLimits
-from server.load_settings import MAX_GAP_MS
+from server.load_settings import MAX_GAP_MS, MOST_SEQUENCES
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.settings import SettingsError
@@ -45,6 +45,9 @@ CLIENTS = (1, 4, 8, 16, 32, 64)  # the numbers of clients that are measured by d
 ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
 NUM_SHARED = 1000  # tokens that the two prompts of `prefix` share
 NUM_ARRIVING, NUM_LATE, NUM_DECODING = 2000, 8, 16  # tokens of the late prompt; new tokens after it; streams that decode beside it
+# Numbers of loads. A load of clients has their number, and when it runs again, AGAIN more.
+AGAIN = 2 * MOST_SEQUENCES
+ARRIVALS, DECODING = MOST_SEQUENCES + 1, MOST_SEQUENCES + 2
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
 JUDGED_CLIENTS = 32  # number of clients for which the throughput and the first tokens have goals
 NAME = "bench"  # name of the model
@@ -53,19 +56,20 @@ JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4-32")  # the goals
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Random prompts. The same number and length always give the same prompt, and prompts of different numbers share no prefix."""
+    """Random prompts. The same numbers and length always give the same prompt, and prompts of different numbers share no prefix."""
 
     vocab_size: int
     length: int = LENGTH  # tokens of a client's prompt, and new tokens
 
-    def make(self, number: int, length: int) -> tuple[int, ...]:
-        """Return the token ids of the prompt with this number."""
-        return tuple(np.random.default_rng(number).integers(3, self.vocab_size, length).tolist())
+    def make(self, number: int, length: int, client: int = 0) -> tuple[int, ...]:
+        """Return the token ids of a prompt. `number` is the number of the load, and `client` that of the client, from 1 on; 0: the load has
+        only this prompt."""
+        return tuple(np.random.default_rng((number, client)).integers(3, self.vocab_size, length).tolist())
 
     def several(self, number: int, count: int, num_new: int | None = None) -> list[Prompt]:
         """Return prompts of `count` clients, each for `num_new` new tokens, or else as many as its prompt has. `number` is the number of
         the load."""
-        return [Prompt(self.make(1000 * number + i, self.length), num_new or self.length) for i in range(count)]
+        return [Prompt(self.make(number, self.length, client), num_new or self.length) for client in range(1, count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
     for number, name in enumerate(names):
         ideal = Ideal.of_clients(model, num_clients, texts.length)
         busy_s, processor_s, began_s = -model.busy_s, -time.process_time(), time.perf_counter()
-        streams = driver.run(texts.several(1000 * number + num_clients, num_clients), beside=ideal)
+        streams = driver.run(texts.several(number * AGAIN + num_clients, num_clients), beside=ideal)
         wall_s, busy_s, processor_s = time.perf_counter() - began_s, busy_s + model.busy_s, processor_s + time.process_time()
         took = ideal.took
         run = Run(name, wall_s - took.wall_s, processor_s - took.processor_s, [stream.ttft_s for stream in streams])
@@ -168,7 +172,7 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int, 
     capacity = num_clients / Ideal.of_clients(model, num_clients, texts.length).run().wall_s
     gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
     at_s = [0.0, *np.cumsum(gaps_s).tolist()]
-    prompts = texts.several(77, len(at_s))
+    prompts = texts.several(ARRIVALS, len(at_s))
     streams = driver.run([replace(prompt, at_s=at) for prompt, at in zip(prompts, at_s, strict=True)])
     wall_s = max(stream.times_s[-1] for stream in streams) - streams[0].began_s
     at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
@@ -253,7 +257,7 @@ def late_prompt(texts: Texts, number: int) -> Prompt:
 
 
 def decoding_prompts(texts: Texts) -> list[Prompt]:
-    return texts.several(999, NUM_DECODING, num_new=256)
+    return texts.several(DECODING, NUM_DECODING, num_new=256)
 
 
 def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:

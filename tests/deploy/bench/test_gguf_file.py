@@ -11,7 +11,8 @@ import pytest
 
 from compiler.frontend.gguf.model import GgufModel
 from deploy.bench.gguf_file import CODES, write_gguf
-from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
+from deploy.bench.synthetic import SHAPES, RandomWeights, llama_config, shapes_of, synthetic_config
+from server.settings import SettingsError
 
 CONFIG = llama_config(64, 2, 4, 2, 16, 96, 50)
 
@@ -39,3 +40,11 @@ def test_the_reference_reads_it_too(tmp_path: Path) -> None:
     assert {t.name: int(t.tensor_type) for t in reader.tensors}["blk.1.ffn_down.weight"] == CODES["Q4_0"]
     assert len(reader.tensors) == len(shapes_of(CONFIG))
     assert reader.fields["tokenizer.ggml.tokens"].contents()[-1] == f"w{CONFIG.vocab_size - 1}"
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if synthetic_config(shape, layers=1).family != "llama"])
+def test_other_families_are_refused(tmp_path: Path, shape: str) -> None:
+    config = synthetic_config(shape, layers=1)
+    with pytest.raises(SettingsError, match=f"family {config.family} are not written as GGUF files; choose another --quantize"):
+        write_gguf(tmp_path / "model.gguf", config, RandomWeights(shapes_of(config)), "Q4_K_M")
+    assert not (tmp_path / "model.gguf").exists()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from compiler.ir.dtypes import DType
-from deploy.bench.synthetic import fp8_model, synthetic_config
+from deploy.bench.synthetic import SHAPES, fp8_model, shapes_of, synthetic_config
+from server.settings import SettingsError
 
 
 def test_experts_are_floats_of_eight_bits_with_scales() -> None:
@@ -19,3 +21,21 @@ def test_experts_are_floats_of_eight_bits_with_scales() -> None:
     assert (numbers.dtype, numbers.shape, scales.shape) == (DType.E4M3.numpy, (3, 128, 256), (3, 128, 2))
     assert np.abs(numbers.astype(np.float32)).max() == DType.E4M3.ends[1]
     assert source.tensors["model.layers.0.mlp.gate.weight"].dtype == DType.BF16.numpy
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "gpt-oss-shape"])
+def test_an_fp8_checkpoint_has_the_tensors_of_the_model(shape: str) -> None:
+    """The kernel of a convolution also has three axes, but belongs to no expert, and stays as it is."""
+    config = synthetic_config(shape, layers=1)
+    source = fp8_model(config)
+    for name in shapes_of(config):
+        held = (f"{name}.q", f"{name}.e4m3")
+        assert name in source.tensors or any(one in source.tensors for one in held), name
+    for name in source.tensors:
+        if "conv1d" in name:
+            assert source.read(name).shape == shapes_of(config)[name]
+
+
+def test_gpt_oss_has_no_fp8_checkpoint() -> None:
+    with pytest.raises(SettingsError, match="family gpt_oss have no fp8 weights; choose another --quantize"):
+        fp8_model(synthetic_config("gpt-oss-shape", layers=1))

@@ -80,6 +80,14 @@ def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path
         talk.obey("/save")
 
 
+def test_bytes_that_are_no_text_are_saved_as_the_server_gets_them(talk: Conversation, tmp_path: Path) -> None:
+    """A terminal in another encoding sends bytes that Python keeps as lone surrogates."""
+    talk.obey("/system gr\udcfcn, \u65e5\u672c")
+    talk.obey(f"/save {tmp_path / 'talk.json'}")
+    content = (tmp_path / "talk.json").read_bytes().decode()
+    assert json.loads(content)["messages"] == talk.messages and "\u65e5\u672c" in content
+
+
 def test_an_unknown_command_names_the_nearest(talk: Conversation) -> None:
     with pytest.raises(CommandError, match="/modle is not a command \\(is /model meant\\?\\); /help lists them"):
         talk.obey("/modle x")
@@ -87,7 +95,7 @@ def test_an_unknown_command_names_the_nearest(talk: Conversation) -> None:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def given(*lines: str | type[BaseException]) -> None:
+    def given(*lines: str | BaseException | type[BaseException]) -> None:
         coming = iter(lines)
 
         def read(_prompt: str) -> str:
@@ -120,6 +128,12 @@ def test_an_interrupt_gives_up_the_line_and_the_end_leaves(typed: Callable[..., 
     typed(KeyboardInterrupt, "hello", KeyboardInterrupt, EOFError)
     assert line_editor.ask() == "hello" and line_editor.ask() is None
     assert capsys.readouterr().err.count("Ctrl-C again or Ctrl-D leaves") == 2
+
+
+def test_a_line_that_is_no_text_is_asked_for_again(typed: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    typed(UnicodeDecodeError("utf-8", b"gr\xfcn", 2, 3, "invalid start byte"), "green")
+    assert line_editor.ask() == "green"
+    assert "the line is no text in UTF-8; write it again" in capsys.readouterr().err
 
 
 def test_a_second_interrupt_in_a_row_leaves(typed: Callable[..., None]) -> None:

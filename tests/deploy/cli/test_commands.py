@@ -104,6 +104,13 @@ def test_commands_call_the_options_of_a_load_alike() -> None:
     assert said.exit_code == 2 and "'3' is not a number from 16" in said.output
 
 
+@pytest.mark.parametrize("command", ["generate demo -p hi --temperature", "unload demo --drain-s"])
+@pytest.mark.parametrize("value", ["inf", "1e9"])
+def test_numbers_that_a_server_would_refuse_are_refused(command: str, value: str) -> None:
+    said = CliRunner().invoke(app, [*command.split(), value], prog_name="relaxserve", env={"COLUMNS": "200"})
+    assert said.exit_code == 2 and "Input should be less than or equal to" in said.output
+
+
 def help_of_serve(option: str) -> list[str]:
     return CliRunner().invoke(app, ["serve", option], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
 

@@ -46,12 +46,24 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
-    message = r"out cannot be written: No space left on device; free space there, or name another folder with --output"
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EFBIG], ids=["full", "with small files only"])
+def test_a_disk_without_room_is_told_in_a_line(error: int, tmp_path: Path) -> None:
+    """On a card with FAT32, files have at most 4 GiB."""
+    message = f"out cannot be written: {os.strerror(error)}; free space there, or name another folder with --output"
     with pytest.raises(ExportError, match=message), new_folder(tmp_path / "out") as folder:
         (folder / "part").mkdir()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(error, os.strerror(error))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the model would be compiled first, and the first file would fail with a traceback. The tests may run as root, whom modes do
+    not stop."""
+    monkeypatch.setattr(os, "access", lambda path, mode: (Path(path), mode) != (tmp_path, os.W_OK | os.X_OK))
+    message = f"{tmp_path} cannot be written by this user; name another folder with --output"
+    with pytest.raises(ExportError, match=message), new_folder(tmp_path):
+        pytest.fail("the export begins")
+    assert tmp_path.is_dir()
 
 
 @pytest.mark.parametrize("is_new", [True, False])

@@ -14,6 +14,7 @@ from deploy.agents import AGENTS, Served
 from deploy.cli import launch
 from deploy.cli.launch import script, written
 from deploy.client import Client
+from server.settings import SettingsError
 
 SERVED = Served("http://127.0.0.1:8000", "qwen", 32_768)
 SECRET = "sk-secret-0123456789"
@@ -47,6 +48,15 @@ def test_a_file_of_an_earlier_start_is_replaced(tmp_path: Path, monkeypatch) -> 
     file.write_text("x" * 100_000)
     file.chmod(0o644)
     assert written(settings) == file and file.read_text() == settings.file + "\n" and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "relaxserve").write_text("no folder")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("continue", "cline"):
+        message = f"{tmp_path}/relaxserve/.* cannot be written: (File exists|Not a directory); set XDG_CONFIG_HOME to a folder of this user"
+        with pytest.raises(SettingsError, match=message):
+            written(AGENTS[name].settings(SERVED))
 
 
 def test_a_short_context_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,10 +58,10 @@ class Model:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list of answers that the user gives."""
+    """Return the list of answers that the user gives. An answer with a lone surrogate arrives as bytes that are no text."""
     given: list[str] = []
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(builtins, "input", lambda _question: given.pop(0))
+    monkeypatch.setattr(builtins, "input", lambda _question: given.pop(0).encode(errors="surrogateescape").decode())
     return given
 
 
@@ -70,7 +70,7 @@ def results(turns: list[dict[str, Any]]) -> list[str]:
 
 
 def test_calls_are_made_as_the_user_approves(terminal: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    terminal += ["what?", "y", "n", "always"]
+    terminal += ["what?", "\udcfc", "y", "n", "always"]
     turns: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
     model = Model([call("add", a=1, b=2), call("fail")], [call("echo", text="\x1b[31mred")], [call("echo", text="again")])
     with attached([COMMAND], approves_all=False) as tools:
@@ -178,6 +178,13 @@ def test_servers_of_one_name_are_numbered() -> None:
         "python2",
         "example.com",
     ]
+
+
+def test_servers_of_one_file_are_numbered_past_each_other(tmp_path: Path) -> None:
+    """An approval of all calls of a tool counts for the server's name, so no two servers may have the same."""
+    path = tmp_path / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": {name: {"command": name} for name in ("a", "a2")}}))
+    assert [one.name for one in sessions(["a", str(path), str(path)])] == ["a", "a2", "a22", "a3", "a23"]
 
 
 def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFixture[str], stack: ExitStack) -> None:

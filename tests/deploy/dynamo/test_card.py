@@ -36,9 +36,12 @@ def test_equal_files_have_one_place(tmp_path: Path) -> None:
     assert write_card(str(copy)).folder != write_card("demo").folder
 
 
-def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [{}, {"tokenizer_config.json": {"chat_template": None}}, {"chat_template.json": {}}])
+def test_a_model_without_a_template_says_so(files: dict[str, object], tmp_path: Path) -> None:
     for name in ("tokenizer.json", "generation_config.json"):
         shutil.copy(demo.MODEL / name, tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
     card = write_card(str(tmp_path))
     assert not card.has_template
     ends = json.loads((tmp_path / "generation_config.json").read_text())["eos_token_id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -55,5 +56,26 @@ def test_what_a_killed_export_left_goes(tmp_path: Path) -> None:
     cache = Kept(tmp_path)
     left = cache.export_of(f".{'a' * 32}.x1y2")
     left.mkdir(parents=True)
+    os.utime(left, (then := time.time() - 2 * ABANDONED_S, then))
+    assert [item.paths for item in cache.prune()] == [(left,)] and not left.exists()
+
+
+def test_an_export_whose_removal_is_interrupted_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder without some of its files would be published as the export, again and again."""
+    cache = Kept(tmp_path)
+    place = cache.export_of("a" * 32)
+    place.mkdir(parents=True)
+    for name in ("program.json", "weights.bin"):
+        (place / name).write_bytes(b"1")
+
+    def interrupted(folder: Path) -> None:
+        (folder / "weights.bin").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupted)
+        cache.remove(place)
+    assert not place.exists()
+    (left,) = place.parent.iterdir()
     os.utime(left, (then := time.time() - 2 * ABANDONED_S, then))
     assert [item.paths for item in cache.prune()] == [(left,)] and not left.exists()

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import pytest
 import yaml
 
-from deploy.grafana.make_dashboard import dashboard
+from deploy.grafana.make_dashboard import SELECT, dashboard
 from tests.debian import program
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -49,6 +49,14 @@ def test_every_metric_that_is_asked_for_is_published(published: set[str]) -> Non
     asked = {name for expression in expressions() for name in METRIC.findall(expression)}
     assert len(asked) > 20
     assert asked - published == set()
+
+
+def test_a_series_per_model_is_named_after_the_model() -> None:
+    """The dashboard shows all models unless some are chosen."""
+    targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", ())]
+    of_models = [one for one in targets if "by (model_name)" in one["expr"] or one["expr"].endswith(SELECT)]
+    assert len(of_models) > 10
+    assert [one["expr"] for one in of_models if "{{model_name}}" not in one["legendFormat"]] == []
 
 
 # Queries like those of vLLM's dashboards. tests/server/test_metrics.py lists the series that these dashboards read.

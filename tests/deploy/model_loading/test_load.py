@@ -562,7 +562,7 @@ def test_packed_weights_with_a_flipped_bit_are_built_again(
         assert "its checksum differs" in again.damage() and not packed.exists()
         again = load(folder_of("bert"), quantize="int8", verify=True)
     np.testing.assert_array_equal(embedded(again, [[5, 6, 7]]), sound)
-    assert damage_of([packed]) == ""
+    assert damage_of(packed) == ""
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, error: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import Width
@@ -18,6 +20,8 @@ from compiler.machine.target import GPU, NAMED
 from deploy import demo
 from deploy.bench.compute.quality import round_to_nearest
 from deploy.cache import Kept, Part, kept
+from deploy.cli.commands import app
+from deploy.forms import estimate_forms
 from deploy.model_loading.files import Formed, ModelFiles, Opened, open_files
 from deploy.model_loading.known import begin, silent
 from deploy.model_loading.load import load_model
@@ -31,6 +35,8 @@ from deploy.quantizing.matrices import values_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
 from deploy.quantizing.quantize import affordable, apart, num_multiplied, quantise
 from deploy.quantizing.sensitivity import Replaced
+from runtime.sealed import key_of
+from runtime.sections import SectionFile
 from server.interfaces import LoadError
 from server.messages import Load
 from tests.conftest import ROOT
@@ -60,8 +66,8 @@ def files(cache: None) -> ModelFiles:
 @pytest.fixture(scope="module")
 def quantised(cache: None) -> Quantised:
     made = formed()
-    assert made.held is not None and not made.config.tie_word_embeddings
-    return made.held._source  # type: ignore[attr-defined, return-value]
+    assert made.quantised is not None and not made.config.tie_word_embeddings
+    return made.quantised._source  # type: ignore[attr-defined, return-value]
 
 
 def test_matrices_keep_to_the_budget_and_the_head_is_wider(quantised: Quantised):
@@ -105,7 +111,7 @@ def test_a_second_start_reads_the_file_and_serves_it(quantised: Quantised, monke
     again = formed()
     for name, parts in quantised._result.parts.items():
         for part, array in parts.items():
-            np.testing.assert_array_equal(again.held.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
+            np.testing.assert_array_equal(again.quantised.read(f"{name}.{part}"), array)  # type: ignore[union-attr]
     loaded = load_model(Load("m", str(demo.MODEL), BUDGET, max_context=64, max_batch=2), silent)
     assert loaded.ready.generates
 
@@ -122,6 +128,50 @@ def test_a_damaged_file_is_built_again(quantised: Quantised, caplog: pytest.LogC
         assert path.read_bytes() == content and "removed and built again" in caplog.text
     finally:
         path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_never_packed(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
+    """Packed weights get checksums of their own, so damage that was packed would never be found."""
+    folder = kept()
+    assert folder is not None
+    path = folder.quantised_of(quantised.digest())
+    content = bytearray(path.read_bytes())
+    sections = SectionFile(path, key_of(path.parent))._sections
+    largest = max(sections.values(), key=lambda section: section.size)
+    content[largest.offset + largest.size // 2] ^= 64
+    sound = path.rename(path.with_name("sound"))
+    path.write_bytes(content)
+    matrix, _, part = largest.name.rpartition(".")
+    damaged = formed().quantised
+    assert damaged is not None
+    monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
+    try:
+        with pytest.raises(LoadError, match=f"section '{largest.name}' is damaged: its checksum differs; it is removed: load the model"):
+            damaged.read(largest.name)
+        assert not path.exists()
+        again = formed().quantised
+        assert again is not None and again.read(largest.name).tobytes() == quantised.parts(matrix)[part].tobytes()
+    finally:
+        sound.rename(path)
+
+
+def test_a_start_with_packed_weights_reads_no_quantised_matrix(quantised: Quantised, monkeypatch: pytest.MonkeyPatch):
+    load = Load("m", str(demo.MODEL), BUDGET, max_context=64, max_batch=2)
+    load_model(load, silent)
+    monkeypatch.setattr(Quantised, "parts", lambda _, name: pytest.fail(f"{name} was read"))
+    assert load_model(load, silent).ready.generates
+
+
+def test_an_inspection_compares_the_formats_of_the_files(files: ModelFiles, quantised: Quantised):
+    """The inspected form has a head of its own, and matrices that are quantised already. The other formats are made from the files."""
+    command = ["inspect", "demo", "--json", "--quantize", BUDGET, "--max-context", "64", "--max-batch", "2"]
+    said = CliRunner().invoke(app, command, prog_name="relaxserve")
+    assert said.exit_code == 0, said.exception
+    shown = json.loads(said.stdout)
+    assert shown["dtypes"] == {"BF16": shown["num_parameters"]}, "what the files store"
+    found = {form["quantize"]: form["loss"] for form in shown["forms"]}
+    expected = {form.quantize: form.loss for form in estimate_forms(files, Load("m", str(demo.MODEL)))}
+    assert found.keys() == {"f32", "bf16", "int8", "4bit"} and found.items() <= expected.items()
 
 
 def test_the_cache_lists_verifies_and_prunes_it(quantised: Quantised):

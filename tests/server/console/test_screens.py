@@ -41,6 +41,13 @@ BROKEN = r"""(() => {
 })()"""
 
 
+# The paths of the list of endpoints that stand on several lines although their row has more room beside the method.
+CROWDED = """[...document.querySelectorAll("summary > code")].filter(code => {
+  const row = code.parentElement.getBoundingClientRect(), box = code.getBoundingClientRect();
+  return box.height > 1.5 * parseFloat(getComputedStyle(code).lineHeight) && row.right - box.right > 40;
+}).map(code => code.textContent)"""
+
+
 @pytest.fixture(params=[pytest.param(QUICK, id="quick"), pytest.param(ALL, id="all", marks=pytest.mark.slow)])
 def look(request, page, folder, axe):
     """Return a function that takes screenshots of the page in several themes and sizes, and checks the page with axe."""
@@ -214,6 +221,8 @@ def test_the_api_page(page, site, look):
     page.open(f"{site('writer').url}/docs")
     page.see("/v1/chat/completions")
     look("docs")
+    page.resize(*SIZES["phone"])
+    assert page.js(CROWDED) == [], "a path gets the whole row before it breaks"
 
 
 def test_what_goes_wrong(page, site, look):

@@ -65,6 +65,13 @@ def test_heads_are_chosen_and_refused() -> None:
         synthetic_config("small", kv_heads=3)
 
 
+def test_a_hybrid_has_a_layer_of_attention() -> None:
+    parser = model.model_options("model", None)
+    assert model.config_of(parser.parse_args(["--synthetic", "0.6b-hybrid", "--layers", "8"])).num_layers == 8
+    with pytest.raises(SettingsError, match=r"--layers is 7; expected at least 8: every 8th layer of 0\.6b-hybrid is an attention layer"):
+        model.config_of(parser.parse_args(["--synthetic", "0.6b-hybrid", "--layers", "7"]))
+
+
 def test_a_mixture_has_the_layers_that_memory_holds() -> None:
     """A synthetic mixture-of-experts model gets as many layers as fit into memory. A layer of 30b-a3b has 623 million weights, which take
     350 MB with 4 bits per weight and a 16-bit scale per 32 weights."""

@@ -138,7 +138,7 @@ def test_a_replica_that_is_lost_while_pages_are_on_the_way(num_cells: int) -> No
     plan, found = replace(TURNS, num_cells=num_cells, network=Network(SHARED_S)), list[Outcome]()
     for cell in range(num_cells):
         found.append(simulate(replace(plan, failures=(Failure(11.0, 60.0, cell, 2),)), TWICE))
-    assert sum(outcome.num_again for outcome in found) == 1
+    assert sum(outcome.num_again for outcome in found) == (1 if num_cells == 2 else 0)
     assert [outcome.jobs[1].end_s is not None for outcome in found] == [num_cells == 2] * num_cells
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -43,6 +43,19 @@ def test_two_bursts_stand_beside_the_ideal(capsys: pytest.CaptureFixture[str]):
         median, worst = (figures[f"{name}: {which} time to first token / time of all prompts"] for which in ("median", "longest"))
         assert 0 < median <= worst
     assert figures["arrivals at 0.7 of capacity: throughput / ideal"] > 0
+
+
+def test_no_load_finds_the_prompts_of_another_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch):
+    sent: list[Prompt] = []
+    run = InProcess.run
+
+    def recorded(driver: InProcess, prompts: Sequence[Prompt], *others: Any, **options: Any) -> list[Stream]:
+        sent.extend(prompts)
+        return run(driver, prompts, *others, **options)
+
+    monkeypatch.setattr(InProcess, "run", recorded)
+    main(["--model", "demo", "--quantize", "bf16", "--burst", "77", "--length", "8"])
+    assert len({prompt.ids for prompt in sent}) == len(sent) == 4 * 77
 
 
 def test_prompts_arrive_when_they_are_due():
@@ -130,6 +143,17 @@ def test_work_beside_a_late_prompt_begins_when_it_arrives():
     driver.close()
     assert reading.seen[0] in (1, 21), "the step after the arrival computes a token of the stream, and maybe the late prompt"
     assert reading.seen[-1] <= 20 + 9 < stream.num_tokens and late.num_tokens == 1
+
+
+@pytest.mark.parametrize("lengths", [(), (4,), (4, LATE_AFTER + 9)], ids=["none", "short", "short and long"])
+def test_a_late_prompt_is_sent_after_streams_of_any_length(lengths: tuple[int, ...]):
+    """As over HTTP, the late prompt does not wait for a stream that has ended."""
+    loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
+    driver = InProcess(loaded, temperature=0.0)
+    *streams, late = driver.run([Prompt((5, 6, 7), length) for length in lengths], late=Prompt((5,) * 20, 2))
+    driver.close()
+    assert [stream.num_tokens for stream in (*streams, late)] == [*lengths, 2]
+    assert all(stream.times_s[min(length, LATE_AFTER) - 1] <= late.began_s for stream, length in zip(streams, lengths, strict=True))
 
 
 def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixture[str]):
