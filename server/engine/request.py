@@ -62,10 +62,10 @@ class PlacedExcerpt:
 
 
 def among(excerpts: Values[PlacedExcerpt], start: int, stop: int) -> Iterator[PlacedExcerpt]:
-    """Yield, in order, the excerpts that extend into the positions start .. stop - 1; there may be none. A binary search finds the first,
-    because a prompt may have hundreds of excerpts."""
+    """Yield, in order, the excerpts that extend into the positions start .. stop - 1. There may be none, nor any positions. A binary search
+    finds the first, because a prompt may have hundreds of excerpts."""
     for index in range(num_before(excerpts, start), len(excerpts)):
-        if excerpts[index].start >= stop:
+        if excerpts[index].start >= stop or start >= stop:
             return
         yield excerpts[index]
 

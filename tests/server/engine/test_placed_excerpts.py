@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from server.engine.intake import placed_excerpts
@@ -107,6 +107,7 @@ def test_a_kind_that_the_model_does_not_read_is_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=8), st.integers(0, 40), st.integers(0, 40))
+@example([(0, 2)], 1, 0)  # no positions, in the middle of an excerpt
 def test_excerpts_among_positions_are_those_with_tokens_there(parts: list[tuple[int, int]], start: int, count: int) -> None:
     """`parts` has, for each recording, the number of text tokens before it and the number of its own tokens."""
     ids = [token for before, own in parts for token in [TEXT] * before + [AUDIO] * own]
