@@ -126,19 +126,24 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first. A further call does nothing."""
+        """Begin to load the models that the command line and the state file name, cached ones first. The command line wins: a saved model
+        loses the aliases that the command line gives to others, and is refused if it has the name of such an alias. A further call does
+        nothing."""
         if self._is_open:
             return
         self._is_open = True
+        owners = {name: spec.name for spec in self._initial for name in (spec.name, *spec.aliases)}
+        saved = {
+            name: spec.without({alias for alias, owner in owners.items() if owner != name}) for name, spec in self._saved.read().items()
+        }
         given = {spec.name: spec for spec in self._initial}
-        saved = self._saved.read()
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
             if alias in saved and saved[alias].source == source:  # saved under a name that is now an alias, such as the name of a GGUF file
                 del saved[alias]
                 self._saved.drop(alias)
         specs = [*{**saved, **given}.values()]
         cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self.is_cached(spec)})
-        for spec in sorted(specs, key=lambda spec: spec.name not in cached):
+        for spec in sorted(specs, key=lambda spec: (owners.get(spec.name, spec.name) != spec.name, spec.name not in cached)):
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
