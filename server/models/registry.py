@@ -136,7 +136,7 @@ class Registry:
         saved = {
             name: spec.without({alias for alias, owner in owners.items() if owner != name}) for name, spec in self._saved.read().items()
         }
-        given = {spec.name: spec for spec in self._initial}
+        given = {spec.name: spec.with_later_names(saved[spec.name]) if spec.name in saved else spec for spec in self._initial}
         for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
             if alias in saved and saved[alias].source == source:  # saved under a name that is now an alias, such as the name of a GGUF file
                 del saved[alias]
