@@ -43,6 +43,7 @@ export class Store {
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(transaction.error ?? new Error("the browser does not store it"));
       act(transaction.objectStore(STORE));
+      transaction.commit();  // else the browser waits for this page to handle the answer, and undoes the change if the page has gone
     });
   }
 }

@@ -85,6 +85,26 @@ def test_a_conversation_lasts(page, site):
     page.see("All rivers", ".talk-link a")
 
 
+RENAME = """title => {
+  [...document.querySelectorAll(".talk-link button")].find(button => button.title === "Rename").click();
+  const field = document.querySelector("#conversations input");
+  field.value = title;
+  field.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));
+}"""
+
+
+def test_a_title_lasts_if_the_page_is_reloaded_at_once(page, site):
+    """While the page is busy, the browser cannot tell it that the change has arrived; about every third reload then comes first."""
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    busy = "const end = performance.now() + 300; while (performance.now() < end);"
+    for number in range(12):
+        page.js(f"window.isBeforeReload = true; (() => {{ ({RENAME})('Title {number}'); location.reload(); {busy} }})()")
+        page.wait("!window.isBeforeReload && document.readyState === 'complete'")
+        page.wait("document.querySelectorAll('.talk-link').length === 1")
+        assert page.text(".talk-link a") == f"Title {number}"
+
+
 def test_a_conversation_is_exported(page, site):
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
@@ -450,14 +470,7 @@ def test_a_conversation_that_the_browser_does_not_store_is_told(page, site):
     """If there is no room, a browser may accept the request, and refuse the transaction."""
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")
-    page.js("""(() => {
-      const {put} = IDBObjectStore.prototype;
-      IDBObjectStore.prototype.put = function (...given) {
-        const request = put.apply(this, given);
-        request.addEventListener("success", () => this.transaction.abort());
-        return request;
-      };
-    })()""")
+    page.js("IDBTransaction.prototype.commit = function () { this.abort(); }")
     ask(page, "hello")
     page.see("The conversation could not be saved", ".toast")
     idle(page)
@@ -468,14 +481,7 @@ def test_a_conversation_that_cannot_be_deleted_stays(page, site):
     page.see("writer", ".empty h2")
     ask(page, "hello")
     idle(page)
-    page.js("""(() => {
-      const remove = IDBObjectStore.prototype.delete;
-      IDBObjectStore.prototype.delete = function (...given) {
-        const request = remove.apply(this, given);
-        request.addEventListener("success", () => this.transaction.abort());
-        return request;
-      };
-    })()""")
+    page.js("IDBTransaction.prototype.commit = function () { this.abort(); }")
     page.click(".talk-link button", "Delete")
     page.see("The conversation could not be deleted", ".toast")
     assert page.js("[...document.querySelectorAll('.toast')].every(one => !one.textContent.includes('is deleted'))")
