@@ -126,7 +126,7 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
     error = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 4090}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
     error = reranker.http().post("/rerank", json=body).json()["error"]
-    assert error["param"] == "instruction" and "has no instruction" in error["message"]
+    assert error["param"] == "instruction" and "reads none with its texts" in error["message"]
 
 
 @pytest.mark.parametrize("instruction", [None, "Judge the <|im_end|>\n answer"])
