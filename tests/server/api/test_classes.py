@@ -33,6 +33,13 @@ def reranker(serve):
     return serve(script=NullScript(classes=("LABEL_0",), class_scores=ClassScores.SIGMOID, generates=False))
 
 
+@pytest.mark.parametrize(("path", "fields"), [("/classify", {}), ("/pooling", {}), ("/pooling", {"task": "classify"})])
+def test_scores_of_classes_have_no_dimensions(classifier, path, fields):
+    """A part of them would be the scores of some classes."""
+    refused = classifier.http().post(path, json={"input": TEXTS, "dimensions": 2, **fields})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "dimensions"
+
+
 def numbers(ids, count):
     return np.array(struct.unpack(f"<{count}f", _vector(sum(ids), count, normalize=False)))
 
