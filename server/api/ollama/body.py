@@ -156,7 +156,7 @@ class OllamaEmbeddingsBody(Options):
     """The body of /api/embeddings."""
 
     model: Label
-    prompt: Text
+    prompt: Text = ""
     options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None  # no effect
 
