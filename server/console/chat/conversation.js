@@ -49,6 +49,14 @@ export function markInterrupted(conversation) {
   return conversation;
 }
 
+/* Take over what another tab has stored of a conversation. Messages that it lacks stay, and so does `running`, the answer that this tab writes. */
+export function takeOver(conversation, {nodes, leaf, ...rest}, running) {
+  for (const node of Object.values(nodes)) {
+    if (node.id !== running?.id) conversation.nodes[node.id] = Object.assign(conversation.nodes[node.id] ?? {}, node);
+  }
+  Object.assign(conversation, rest, running ? {} : {leaf});
+}
+
 /* Return the tool calls of the last answer that have no result yet. */
 export function openCalls(conversation) {
   const nodes = path(conversation), asked = nodes.findLast(node => node.role === "assistant");

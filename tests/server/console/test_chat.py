@@ -105,6 +105,67 @@ def test_a_title_lasts_if_the_page_is_reloaded_at_once(page, site):
         assert page.text(".talk-link a") == f"Title {number}"
 
 
+def test_tabs_lose_nothing_of_each_other(page, tab, site):
+    """What one tab stores, another shows, and does not overwrite with an older copy."""
+    url = f"{site('writer', 'seeded').url}/"
+    page.open(url)
+    send(page, "Tell me about rivers")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("in Brazil")
+    tab.choose("#model", "seeded")
+    send(tab, "And your seed?")
+    page.to_front()
+    page.see("My seed is", "article.assistant")
+    page.js(f"({RENAME})('All rivers')")
+    tab.to_front()
+    tab.see("All rivers", ".talk-link a")
+    send(tab, "Once more")
+    page.to_front()
+    page.reload()
+    page.see("All rivers", ".talk-link a")
+    page.wait("document.querySelectorAll('article.assistant').length === 3")
+    page.click("#new-chat")
+    page.see("seeded", ".empty h2")
+    ask(page, "Something else")
+    tab.see("Something else", ".talk-link a")
+    page.see("My seed is", "article.assistant")
+
+
+def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("word word")
+    tab.js(f"({RENAME})('A new title')")
+    page.to_front()
+    page.see("A new title", ".talk-link a")
+    page.click("#chat .send")
+    idle(page)
+    tab.wait("document.querySelector('article.assistant .figures').textContent.includes('stopped')")
+    page.reload()
+    page.see("A new title", ".talk-link a")
+    assert "stopped" in page.text("article.assistant .figures")
+
+
+def test_a_tab_forgets_what_another_deletes(page, tab, site):
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("in Brazil")
+    page.to_front()
+    page.click(".talk-link button", "Delete")
+    tab.to_front()
+    tab.see("writer", ".empty h2")
+    assert tab.js("document.querySelectorAll('.talk-link').length") == 0
+    page.to_front()
+    page.click(".toast button", "Undo")
+    tab.see("Tell me about rivers", ".talk-link a")
+
+
 def test_a_conversation_is_exported(page, site):
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
