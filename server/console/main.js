@@ -120,8 +120,8 @@ class App {
       if (known) this.#forget(known);
       return;
     }
-    if (known) takeOver(known, stored, this.views.chat.running(id));
-    else this.conversations.set(id, stored);
+    if (!known) this.conversations.set(id, stored);
+    else if (takeOver(known, stored, this.views.chat.running(id))) this.save(known);
     this.sidebar.show();
     if (!isShown) return;
     this.views.chat.show();

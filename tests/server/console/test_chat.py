@@ -132,6 +132,32 @@ def test_tabs_lose_nothing_of_each_other(page, tab, site):
     page.see("My seed is", "article.assistant")
 
 
+def test_a_tab_stores_again_what_another_has_overwritten(page, site):
+    """The other tab changes its copy before it hears that there is a newer one."""
+    page.open(f"{site('writer').url}/")
+    send(page, "Tell me about rivers")
+    stored = """new Promise((done, fail) => {
+      const opened = indexedDB.open("relaxserve");
+      opened.onerror = fail;
+      opened.onsuccess = () => {
+        const conversations = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
+        conversations.getAll().onsuccess = ({target: {result: [one]}}) => (ACT)(one, conversations, done);
+      };
+    })"""
+    older = """(one, conversations, done) => {
+      one.title = "Older";
+      one.nodes = Object.fromEntries(Object.entries(one.nodes).filter(([, node]) => node.role === "user"));
+      conversations.put(one).onsuccess = () => {
+        new BroadcastChannel("relaxserve").postMessage(one.id);
+        done(Object.keys(one.nodes).length);
+      };
+    }"""
+    assert page.js(stored.replace("ACT", older)) == 1
+    page.see("Older", ".talk-link a")
+    page.wait(stored.replace("ACT", "(one, _, done) => done(Object.keys(one.nodes).length === 2)"))
+    page.see("in Brazil")
+
+
 def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
     page.open(f"{site('slow').url}/")
     ask(page, "Go on and on")
