@@ -108,7 +108,7 @@ def model_of(mode: Mode, session: Session, num_pages: Sequence[int], account: Me
         case Encoder():
             bounds, config = mode.bounds, mode.files.config
             seeing = None if config.vision is None else seeing_limits(config.vision, config)
-            limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts, seeing)
+            limits = EmbedLimits(config.vocab_size, _vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts, seeing)
             return EncoderModel(session, limits, config.vision, tells_pairs_apart=config.tells_pairs_apart)
         case _:
             assert_never(mode)

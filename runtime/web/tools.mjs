@@ -3,6 +3,7 @@
 // A part is {content}, {call: index, id, name}, or {arguments, call: index}.
 
 const SEPARATORS = ' \t\r\n,;[]', NAME_KEYS = ['name', 'tool_name'], ARGUMENT_KEYS = ['arguments', 'parameters'];
+const KEYS = [...NAME_KEYS, ...ARGUMENT_KEYS, 'type', 'id', 'function'];   // keys of a call, also in OpenAI's shape
 const SHORT = /^[^\s[{]+\s*([[{]|$)/;   // a call without a key for its name, up to what follows the name
 const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
 
@@ -102,7 +103,7 @@ export class ToolParser {
       this.#read(1);
       return true;
     }
-    if (held[0] === '{') return this.#begin(new CallScanner());
+    if (held[0] === '{') return this.#begin(new CallScanner(null, !this.#marked));
     if (form.arguments_marker && this.#marked && SHORT.test(held)) {
       const brace = held.indexOf('{');
       if (brace < 0) return false;
@@ -183,16 +184,18 @@ class StringEscaper {
 }
 
 /** Reads the JSON object of one call character by character, and escapes control characters in its strings. If the name is known already,
-    the whole object is the arguments. */
+    the whole object is the arguments. If the object is plain, no marker has announced a call: it is none if a key outside KEYS comes before
+    the name. */
 class CallScanner {
   done = false;
   failed = false;
   #depth = 0; #strings = new StringEscaper(); #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
   #atKey = true;   // at depth 1: a key comes next, else a value
 
-  constructor(name = null) {
+  constructor(name = null, isPlain = false) {
     this.name = name;
     this.bare = name !== null;
+    this.isPlain = isPlain;
   }
 
   /**
@@ -259,7 +262,7 @@ class CallScanner {
     this.#atKey = false;
     const isSecond = ARGUMENT_KEYS.includes(key) && (this.#anyArguments || this.#arguments !== '');
     this.#key = typeof key === 'string' && !isSecond ? key : '';
-    this.failed ||= typeof key !== 'string';
+    this.failed ||= typeof key !== 'string' || (this.isPlain && this.name === null && !KEYS.includes(key));
   }
 
   /** Note the value that was just read, if it is the name of the tool. A key comes next. */

@@ -16,7 +16,7 @@ from server.api.answer.respond import Pieces, in_pieces, response_headers
 from server.api.answer.shapes import EmbeddingUsage
 from server.api.context import Context, caller
 from server.api.openai.embeddings import conversation_text
-from server.api.request.prepare import off_loop
+from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody
 from server.api.routes import gives, new_router
 from server.api.vectors import Vector, embed_all, plan_texts
@@ -106,7 +106,9 @@ def require_classes(model: Model, loaded: Loaded) -> None:
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
     """Return an embedding request for the raw outputs of the classification head. It has only the timeout of `body`: `embed_all` gets the
-    inputs as tokens."""
+    inputs as tokens. Raise ApiError if the request wants fewer outputs."""
+    if body.dimensions is not None:
+        raise invalid("dimensions", "dimensions is given, and the scores of classes are never shortened; leave it out")
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
 
 

@@ -209,7 +209,9 @@ async def _scores(
     documents: Named,
 ) -> tuple[Vector, int]:
     """Score one query against each document, or queries and documents pair by pair: with a reranker by pairs, otherwise by vectors. Return
-    the scores and the number of tokens."""
+    the scores and the number of tokens. Raise ApiError if there is an instruction, and the model reads none."""
+    if body.instruction is not None and loaded.ready.pair_prompt is None:
+        raise invalid("instruction", f"instruction is given, and model {model.spec.name!r} reads none with its texts; leave it out")
     if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
@@ -233,8 +235,6 @@ async def _scores_of_pairs(
         if is_asked:
             reason = "a reranker reads the beginnings of both texts, in the form in which it was trained; leave it out"
             raise ApiError(UNSUPPORTED_FIELD, f"{param} is {getattr(body, param)!r}: {reason}", param=param)
-    if body.instruction is not None and prompt is None:
-        raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 
     def plan() -> list[Pair]:
         """Return the tokens of each pair of a query and a document."""

@@ -58,7 +58,8 @@ class Store:
     # --- files -----------------------------------------------------------------------------------------------------------
 
     async def on_disk(self, work: Callable[[], T]) -> T:
-        """Run `work`, which writes an uploaded file, on a thread, so that no other request waits for the disk. Return its result."""
+        """Run `work`, which writes or removes an uploaded file, on a thread, so that no other request waits for the disk. Return its
+        result."""
         return await asyncio.get_running_loop().run_in_executor(self._writers, work)
 
     def file(self, file_id: str, owner: str) -> FileRecord:
@@ -100,8 +101,11 @@ class Store:
         path = self.data(file_id)
         (self._folder / "files" / f"{file_id}.json").unlink(missing_ok=True)
         self.files.pop(file_id, None)
-        size = path.stat().st_size if path.exists() else 0
-        path.unlink(missing_ok=True)
+        size = 0
+        with suppress(FileNotFoundError):  # maybe because another thread removes it meanwhile, and counts its bytes
+            num_bytes = path.stat().st_size
+            path.unlink()
+            size = num_bytes
         self._count(-(size if num_reserved is None else num_reserved))
 
     def reserve(self, num_bytes: int) -> None:

@@ -4,7 +4,7 @@ import {ask, key} from "./core/api.js";
 import {drawIcons, find, toast} from "./core/dom.js";
 import {keep, load} from "./core/settings.js";
 import {Store} from "./core/store.js";
-import {markInterrupted} from "./chat/conversation.js";
+import {markInterrupted, takeOver} from "./chat/conversation.js";
 import {openKeys} from "./chat/keys.js";
 import {OptionsPanel} from "./chat/panel.js";
 import {acceptLink} from "./chat/share.js";
@@ -29,7 +29,7 @@ class App {
   #answered = 0;  // the number of the request whose answer is shown
 
   constructor() {
-    this.store = new Store();
+    this.store = new Store(id => this.#follow(id));
     this.views = {chat: new ChatView(this), compare: new CompareView(this), models: new ModelsView(this), live: new LiveView(this)};
     drawIcons();
     this.sidebar = new Sidebar(this);
@@ -113,6 +113,21 @@ class App {
     if (!this.store.isLasting) toast("This browser stores nothing: conversations are lost when the page is closed.");
   }
 
+  /* Show what another tab has changed. */
+  async #follow(id) {
+    const stored = await this.store.get(id), known = this.conversations.get(id), isShown = this.shown === id;
+    if (!stored) {
+      if (known) this.#forget(known);
+      return;
+    }
+    if (!known) this.conversations.set(id, stored);
+    else if (takeOver(known, stored, this.views.chat.running(id))) this.save(known);
+    this.sidebar.show();
+    if (!isShown) return;
+    this.views.chat.show();
+    if (!this.panel.root.contains(document.activeElement)) this.panel.refresh();
+  }
+
   adopt(conversation) {
     this.conversations.set(conversation.id, conversation);
     this.changed(conversation);
@@ -145,9 +160,16 @@ class App {
       toast(`The conversation could not be deleted: ${error.message}`);
       return false;
     }
+    this.#forget(conversation);
+    return true;
+  }
+
+  /* Show no longer what this tab or another has deleted. */
+  #forget(conversation) {
+    this.views.chat.stop(conversation.id);
+    this.conversations.delete(conversation.id);
     if (this.shown === conversation.id) this.go("#/chat");
     this.sidebar.show();
-    return true;
   }
 
   // --- options: each conversation has its own; a new one starts with those set last ---

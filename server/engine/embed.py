@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.parts import InParts
+from server.engine.intake import stray_of
 from server.engine.scheduling.fair_queue import FairQueue, is_live
 from server.engine.scheduling.pace import ALONE_S, UNKNOWN_S
 from server.engine.step_model import EmbedModel
@@ -83,6 +84,9 @@ class Embedder:
         elif not 1 <= num_tokens <= max_context:
             message = f"the text has {num_tokens} tokens, expected 1 to {max_context}"
             self._publish(Failed(embed.request_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, message))
+            return
+        elif stray := stray_of(embed.prompt_ids, self._model.limits.vocab_size):
+            self._publish(Failed(embed.request_id, ErrorCode.INVALID_VALUE, f"the text has {stray}"))
             return
         text = Text(embed, (embed.priority, self._num_arrived, 0), num_tokens)
         self._num_arrived += 1

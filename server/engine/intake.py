@@ -116,9 +116,8 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
         "stamps": () if params.stamps is None else (params.stamps.first, params.stamps.end),
     }
     for name, ids in named.items():
-        for token_id in _ends(ids):
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(ErrorCode.INVALID_VALUE, f"{name} has token {token_id}; expected 0 to {vocab_size - 1}")
+        if stray := stray_of(ids, vocab_size):
+            raise RequestError(ErrorCode.INVALID_VALUE, f"{name} has {stray}")
 
 
 def _check_audio(submit: Submit, num_hops: int) -> None:
@@ -178,7 +177,8 @@ def _check_kind(excerpts: Collection[Excerpt], limits: ExcerptLimits, num_tokens
         raise RequestError(ErrorCode.INVALID_VALUE, f"the prompt has {num_tokens} {limits.medium} tokens ({limits.token}); {takes}")
 
 
-def _ends(ids: Collection[int]) -> tuple[int, ...]:
-    """Return the least and the greatest id, or nothing if there are no ids. Checking every token of a long prompt in Python would delay the
-    step."""
-    return (min(ids), max(ids)) if ids else ()
+def stray_of(ids: Collection[int], vocab_size: int) -> str:
+    """Return which of the ids is outside the vocabulary, or "". Only the least and the greatest are compared: checking every token of a
+    long prompt in Python would delay the step."""
+    ends = (min(ids), max(ids)) if ids else ()
+    return next((f"token {token_id}; expected 0 to {vocab_size - 1}" for token_id in ends if not 0 <= token_id < vocab_size), "")

@@ -283,6 +283,7 @@ class StepModel(Protocol):
 class EmbedLimits:
     """The limits of one step: a text has at most max_context tokens, all texts together at most max_tokens >= max_context."""
 
+    vocab_size: int
     embedding_size: int  # elements of a vector, or number of classes
     max_context: int
     max_tokens: int

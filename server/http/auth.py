@@ -18,6 +18,7 @@ from server.errors import (
     ORIGIN_NOT_ALLOWED,
     ApiError,
 )
+from server.http.connections import HEALTH_PATHS
 from server.http.keys import GROUP, NO_MODELS, UNLIMITED, KeyLimits, KeyRing, digest_of, short
 from server.peers.wire import PATH, PROOF_HEADER, Proofs
 from server.secret_file import read_secret
@@ -34,7 +35,6 @@ class Access(Enum):
 
 
 # Paths that are not listed need an API key, so a new path is closed until it is opened here.
-HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 METRICS_PATHS = ("/metrics", "/load")
 OPEN_FILES = "/console/"  # files of the console and of the docs page

@@ -11,7 +11,8 @@ import asyncio
 from typing import Protocol
 
 RESERVE = 8  # connections beyond the limit, for probes
-PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/v2/health/live", b"/v2/health/ready"})
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
+PROBES = frozenset(path.encode() for path in HEALTH_PATHS)
 
 
 class Connection(Protocol):

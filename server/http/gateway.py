@@ -26,7 +26,7 @@ from server.errors import (
 )
 from server.http.answer_framing import SWITCHING, UPGRADED
 from server.http.auth import FORM, INWARD, METRICS_PATHS, Access, Guard, Passed
-from server.http.connections import PROBES
+from server.http.connections import HEALTH_PATHS
 from server.http.content_encoding import decoder
 from server.http.json_scan import JsonScan
 from server.http.kept_requests import Exchange, KeptRequests
@@ -42,7 +42,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-QUIET = frozenset({*(path.decode() for path in PROBES), *METRICS_PATHS})  # paths that are requested every few seconds
+QUIET = frozenset({*HEALTH_PATHS, *METRICS_PATHS})  # paths that are requested every few seconds
 UPLOADS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})  # their endpoints read the bodies of POST
 VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 

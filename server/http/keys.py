@@ -147,6 +147,8 @@ def read_line(line: str, where: str) -> Known:
         key, words = parts[0].rstrip(), [parts[1], *words]
     if re.search(rf"\s({'|'.join(('group', 'model', *RATES))})=", key):
         raise SettingsError(f"{where} has a key that another word follows; expected {FORM}")
+    if re.search(r"\s#", key):
+        raise SettingsError(f"{where} has a key that a comment follows; put the comment on a line of its own")
     values: dict[str, list[str]] = {}
     for word in words:
         name, _, value = word.partition("=")

@@ -33,7 +33,7 @@ ENDLESS = 1 << 62  # bytes of the body of a request that asks to become a WebSoc
 PROBE_S = 0.1  # seconds between two writes by which `_probe` finds out whether a client has left
 STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
-LATE_S = 1.0  # seconds in which a connection must send a request if it was accepted while the server began to stop
+LATE_S = 1.0  # seconds in which a connection may send a request if it was accepted while the server began to stop
 LINGER_BODIES = 2  # bodies of the largest allowed size that are still read
 
 
@@ -80,6 +80,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._waits_for_turn = False
         self._is_fresh = True  # the request did not wait for an earlier answer
         self._is_reading = True
+        self._is_late = False  # it was accepted while the server began to stop
         self._eof = asyncio.Event()  # the client has closed its sending half
         self._num_lingering_bytes = 0  # bytes that were received while lingering
         self._is_refused = False  # `_refuse` was called
@@ -95,9 +96,15 @@ class GuardedProtocol(HttpToolsProtocol):
         self._socket = transport
         self._outgoing = _Transport(transport, self.pending, self)
         super().connection_made(self._outgoing)
-        wait_s = LATE_S if self.held.is_stopping else self.limits.keep_alive_s
+        self._is_late = self.held.is_stopping
+        wait_s = LATE_S if self._is_late else self.limits.keep_alive_s
         self._header_timer = self.loop.call_later(wait_s, transport.abort)
         self.held.opened(self)
+
+    def shutdown(self) -> None:
+        """Close the connection because the server stops: at once, after its answer, or after it had time to send a request."""
+        if not self._is_late:
+            super().shutdown()
 
     def leave(self) -> None:
         """Close the connection when all that was written has been sent."""

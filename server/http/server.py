@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import select
 import signal
 import socket
 import threading
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
 HURRY_S = 3.0  # seconds in which requests that were cancelled send errors to their clients
 BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor yet
+ACCEPT_S = 1.0  # longest time for which a server that stops still accepts connections that wait
+CALM = 4  # iterations of the loop after which a connection that was accepted has been read
 
 
 class Server(uvicorn.Server):
@@ -84,6 +87,7 @@ class Server(uvicorn.Server):
         else:
             log.info("stopping")
         self._held.is_stopping = True
+        await self._accept_waiting()
         await super().shutdown(sockets)
         if self.server_state.tasks and not self.force_exit:
             await asyncio.wait(tuple(self.server_state.tasks), timeout=HURRY_S)  # cancelled requests send an error to their clients
@@ -91,6 +95,17 @@ class Server(uvicorn.Server):
         log.info("stopped")
         for handler in logging.getLogger().handlers:
             handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once
+
+    async def _accept_waiting(self) -> None:
+        """Accept the connections that wait: when their port is closed, the kernel resets them, and their clients get no answer."""
+        waiting = select.poll()
+        for listener in (listener for server in self.servers for listener in server.sockets):
+            waiting.register(listener.fileno(), select.POLLIN)
+        loop, num_calm = asyncio.get_running_loop(), 0
+        end_s = loop.time() + ACCEPT_S
+        while num_calm < CALM and loop.time() < end_s:
+            num_calm = 0 if waiting.poll(0) else num_calm + 1
+            await asyncio.sleep(0)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With

@@ -127,23 +127,23 @@ class Registry:
 
     async def open(self) -> None:
         """Begin to load the models that the command line and the state file name, cached ones first. The command line decides the settings
-        of its models, which keep the names that they have got since. No saved model keeps an alias that the command line gives. A further
-        call does nothing. Raise StateError if the state file cannot be read."""
+        of its models, which keep the names that they have got since. No saved model keeps an alias that the command line gives. A saved
+        model whose name is such an alias is refused. A further call does nothing. Raise StateError if the state file cannot be read."""
         if self._is_open:
             return
         self._is_open = True
         given = {spec.name: spec for spec in self._initial}
         saved = self._saved.read()
-        taken = {name for spec in self._initial for name in (spec.name, *spec.aliases)}
+        owners = {name: spec.name for spec in self._initial for name in (spec.name, *spec.aliases)}
         for spec, name in [(one, name) for one in self._initial for name in (one.name, *one.aliases)]:
             if name in saved and saved[name].source == spec.source:
-                known = msgspec.structs.replace(saved.pop(name).without(taken), pin=False)  # the command line says what is pinned
-                given[spec.name] = given[spec.name].with_names(known)
+                foreign = {alias for alias, owner in owners.items() if owner != spec.name}
+                given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without(foreign))
                 if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file
                     self._saved.drop(name)
-        specs = [*({name: spec.without(taken) for name, spec in saved.items()} | given).values()]
+        specs = [*({name: spec.without(owners) for name, spec in saved.items()} | given).values()]
         cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self.is_cached(spec)})
-        for spec in sorted(specs, key=lambda spec: spec.name not in cached):
+        for spec in sorted(specs, key=lambda spec: (owners.get(spec.name, spec.name) != spec.name, spec.name not in cached)):
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:

@@ -56,6 +56,12 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
         aliases = tuple(dict.fromkeys((*self.aliases, *other.aliases)))
         return msgspec.structs.replace(self, aliases=aliases, presets={**self.presets, **other.presets}, pin=self.pin or other.pin)
 
+    def with_later_names(self, saved: Self) -> Self:
+        """Return this specification of a start, with the aliases that the model has got since an earlier start (`saved`), and their
+        defaults."""
+        aliases = tuple(dict.fromkeys((*self.aliases, *saved.aliases)))
+        return msgspec.structs.replace(self, aliases=aliases, presets={**saved.presets, **self.presets})
+
     def without(self, aliases: Collection[str]) -> Self:
         """Return this specification without these aliases and their defaults."""
         kept = tuple(alias for alias in self.aliases if alias not in aliases)

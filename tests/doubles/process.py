@@ -94,7 +94,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
         generates=config.kind == "generator",
     )
     if config.kind == "encoder":
-        limits = EmbedLimits(config.embedding_size, config.max_context, config.max_context, config.max_seqs)
+        limits = EmbedLimits(config.vocab_size, config.embedding_size, config.max_context, config.max_context, config.max_seqs)
         return LoadedModel(ready, embed_model=NullEmbedModel(limits, cost=cost))
     sizes = (
         config.vocab_size,

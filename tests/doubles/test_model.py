@@ -130,7 +130,7 @@ def test_a_script_is_followed_over_and_over() -> None:
 
 
 def test_embeddings_depend_on_their_text_alone() -> None:
-    model = NullEmbedModel(EmbedLimits(embedding_size=8, max_context=16, max_tokens=20, max_seqs=3))
+    model = NullEmbedModel(EmbedLimits(vocab_size=50, embedding_size=8, max_context=16, max_tokens=20, max_seqs=3))
     together = model.run([[1, 2, 3], [4]], [None, None])
     assert together.shape == (2, 8) and np.array_equal(together[1], model.run([[4]], [None])[0])
     with pytest.raises(BatchError, match="tokens: 21"):

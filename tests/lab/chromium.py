@@ -106,8 +106,9 @@ class Chromium:
         """Deliver all events that have arrived to their pages."""
         self.call("Browser.getVersion")
 
-    def new_page(self, width: int = 1280, height: int = 800, *, dark: bool = False) -> Page:
-        context = self.call("Target.createBrowserContext")["browserContextId"]
+    def new_page(self, width: int = 1280, height: int = 800, *, dark: bool = False, beside: Page | None = None) -> Page:
+        """Return a new page with storage of its own, or with that of the page `beside` it, as another tab has."""
+        context = self.call("Target.createBrowserContext")["browserContextId"] if beside is None else beside.context
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session, context)
@@ -142,6 +143,11 @@ class Chromium:
     def close_page(self, page: Page) -> None:
         del self._pages[page.session]
         self.call("Target.disposeBrowserContext", browserContextId=page.context)
+
+    def close_tab(self, page: Page) -> None:
+        """Close a page whose storage another page shares."""
+        page.call("Page.close")
+        del self._pages[page.session]
 
     def close(self) -> None:
         try:
@@ -205,6 +211,10 @@ class Page:
         if here.partition("#")[0] != url.partition("#")[0]:
             self.wait(f"location.href !== {json.dumps(here)}")
         self.wait("document.readyState === 'complete'")
+
+    def to_front(self) -> None:
+        """Show this page: a browser draws none behind another."""
+        self.call("Page.bringToFront")
 
     def reload(self) -> None:
         self.js("window.isBeforeReload = true")

@@ -319,6 +319,47 @@ def test_no_request_waits_for_the_disk_of_an_upload(serve, folder, monkeypatch) 
     assert made.status_code == 200 and len(threads) == 3 and server.thread.ident not in threads
 
 
+def test_no_request_waits_while_files_are_removed(serve, folder, monkeypatch) -> None:
+    """Removing a file of 200 MB takes long."""
+    server = serve(batch_dir=folder)
+    client, http = server.openai(), server.http()
+    params = {"model": "null", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    batch = http.post("/v1/messages/batches", json={"requests": [{"custom_id": "a", "params": params}]}).json()
+    until(lambda: http.get(f"/v1/messages/batches/{batch['id']}").json(), lambda found: found["processing_status"] == "ended")
+    file = client.files.create(file=("questions.jsonl", b"z"), purpose="batch")
+    remove, threads = Path.unlink, list[int]()
+
+    def noted(path: Path, *, missing_ok: bool = False) -> None:
+        threads.append(threading.get_ident())
+        remove(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    assert client.files.delete(file.id).deleted
+    assert http.delete(f"/v1/messages/batches/{batch['id']}").status_code == 200
+    monkeypatch.undo()
+    assert len(threads) > 4 and server.thread.ident not in threads
+    assert not list((folder / "files").iterdir()) and not list((folder / "batches").iterdir())
+
+
+def test_a_file_that_is_deleted_twice_is_counted_once(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.add(b"x" * 900)
+    kept = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+    stat = Path.stat
+
+    def delete_meanwhile(path: Path, **given: Any) -> Any:
+        found = stat(path, **given)
+        if path == store.data(kept.id):
+            monkeypatch.undo()
+            store.delete_file(kept.id)
+        return found
+
+    monkeypatch.setattr(Path, "stat", delete_meanwhile)
+    store.delete_file(kept.id)
+    assert store.num_bytes == 0
+
+
 def test_an_interrupted_upload_leaves_nothing(serve, folder) -> None:
     server = serve(batch_dir=folder)
     head = b"POST /v1/files HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: multipart/form-data; boundary=x\r\ncontent-length: 100000\r\n\r\n"

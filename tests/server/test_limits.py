@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from server.http.connections import HEALTH_PATHS
 from server.models.state import ModelSpec
 from tests.doubles.worker import NullScript
 
@@ -258,8 +259,9 @@ def test_when_all_connections_are_busy_probes_are_answered_and_requests_told_to_
         refused = server.complete(max_tokens=1)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
         assert refused.headers["retry-after"] and refused.headers["x-should-retry"] == "true"
-        for _ in range(20):
-            assert server.http().get("/health/live").status_code == 200
+        for path in HEALTH_PATHS:
+            for _ in range(4):
+                assert server.http().get(path).status_code == 200
     end = time.monotonic() + 60
     while server.complete(max_tokens=1).status_code != 200:
         assert time.monotonic() < end

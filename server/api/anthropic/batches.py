@@ -95,7 +95,7 @@ def router(context: Context) -> APIRouter:
         try:
             record = batches.create(file, who.key_digest, ENDPOINT, None, OF_ANTHROPIC, who.limits.models)
         except BaseException:
-            batches.store.delete_file(file.id)
+            await batches.store.on_disk(lambda: batches.store.delete_file(file.id))
             raise
         return json_answer(describe(record, request), headers=ignored_header(ignored))
 
@@ -127,7 +127,8 @@ def router(context: Context) -> APIRouter:
     @routes.delete("/v1/messages/batches/{batch_id}", responses=gives(MessageBatchDeleted))
     async def delete_message_batch(request: Request, batch_id: str) -> Response:
         """Forget a batch that has ended, with its requests and results. A batch that has not ended is kept, and the answer is an error."""
-        batches.delete(found(request, batch_id))
+        record = found(request, batch_id)
+        await batches.store.on_disk(lambda: batches.delete(record))
         deleted: MessageBatchDeleted = {"id": batch_id, "type": "message_batch_deleted"}
         return json_answer(deleted)
 

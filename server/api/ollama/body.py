@@ -158,7 +158,7 @@ class OllamaEmbeddingsBody(Options):
     """The body of /api/embeddings."""
 
     model: Label
-    prompt: Text
+    prompt: Text = ""
     options: OllamaOptions | None = None  # no effect
     keep_alive: KeepAlive | None = None  # no effect
 

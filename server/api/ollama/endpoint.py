@@ -41,6 +41,7 @@ from server.api.routes import Responses, gives, new_router, schema_of
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import ApiError
 from server.models.model import Loaded, Model, ModelState
+from server.models.sleep import wake_up
 
 encode = msgspec.json.encode
 
@@ -155,13 +156,18 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/embed", responses=gives(OllamaEmbedded))
     async def embed(request: Request, body: OllamaEmbedBody) -> Response:
-        """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false."""
+        """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false. A request without texts
+        wakes the model."""
         began_s = time.monotonic()
         model, loaded, ignored = context.begin(request, body, body.model)
         keep = None if body.truncate is False else -1
         asked = EmbeddingBody.model_construct(input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep)
-        with in_words({"truncate_prompt_tokens": "truncate"}):
-            vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
+        vectors, num_tokens = list[Vector](), 0
+        if body.input:
+            with in_words({"truncate_prompt_tokens": "truncate"}):
+                vectors, num_tokens = await _embedded(request, asked, model, loaded, context)
+        else:
+            await wake_up(model)
         embedded: OllamaEmbedded = {
             "model": body.model,
             "embeddings": [],
@@ -177,8 +183,12 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
-        """Turn one text into a vector. /api/embed supersedes this endpoint."""
+        """Turn one text into a vector. A request without a text wakes the model. /api/embed supersedes this endpoint."""
         model, loaded, ignored = context.begin(request, body, body.model)
+        if not body.prompt:
+            await wake_up(model)
+            nothing: OllamaEmbedding = {"embedding": ()}
+            return json_answer(nothing, headers=response_headers(loaded, ignored))
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1)
         with in_words({"input": "prompt"}):
             (vector,), _ = await _embedded(request, asked, model, loaded, context)

@@ -14,7 +14,7 @@ from server.api.ollama.answer import now
 from server.api.ollama.body import OllamaBody
 from server.errors import ADMIN_KEY_REQUIRED, MODEL_PINNED, ApiError
 from server.models.model import Model
-from server.models.sleep import put_to_sleep
+from server.models.sleep import put_to_sleep, wake_up
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -28,15 +28,17 @@ class Keeping:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, model: Model, body: OllamaBody, who: Caller, empty: Mapping[str, object]) -> Response:
-        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`. The model is loaded
-        already, so only the second has an effect: the model is put to sleep. `empty` has the fields of an empty answer. Raise ApiError if
-        the caller may not unload the model, or if it is pinned."""
+        """Answer a request without a prompt, by which Ollama's clients load a model, or put it to sleep with `keep_alive: 0`. A sleeping
+        model wakes, unless it is to sleep. `empty` has the fields of an empty answer. Raise ApiError if the model does not wake up, if the
+        caller may not put it to sleep, or if it is pinned."""
         if body.lets_go:
             if not who.is_admin:
                 raise ApiError(ADMIN_KEY_REQUIRED, "keep_alive is 0, and unloading a model needs an admin key", param="keep_alive")
             if model.spec.pin:
                 raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; leave keep_alive out", param="keep_alive")
             await self._sleep(model)
+        else:
+            await wake_up(model)
         reason = "unload" if body.lets_go else "load"
         return json_answer({"model": body.model, "created_at": now(), **empty, "done": True, "done_reason": reason})
 

@@ -96,7 +96,8 @@ def router(context: Context) -> APIRouter:
     @routes.delete("/v1/files/{file_id}", responses=gives(FileDeleted))
     async def delete_file(request: Request, file_id: str) -> Response:
         """Delete a file that no running batch uses."""
-        batches.delete_file(batches.store.file(file_id, caller(request).tenant))
+        file = batches.store.file(file_id, caller(request).tenant)
+        await batches.store.on_disk(lambda: batches.delete_file(file))
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
         return json_answer(deleted)
 

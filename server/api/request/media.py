@@ -40,8 +40,7 @@ async def media_of(body: ChatBody, model: Model, loaded: Loaded, who: Caller, se
     places = list(_media_in(body.messages))
     if not places:
         return body, []
-    truncates = None if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens  # -1 also allows to keep all tokens
-    (found,) = await decoded([places], "messages", truncates, model, loaded, who, settings)
+    (found,) = await decoded([places], "messages", body.truncate_prompt_tokens, model, loaded, who, settings)
     return without_data(body), found
 
 
@@ -55,13 +54,13 @@ async def decoded(
     settings: ServerSettings,
 ) -> list[list[Found]]:
     """Return the images and recordings of each prompt of a request. The limits hold for all prompts together, but the context for each one.
-    `param`: the field with the prompts. `truncates`: how many tokens of a prompt the request wants to keep. Raise ApiError as `media_of`
-    does."""
+    `param`: the field with the prompts. `truncates`: how many tokens of a prompt the request wants to keep; -1 also allows to keep all.
+    Raise ApiError as `media_of` does."""
     places = [place for prompt in prompts for place in prompt]
     for where, part in places:
         _require_sense(where, part, model, loaded)
     _require_few(places, param, settings)
-    if places and truncates is not None:
+    if places and truncates not in (None, -1):
         what = _named([part for _, part in places], "audio")
         message = f"truncate_prompt_tokens is given, and the request has {what}, which cannot be truncated; leave one of them out"
         raise invalid("truncate_prompt_tokens", message)

@@ -49,6 +49,16 @@ export function markInterrupted(conversation) {
   return conversation;
 }
 
+/* Take over what another tab has stored of a conversation. Messages that it lacks stay, and so does `running`, the answer that this tab writes.
+   Return whether it lacks any: the other tab had not heard of them yet, and has overwritten them. */
+export function takeOver(conversation, {nodes, leaf, ...rest}, running) {
+  for (const node of Object.values(nodes)) {
+    if (node.id !== running?.id) conversation.nodes[node.id] = Object.assign(conversation.nodes[node.id] ?? {}, node);
+  }
+  Object.assign(conversation, rest, running ? {} : {leaf});
+  return Object.keys(conversation.nodes).some(id => !(id in nodes));
+}
+
 /* Return the tool calls of the last answer that have no result yet. */
 export function openCalls(conversation) {
   const nodes = path(conversation), asked = nodes.findLast(node => node.role === "assistant");

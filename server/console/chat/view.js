@@ -76,6 +76,11 @@ export class ChatView {
     return this.#runs.has(id);
   }
 
+  /* Return the answer that is being written in a conversation, if there is one. */
+  running(id) {
+    return this.#runs.get(id)?.node;
+  }
+
   enter(id) {
     const found = id ? this.app.conversations.get(id) : null;
     if (id && !found) return this.app.go("#/chat");

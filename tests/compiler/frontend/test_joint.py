@@ -43,7 +43,7 @@ def made(subject: Joint, *, is_compiled: bool) -> EncoderModel:
     files = open_files(subject.folder)
     module = build_encode(files.config, dtypes_of(files.weights), EncodeBounds(512, 32), WeightFormat(32))
     assert files.config.vision is not None
-    limits = EmbedLimits(SIZE, files.config.max_context, 512, 32, seeing_limits(files.config.vision, files.config))
+    limits = EmbedLimits(files.config.vocab_size, SIZE, files.config.max_context, 512, 32, seeing_limits(files.config.vision, files.config))
     if is_compiled:
         session = bound_session(module, files.weights, (ENTRY, SEE))
         return EncoderModel(session, limits, files.config.vision, tells_pairs_apart=False)

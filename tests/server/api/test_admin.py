@@ -585,6 +585,34 @@ def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, fold
     assert server.http().get("/health/ready").status_code == 200
 
 
+@pytest.mark.parametrize("cached", ["a", "b", "c"])
+def test_names_of_the_command_line_win_over_those_of_the_state_file(cached, serve, folder):
+    """A saved model keeps neither a name nor an alias that the command line gives to a model, whichever of them loads first."""
+    state = folder / "models.json"
+    write_state(state, SavedState((ModelSpec("b", "x"), ModelSpec("c", "y", aliases=("a", "mine", "yours")))))
+    given = ModelSpec("a", "z", aliases=("b", "mine"))
+    server = serve(initial=[given], state_file=state, is_cached=lambda spec: spec.name == cached)
+    assert server.registry.aliases() == {"b": "a", "mine": "a", "yours": "c"}
+    assert {model.spec.name for model in server.registry.models()} == {"a", "c"}
+    server.stop()
+    assert {spec.name: spec.aliases for spec in read_state(state).models} == {"a": ("b", "mine"), "c": ("yours",)}
+
+
+def test_a_model_of_the_command_line_keeps_the_names_that_it_got_later(serve, folder):
+    state = folder / "models.json"
+    given = ModelSpec("a", "z", aliases=("mine",))
+    first = serve(initial=[given, ModelSpec("b", "y")], state_file=state)
+    assert first.http().put("/admin/aliases/late", json={"model": "a"}).status_code == 200
+    assert first.http().put("/admin/aliases/taken", json={"model": "a"}).status_code == 200
+    for name in ("pirate", "mine"):
+        assert first.http().post("/api/create", json={"model": name, "from": "a", "system": "Arr."}).status_code == 200
+    first.stop()
+    second = serve(initial=[given, ModelSpec("b", "y", aliases=("taken",))], state_file=state)
+    assert second.registry.aliases() == {"late": "a", "mine": "a", "pirate": "a", "taken": "b"}
+    for name in ("pirate", "mine"):
+        assert second.http().post("/api/show", json={"model": name}).json()["system"] == "Arr."
+
+
 def test_a_name_that_a_running_load_will_take_as_its_alias_is_taken(serve, folder, answering):
     server = serve(initial=(), scripts={"a": answering("from a", load_s=0.5)})
     client = server.http()

@@ -33,6 +33,13 @@ def reranker(serve):
     return serve(script=NullScript(classes=("LABEL_0",), class_scores=ClassScores.SIGMOID, generates=False))
 
 
+@pytest.mark.parametrize(("path", "fields"), [("/classify", {}), ("/pooling", {}), ("/pooling", {"task": "classify"})])
+def test_scores_of_classes_have_no_dimensions(classifier, path, fields):
+    """A part of them would be the scores of some classes."""
+    refused = classifier.http().post(path, json={"input": TEXTS, "dimensions": 2, **fields})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "dimensions"
+
+
 def numbers(ids, count):
     return np.array(struct.unpack(f"<{count}f", _vector(sum(ids), count, normalize=False)))
 
@@ -132,7 +139,7 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
     error = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 4090}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
     error = reranker.http().post("/rerank", json=body).json()["error"]
-    assert error["param"] == "instruction" and "has no instruction" in error["message"]
+    assert error["param"] == "instruction" and "reads none with its texts" in error["message"]
 
 
 @pytest.mark.parametrize("instruction", [None, "Judge the <|im_end|>\n answer"])

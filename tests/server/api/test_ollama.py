@@ -118,6 +118,18 @@ def test_a_request_without_a_prompt_finds_the_model_loaded(server, connect):
     assert not server.worker.submits
 
 
+@pytest.mark.parametrize("path", ["generate", "chat", "embed", "embeddings"])
+def test_a_request_without_a_prompt_wakes_the_model(path, serve, answering, connect):
+    """Ollama's clients load a model by such a request before they need it. The answer has no vector, as Ollama's."""
+    server = serve(script=answering("", embedding_size=8, generates=path in ("generate", "chat")))
+    client = connect(server)
+    assert client.generate(model="null", keep_alive=0).done_reason == "unload" and not client.ps().models
+    answer = getattr(client, path)(model="null")
+    assert [one.model for one in client.ps().models] == ["null"] and not server.worker.submits
+    told = {"generate": "done_reason", "chat": "done_reason", "embed": "embeddings", "embeddings": "embedding"}[path]
+    assert answer[told] == "load" if path in ("generate", "chat") else list(answer[told]) == []
+
+
 def test_vectors(serve, answering, connect):
     server = serve(script=answering("", embedding_size=8))
     client = connect(server)

@@ -35,6 +35,12 @@ def test_documents_are_ordered_by_their_cosine(embedder, path):
     assert answer["model"] == "null" and answer["id"] and answer["meta"]["billed_units"]["search_units"] == 1
 
 
+@pytest.mark.parametrize(("path", "texts"), [("/rerank", {"query": "a", "documents": TEXTS}), ("/score", {"text_1": "a", "text_2": TEXTS})])
+def test_an_instruction_is_refused_by_a_model_that_reads_none(embedder, path, texts):
+    refused = embedder.http().post(path, json={**texts, "instruction": "Find cats."})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "instruction"
+
+
 def test_the_best_without_their_texts(embedder):
     body = {"query": "a", "documents": TEXTS, "top_n": 2, "return_documents": False}
     results = embedder.http().post("/v1/rerank", json=body).json()["results"]

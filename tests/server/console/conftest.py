@@ -122,6 +122,16 @@ def other_page(chromium: Chromium) -> Iterator[Page]:
     chromium.close_page(page)
 
 
+@pytest.fixture
+def tab(page: Page, chromium: Chromium) -> Iterator[Page]:
+    """Yield a second tab beside the page of the fixture `page`, with the same storage."""
+    tab = chromium.new_page(beside=page)
+    page.to_front()
+    yield tab
+    tab.expect_no_faults()
+    chromium.close_tab(tab)
+
+
 def send(page: Page, text: str) -> None:
     """Send a message in the chat and wait until the answer is complete."""
     before = page.js("document.querySelectorAll('article.assistant').length")

@@ -18,10 +18,10 @@ from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.pace import ALONE_S, UNKNOWN_S
 from server.engine.step_model import EmbedLimits, GroupLimits, SeeingLimits, StepLimits
-from server.messages import IDLE, Abort, Crop, Embed, Embedding, Failed, SamplingParams, Step, Submit
+from server.messages import IDLE, Abort, Crop, Embed, Embedding, ErrorCode, Failed, SamplingParams, Step, Submit
 from tests.doubles.model import NullEmbedModel, hashed_logits
 
-LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
+LIMITS = EmbedLimits(vocab_size=500, embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
 
 
 class CountedModel(NullEmbedModel):
@@ -107,6 +107,16 @@ def test_a_key_with_many_texts_does_not_hold_up_another(embedder, sent) -> None:
     for _ in range(12):
         embedder.step()
     assert "late" in sent
+
+
+@pytest.mark.parametrize("stray", [-1, 500])
+def test_a_token_outside_the_vocabulary_is_refused(stray, embedder, sent) -> None:
+    """The step would read another token in its place. A tokenizer may have more tokens than its model."""
+    embedder.embed(Embed("bad", (1, stray, 2)))
+    embedder.embed(Embed("good", (0, 499)))
+    embedder.step()
+    assert isinstance(sent["good"], Embedding)
+    assert sent["bad"] == Failed("bad", ErrorCode.INVALID_VALUE, f"the text has token {stray}; expected 0 to 499")
 
 
 SEEING = SeeingLimits(square_bytes=12, edge_tokens=1, token=-1, cost=80)

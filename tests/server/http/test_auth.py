@@ -11,7 +11,8 @@ from fastapi.routing import APIRoute
 
 from server.app import create_app
 from server.errors import ApiError
-from server.http.auth import HEALTH_PATHS, UNTYPED, Access, Guard, _is_own, access_of
+from server.http.auth import UNTYPED, Access, Guard, _is_own, access_of
+from server.http.connections import HEALTH_PATHS
 from server.http.keys import UNLIMITED, KeyLimits, KeyRing
 from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError

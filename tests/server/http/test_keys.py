@@ -36,10 +36,12 @@ def test_a_line_has_a_group_models_and_rates():
         ("tokens_per_minute=9 tokens_per_minute=8", "tokens_per_minute=9, 8; expected one number"),
         ("group=a group=b", "expected KEY group=NAME"),
         ("model=qwen # for Alice", "a key that another word follows; expected KEY"),
+        ("# for Alice", "a key that a comment follows; put the comment on a line of its own"),
+        ("#alice model=qwen", "a key that a comment follows"),
     ],
 )
 def test_a_line_that_is_wrong_is_refused_without_its_key(words, message):
-    """Otherwise a misspelt limit would be taken for a part of the key, or be ignored."""
+    """Otherwise a misspelt limit, or a comment, would be taken for a part of the key, or be ignored."""
     with pytest.raises(SettingsError) as refused:
         read_line(f"{KEY} {words}", "api_keys")
     assert message in str(refused.value) and KEY not in str(refused.value)
@@ -47,6 +49,7 @@ def test_a_line_that_is_wrong_is_refused_without_its_key(words, message):
 
 def test_a_key_may_have_spaces():
     assert read_line("two words", "x").limits == KeyLimits()
+    assert read_line("with#inside", "x").limits == KeyLimits()
 
 
 def test_an_admin_key_has_no_limits():

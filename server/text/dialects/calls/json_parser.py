@@ -22,6 +22,8 @@ SEPARATORS = " \t\r\n,;[]"
 SHORT = re.compile(r"[^\s\[{]+\s*([\[{]|$)")  # a call without a key for its name, up to what follows the name
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
+WRAPPER_KEYS = ("type", "id", "function")  # keys of a call in OpenAI's shape
+KEYS = frozenset((*NAME_KEYS, *ARGUMENT_KEYS, *WRAPPER_KEYS))
 NULL = "null"
 
 
@@ -142,7 +144,7 @@ class JsonCallParser:
             self._read(1)
             return True
         if held[0] == "{":
-            self._begin(JsonCallScanner())
+            self._begin(JsonCallScanner(is_plain=not self._marked))
             return True
         if form.arguments_marker and self._marked and SHORT.match(held):
             head, brace, _ = held.partition("{")
@@ -204,13 +206,15 @@ class JsonCallParser:
 
 class JsonCallScanner:
     """Reads one call's object character by character, and escapes control characters in its strings. If `name` is given, the whole object
-    is the arguments of a call with this name."""
+    is the arguments of a call with this name. If `is_plain`, no marker has announced a call: the object is none if a key outside KEYS comes
+    before the name."""
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, *, is_plain: bool = False) -> None:
         self.name = name  # None: it was not read yet
         self.done = False  # the object is complete
         self.failed = False  # the text is no call
         self._bare_arguments = name is not None  # the whole object is the arguments
+        self._is_plain = is_plain
         self._depth = 0  # braces and brackets that are open
         self._strings = StringEscaper()
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
@@ -285,13 +289,13 @@ class JsonCallScanner:
             self._span += text
 
     def _end_key(self) -> None:
-        """Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its
-        value, too."""
+        """Note the key that was just read. The object is no call if the key is no string, or if a plain call has no such key. A second key
+        of arguments is ignored, and its value, too."""
         key = self._parse_span()
         self._at_key = False
         is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
         self._key = key if isinstance(key, str) and not is_second else ""
-        self.failed = self.failed or not isinstance(key, str)
+        self.failed = self.failed or not isinstance(key, str) or (self._is_plain and self.name is None and key not in KEYS)
 
     def _end_value(self) -> None:
         """Note the value that was just read, if it is the name of the tool. A key comes next."""

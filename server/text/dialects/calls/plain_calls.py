@@ -39,9 +39,6 @@ FENCE = "```"
 SPACE = " \t\r\n"
 LABEL = re.compile(r"[\w+-]{0,20}")
 BEGINNING = re.compile(r"\{\s*(\"\w*(\"|$)|$)")  # an object as far as its first key
-KEY = re.compile(r"\{\s*\"(\w*)\"")
-WRAPPER_KEYS = ("type", "id", "function")  # keys of a call in OpenAI's shape
-KEYS = frozenset((*NAME_KEYS, *ARGUMENT_KEYS, *WRAPPER_KEYS))
 
 
 class PlainCallParser:
@@ -133,15 +130,14 @@ class PlainCallParser:
 
     def _read_call(self) -> Steps[bool]:
         """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
-        stream, scanner, written = self._stream, JsonCallScanner(), ""
+        stream, scanner, written = self._stream, JsonCallScanner(is_plain=True), ""
         if is_doubled := bool((yield from stream.find("{{"))):
             written = "{"
             scanner.feed(written)
         while not scanner.done:
             written += stream.take(scanner.feed(stream.held))
             is_other = scanner.name is not None and scanner.name not in self._names
-            key = KEY.match(written)
-            if scanner.failed or is_other or not BEGINNING.match(written) or (key is not None and key[1] not in KEYS):
+            if scanner.failed or is_other or not BEGINNING.match(written):
                 return False
             if not scanner.done:
                 if stream.ended:

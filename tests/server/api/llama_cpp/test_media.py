@@ -88,6 +88,19 @@ def test_an_object_without_files_is_its_text(reader) -> None:
         assert server.worker.submits[-1].prompt_ids == tuple(b"fgh")
 
 
+def test_a_prompt_with_files_may_be_truncated_where_that_is_needed(reader) -> None:
+    """-1 also allows to keep all tokens, as in chat. A prompt with files keeps them all, and is refused if they are too many."""
+    server = reader()
+    for given in (prompt(SEEN, text="abc"), ["abc", prompt(SEEN)]):
+        answer = server.http().post("/completion", json={"prompt": given, "n_predict": 4096, "truncate_prompt_tokens": -1})
+        assert answer.status_code == 200, answer.text
+    long = prompt(SEEN, text="x" * 3000)
+    answer = server.http().post("/completion", json={"prompt": long, "n_predict": 4096, "truncate_prompt_tokens": -1})
+    assert answer.status_code == 200, answer.text
+    assert len(server.worker.submits[-1].prompt_ids) > 3000 and server.worker.submits[-1].excerpts
+    assert refusal(server, prompt(SEEN), truncate_prompt_tokens=3)[1] == "truncate_prompt_tokens"
+
+
 @pytest.mark.parametrize(
     ("given", "code", "param"),
     [

@@ -50,6 +50,9 @@ CASES = [
     (HERMES, f"<tool_call>\n{ADD}\n</tool_call>\n<tool_call>\n{ADD}\n</tool_call>", "", [("add", ARGUMENTS)] * 2),
     (HERMES, '<tool_call>{"arguments": {"x": []}, "name": "now"}</tool_call>', "", [("now", '{"x": []}')]),
     (HERMES, '<tool_call>{"name": "now"}</tool_call>', "", [("now", "{}")]),
+    (HERMES, '<tool_call>{"thought": "x", "name": "now"}</tool_call>', "", [("now", "{}")]),
+    (LLAMA3, '{"type": "function", "name": "now", "parameters": {}}', "", [("now", "{}")]),
+    (LLAMA3, '<|python_tag|>{"thought": "x", "name": "now", "parameters": {}}', "", [("now", "{}")]),
     (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>', "", [("other", "{}")]),
     (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("now", '{"x": 1}')]),
     (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"x\\": \\"a\\nb\n\\"}"}</tool_call>', "", [("now", '{"x": "a\\nb\\n"}')]),
@@ -113,6 +116,14 @@ def test_any_arguments_come_through(arguments, cuts, ascii_only):
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     text = f'<tool_call>\n{{"name": "add", "arguments": {written}}}\n</tool_call>'
     assert parse(HERMES, text, cuts) == ("", [("add", written)])
+
+
+@pytest.mark.parametrize("form", [LLAMA3, GENERIC], ids=["llama3", "json"])
+def test_an_answer_in_json_is_not_held_back_longer_than_its_first_key(form):
+    """Without a marker, an object is a call only if its keys are those of one."""
+    parser = form.parser(TOOLS, None)
+    assert parser.push('{"temperature": ') == [Content('{"temperature":')]
+    assert parser.push("20, ") == [Content(" 20,")]
 
 
 def test_no_more_calls_than_allowed():

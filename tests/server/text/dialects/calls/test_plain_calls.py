@@ -45,6 +45,7 @@ def parse(pieces: list[str], max_calls: int | None = None) -> tuple[str, list[tu
         ('{"name": "now", "parameters": {}}', "", [("now", {})]),
         ('{"name": "now", "arguments": "{}"}', "", [("now", {})]),
         ('{"type": "function", "function": {"name": "now", "arguments": {}}}', "", [("now", {})]),
+        ('{"id": "a", "type": "function", "name": "now", "why": "so", "arguments": {}}', "", [("now", {})]),
         (f'{CALL}\n{{"name": "other", "arguments": {{}}}}', '{"name": "other", "arguments": {}}', [FOUND]),
     ],
 )
@@ -80,10 +81,22 @@ def test_other_text_stays_content(text):
         assert parse(pieces) == (text, []), pieces
 
 
+def said(parts: list[Part]) -> str:
+    assert all(isinstance(part, Content) for part in parts)
+    return "".join(part.text for part in parts if isinstance(part, Content))
+
+
 def test_content_is_not_held_back_longer_than_its_first_key():
     parser = PlainCallParser(NAMES)
-    assert parser.push('```json\n{"city": "Paris"') == [Content('```json\n{"city": "Paris"')]
-    assert parser.push(", 1 ") == [Content(", 1")]
+    assert said(parser.push('```json\n{"city": "Paris"')) == '```json\n{"city": "Paris"'
+    assert said(parser.push(", 1 ")) == ", 1"
+
+
+def test_an_object_is_no_call_once_it_has_a_key_that_no_call_has_before_its_name():
+    parser = PlainCallParser(NAMES)
+    assert parser.push('{"id": 7, "type": "river", ') == []
+    assert said(parser.push('"length": 6')) == '{"id": 7, "type": "river", "length": 6'
+    assert said(parser.push("650}")) == "650}"
 
 
 def test_no_more_calls_than_allowed():
