@@ -96,7 +96,7 @@ def router(context: Context) -> APIRouter:
         def keep(answer: ResponseAnswer, written: bytes) -> None:
             """Store the response with this JSON, unless the request forbids it."""
             if body.store is not False:
-                store.put(Stored(answer.id, owner, written, items, answer.output))
+                store.put(Stored(answer.id, owner, written, items, answer.output, in_background=bool(body.background)))
 
         if calls is None:
             answer = ResponseAnswer(body, plan, generation, model, loaded, keep=keep)
@@ -159,13 +159,15 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/responses/{response_id}/cancel", responses=gives(ResponseObject))
     async def cancel(request: Request, response_id: str) -> Response:
-        """Cancel a background response. The part that was generated so far is stored."""
+        """Cancel a background response. The part that was generated so far is stored. A response that has ended already is returned as it
+        is."""
         owner = owner_of(caller(request))
-        task = store.get(response_id, owner).task
-        if task is None:
-            raise invalid("response_id", f"response {response_id:.80} does not run in the background; expected one that does")
-        task.cancel()
-        await asyncio.wait((task,))
+        found = store.get(response_id, owner)
+        if not found.in_background:
+            raise invalid("response_id", f"response {response_id:.80} was not created with background; expected one that was")
+        if found.task is not None:
+            found.task.cancel()
+            await asyncio.wait((found.task,))
         return Pieces([store.get(response_id, owner).body], {})
 
     @routes.get("/v1/responses/{response_id}/input_items", responses=gives(InputItemList))
@@ -203,7 +205,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
             answer.fail(ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {answer.id}"))
 
     written = answer.snapshot()
-    store.put(Stored(answer.id, owner, written, items, task=asyncio.create_task(run())))
+    store.put(Stored(answer.id, owner, written, items, in_background=True, task=asyncio.create_task(run())))
     return written
 
 

@@ -33,6 +33,7 @@ class Stored:
     body: bytes  # JSON of the response
     context: Items  # input items of the request, after all earlier items of the conversation
     output: Items = ()  # output items; empty while the response runs
+    in_background: bool = False  # the request set `background`
     task: asyncio.Task[None] | None = None  # generates the response in the background; None: the response does not run
     used_s: float = field(default_factory=time.monotonic)  # time of the last use
 

@@ -278,6 +278,7 @@ def test_a_response_in_the_background_is_cancelled(serve, answering):
     made = client.responses.create(model="null", input="hi", background=True)
     assert checked(client.responses.cancel(made.id)).status == "cancelled"
     assert client.responses.retrieve(made.id).status == "cancelled"
+    assert client.responses.cancel(made.id).status == "cancelled"
     for _ in range(1000):
         if not server.worker.running:
             break
@@ -286,6 +287,14 @@ def test_a_response_in_the_background_is_cancelled(serve, answering):
     finished = client.responses.create(model="null", input="hi", max_output_tokens=1)
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(finished.id)
+
+
+def test_cancelling_a_background_response_that_is_complete_returns_it(server):
+    client = server.openai()
+    made = client.responses.create(model="null", input="hi", background=True)
+    until(client, made.id, {"completed"})
+    found = client.responses.cancel(made.id)
+    assert found.status == "completed" and found.output_text == SAID
 
 
 def test_a_response_that_is_deleted_while_it_runs_stays_away(serve, answering):
