@@ -133,9 +133,12 @@ NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})  # values by which an
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
     """Raise ApiError for unsupported fields whose values are not NEUTRAL. Return the names of other unknown fields, and of objects of
     foreign types, which are also logged; if `strict`, raise ApiError for these, too. Names are paths, and an unsupported field of an item
-    of a list counts as any unknown field."""
+    of a list counts as any unknown field. A field that is None is never reported: clients that send an answer back write the fields that
+    it lacks as null."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
+        if value is None:
+            continue
         if isinstance(value, Foreign):
             if strict:
                 raise ApiError(INVALID_VALUE, f"{name}.type is {value.type!r}; expected function", param=f"{name}.type")
