@@ -136,7 +136,7 @@ def _planned(
     the prompt is too long, if a field has a value that is not accepted, or if it asks for what the model cannot do."""
     use, context = tool_use(body), context_of(loaded)
     asked, side = body.max_completion_tokens or body.max_tokens, body.truncation_side
-    keep = None if excerpts else kept_of(body.truncate_prompt_tokens, context, asked)
+    keep = None if excerpts else kept_of(body.truncate_prompt_tokens, context, asked or loaded.defaults.max_tokens)
     special = bool(body.add_special_tokens)
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")

@@ -67,14 +67,14 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
     _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
-    keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), body.max_tokens)
+    # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
+    asked = 1 if body.max_tokens == 0 else body.max_tokens
+    most = loaded.defaults.max_tokens or DEFAULT_MAX_TOKENS
+    keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), asked or most)
     prompts = _prompts(body, loaded, keep)
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
-    # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
-    asked = 1 if body.max_tokens == 0 else body.max_tokens
-    most = loaded.defaults.max_tokens or DEFAULT_MAX_TOKENS
     lengths = [max_tokens_of(asked, most, ids, loaded, param="prompt", strict=settings.strict) for ids in prompts]
     params = sampling_params(
         body,

@@ -58,10 +58,13 @@ def encode_prompts(
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens`
-    (None: for one token) of the answer, but at least half of the context: agents ask for longer answers than the context has room
-    for."""
-    return max(1, context - min(max(1, max_tokens or 1), context // 2)) if asked == -1 else asked
+    """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens` of
+    the answer (None or -1: for an eighth of the context), but at least half of the context: agents ask for longer answers than the
+    context has room for."""
+    if asked != -1:
+        return asked
+    room = context // 8 if max_tokens is None or max_tokens < 0 else max_tokens
+    return max(1, context - max(1, min(room, context // 2)))
 
 
 def kept_alone(asked: int | None, context: int) -> int | None:

@@ -6,13 +6,19 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from typing import Any
 
 import pytest
 
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message, MessageCall
+from server.defaults import Defaults
 from server.http.json_scan import MAX_PARTS
+from server.models.state import ModelSpec
 from tests.doubles.worker import ByteTokenizer
+from tests.lazily import imported_later
+
+anthropic = imported_later("anthropic")
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 END = ByteTokenizer.EOS
@@ -153,6 +159,32 @@ def test_unknown_fields_within_lists_are_reported(server):
     assert server.chat(**NESTED).headers["x-ignored-params"].split(", ") == NAMES
 
 
+def test_an_unknown_field_that_is_null_asks_for_nothing(serve):
+    """Official clients write the fields of an answer that have no value as null when the answer is sent back."""
+    strict = serve(strict=True)
+    message = {"role": "assistant", "content": "hi", "annotations": None, "audio": None}
+    response = strict.chat(messages=[*MESSAGES, message, *MESSAGES], zap=None)
+    assert response.status_code == 200 and "x-ignored-params" not in response.headers, response.text
+
+
+def test_answers_are_sent_back_as_clients_dump_them(serve, answering):
+    call = 'Yes.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    server = serve(script=answering(call), initial=[ModelSpec("null", "null", tool_parser="hermes")], strict=True)
+    asked, client = {"role": "user", "content": "add"}, server.openai()
+    tools: Any = [{"type": "function", "function": ADD}]
+    said = client.chat.completions.create(model="null", messages=[asked], tools=tools).choices[0].message
+    client.chat.completions.create(model="null", messages=[asked, said.model_dump(), asked], tools=tools)
+    first = client.responses.create(model="null", input=[asked], tools=[{"type": "function", **ADD}])
+    assert {item.type for item in first.output} == {"message", "function_call"}
+    client.responses.create(model="null", input=[asked, *(item.model_dump() for item in first.output), asked])
+    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, timeout=60) as other:
+        named = [{"name": "add", "input_schema": ADD["parameters"]}]
+        content = other.messages.create(model="null", max_tokens=99, messages=[asked], tools=named).content
+        assert [block.type for block in content] == ["text", "tool_use"]
+        back = {"role": "assistant", "content": [block.model_dump() for block in content]}
+        other.messages.create(model="null", max_tokens=99, messages=[asked, back, asked], tools=named)
+
+
 def test_unknown_fields_within_lists_are_refused_when_strict(serve):
     strict = serve(strict=True)
     error = strict.chat(**NESTED).json()["error"]
@@ -244,13 +276,26 @@ def test_a_demanded_call_needs_no_format(server):
     assert "add" in server.worker.submits[-1].params.constraint.source
 
 
-@pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000), ({"max_tokens": 32_000}, 2048)])
+@pytest.mark.parametrize(
+    ("further", "kept"), [({}, 3584), ({"max_tokens": -1}, 3584), ({"max_tokens": 96}, 4000), ({"max_tokens": 32_000}, 2048)]
+)
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
-    """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context."""
+    """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context. If the request does not
+    limit the answer, an eighth of the context is left for it."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
     assert len(server.worker.submits[-1].prompt_ids) == kept
     server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
     assert len(server.worker.submits[-1].prompt_ids) == 4000
+
+
+def test_a_prompt_is_cut_to_what_leaves_room_for_an_answer_of_the_default_length(serve):
+    server = serve(initial=[ModelSpec("null", "null", defaults=Defaults(max_tokens=96))])
+    server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1)
+    server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1)
+    assert [len(submit.prompt_ids) for submit in server.worker.submits] == [4000, 4000]
+    plain = serve()
+    plain.complete(prompt="x" * 5000, truncate_prompt_tokens=-1)
+    assert len(plain.worker.submits[-1].prompt_ids) == 4096 - 16, "completions have 16 tokens by default"
 
 
 # --- the end of an answer -----------------------------------------------------------------------------------------------
