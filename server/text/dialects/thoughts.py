@@ -48,10 +48,11 @@ class Thoughts:
 
     def before(self, constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
         """Return `constraint` with thoughts allowed before the answer: an optional block or, if `open_already`, the rest of the block that
-        the prompt has opened."""
+        the prompt has opened. At most two line ends may follow the block, because a small model would write them for ever rather than an
+        answer that it did not choose."""
         opening = f"{marker_rule(self.opening, specials)} {literal(self.label)}".rstrip()
         start = "thought gap" if open_already else f"({opening} thought gap)?"
-        head = "\n".join([f"start: {start} answer", up_to_marker("thought", self.closing, specials), "gap: /\\n*/"])
+        head = "\n".join([f"start: {start} answer", up_to_marker("thought", self.closing, specials), "gap: /\\n{0,2}/"])
         return msgspec.structs.replace(constraint, head=head)
 
 

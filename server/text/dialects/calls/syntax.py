@@ -95,7 +95,7 @@ class CallSyntax(ABC):
             # A text takes all that it can. So it must not begin like a further call, or contain one, which might name any tool.
             other = re.escape(self.opening[:1])
             rest = rf"[^ \n{other};\[{{](?s:.*)" if self.bare else rf"[^ \n{other}][^{other}]*"
-            rules.append(rf"text: /[ \n]*{rest}/")
+            rules.append(rf"text: /[ \n]{{0,8}}{rest}/")  # a small model would write endless line ends if it could
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 
 

@@ -28,6 +28,7 @@ def test_behind_thoughts(constraint):
     assert accepts(free, "7")
     assert accepts(free, "<think>\nhm </th 8</think>\n\n7")
     assert not accepts(free, "hm</think>7")
+    assert not accepts(free, "<think>hm</think>\n\n\n7"), "small models would write line ends for ever"
     inside = MARKERS.before(constraint, {}, open_already=True)
     assert accepts(inside, "hm</think>\n7")
     assert not accepts(inside, "7")

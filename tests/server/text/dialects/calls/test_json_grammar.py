@@ -48,6 +48,14 @@ def test_several_calls(form, between):
     assert not accepts(JSON_CALLS[form].forced(TOOLS, {}, several=False), text)
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3", "json"])
+def test_text_after_calls_begins_soon(form):
+    """If a mask left a model only white space and text after a call, a small model might write line ends up to `max_tokens`."""
+    call, several = written(form, "now", "{}"), JSON_CALLS[form].forced(TOOLS, {}, several=True)
+    assert accepts(several, f"{call}\n\nDone.")
+    assert not accepts(several, call + "\n" * 20 + "Done.")
+
+
 def test_markers_that_are_tokens():
     forced = JSON_CALLS["mistral"].forced(TOOLS, {"[TOOL_CALLS]": CALLS}, several=False)
     assert accepts(forced, CALLS, '[{"name": "now", "arguments": {}}]')
