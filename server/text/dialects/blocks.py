@@ -56,10 +56,9 @@ class BlockParser:
     def __init__(self, calls: CallSyntax, rules: AnswerRules) -> None:
         thoughts = rules.thoughts if rules.splits else None
         self._splitter = None if thoughts is None else ThoughtSplitter(thoughts, inside=rules.inside)
-        names = frozenset(tool.name for tool in rules.tools)
         # what the format's parser leaves as content may have calls that are written as plain JSON
-        plain = PlainCallParser(names, rules.max_calls, calls.id_length)
-        self._readers: tuple[CallParser, ...] = (calls.parser(rules.tools, rules.max_calls), plain) if names else ()
+        plain = PlainCallParser(rules.tools, rules.max_calls, calls.id_length)
+        self._readers: tuple[CallParser, ...] = (calls.parser(rules.tools, rules.max_calls), plain) if rules.tools else ()
         self._num_started = 0
         self._max_calls = rules.max_calls
         self._is_over = False  # a call beyond `max_calls` has begun

@@ -4,8 +4,8 @@
     {"name": "f", "arguments": {...}}
     ```
 
-Only an object with the name of an offered tool and with arguments is a call; all other text stays content. Qwen2.5-Coder doubles the outer
-braces of some calls, because its template shows them so.
+Only an object with the name of an offered tool and with arguments is a call; all other text stays content, also the definition of a tool,
+which small models repeat from the prompt. Qwen2.5-Coder doubles the outer braces of some calls, because its template shows them so.
 
 No token announces such a call. So a grammar holds it to the tool's schema from the key of its arguments on: the tokens up to that key are
 known for each tool and each usual layout (`PlainCalls`).
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -42,11 +42,11 @@ BEGINNING = re.compile(r"\{\s*(\"\w*(\"|$)|$)")  # an object as far as its first
 
 
 class PlainCallParser:
-    """Finds calls of the tools in `names` that are written as plain JSON. `id_length`: letters and digits of a new call's id."""
+    """Finds calls of `tools` that are written as plain JSON. `id_length`: letters and digits of a new call's id."""
 
-    def __init__(self, names: Collection[str], max_calls: int | None = None, id_length: int = 24) -> None:
+    def __init__(self, tools: Sequence[ToolSchema], max_calls: int | None = None, id_length: int = 24) -> None:
         self.num_calls = 0
-        self._names = names
+        self._tools = {tool.name: tool for tool in tools}
         self._max_calls = max_calls
         self._id_length = id_length
         self._stream = Stream()
@@ -136,7 +136,7 @@ class PlainCallParser:
             scanner.feed(written)
         while not scanner.done:
             written += stream.take(scanner.feed(stream.held))
-            is_other = scanner.name is not None and scanner.name not in self._names
+            is_other = scanner.name is not None and scanner.name not in self._tools
             if scanner.failed or is_other or not BEGINNING.match(written):
                 return False
             if not scanner.done:
@@ -157,7 +157,7 @@ class PlainCallParser:
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a call written as a JSON object. Return None if the text is no JSON object, names no offered
-        tool, or has arguments that are no object."""
+        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema."""
         try:
             whole: object = of_json(written)
         except (ValueError, RecursionError):
@@ -174,7 +174,9 @@ class PlainCallParser:
                 arguments = of_json(arguments)
             except (ValueError, RecursionError):
                 return None
-        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
+        if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
+            return None
+        if arguments and arguments == self._tools[name].parameters:
             return None
         return name, as_json(arguments)
 

@@ -15,14 +15,17 @@ from server.text.parts import CallArguments, CallStart, Content, Part
 from tests.doubles.worker import ByteTokenizer
 from tests.server.text.vocabulary import accepts
 
-NAMES = {"add", "now"}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+OFFERED = [ToolSchema("add", SCHEMA), ToolSchema("now", {})]
 CALL = '{"name": "add", "arguments": {"a": 1, "b": "}"}}'
 INDENTED = json.dumps(json.loads(CALL), indent=2)
 FOUND = ("add", {"a": 1, "b": "}"})
+# small models repeat the definitions of tools as the prompt has them
+DEFINITION = json.dumps({"type": "function", "function": {"name": "add", "description": "Add.", "parameters": SCHEMA}})
 
 
 def parse(pieces: list[str], max_calls: int | None = None) -> tuple[str, list[tuple[str, dict]]]:
-    parser = PlainCallParser(NAMES, max_calls)
+    parser = PlainCallParser(OFFERED, max_calls)
     parts: list[Part] = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     starts = [part for part in parts if isinstance(part, CallStart)]
     assert [start.index for start in starts] == list(range(parser.num_calls))
@@ -74,6 +77,9 @@ def test_calls_in_plain_json(text, content, calls):
         "[",
         "{}",
         "`code` here",
+        f"<tools>\n{DEFINITION}\n</tools>",
+        DEFINITION,
+        json.dumps(json.loads(DEFINITION)["function"], indent=2),
     ],
 )
 def test_other_text_stays_content(text):
@@ -87,13 +93,13 @@ def said(parts: list[Part]) -> str:
 
 
 def test_content_is_not_held_back_longer_than_its_first_key():
-    parser = PlainCallParser(NAMES)
+    parser = PlainCallParser(OFFERED)
     assert said(parser.push('```json\n{"city": "Paris"')) == '```json\n{"city": "Paris"'
     assert said(parser.push(", 1 ")) == ", 1"
 
 
 def test_an_object_is_no_call_once_it_has_a_key_that_no_call_has_before_its_name():
-    parser = PlainCallParser(NAMES)
+    parser = PlainCallParser(OFFERED)
     assert parser.push('{"id": 7, "type": "river", ') == []
     assert said(parser.push('"length": 6')) == '{"id": 7, "type": "river", "length": 6'
     assert said(parser.push("650}")) == "650}"
