@@ -138,7 +138,7 @@ class Registry:
         for spec, name in [(one, name) for one in self._initial for name in (one.name, *one.aliases)]:
             if name in saved and saved[name].source == spec.source:
                 foreign = {alias for alias, owner in owners.items() if owner != spec.name}
-                given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without(foreign))
+                given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without({*foreign, spec.name}))
                 if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file
                     self._saved.drop(name)
         specs = [*({name: spec.without(owners) for name, spec in saved.items()} | given).values()]

@@ -52,9 +52,8 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
     def with_names(self, other: ModelSpec) -> ModelSpec:
-        """Return this specification, with the aliases of `other`, their defaults and its pin added."""
-        aliases = tuple(dict.fromkeys((*self.aliases, *other.aliases)))
-        return msgspec.structs.replace(self, aliases=aliases, presets={**self.presets, **other.presets}, pin=self.pin or other.pin)
+        """Return this specification, with the aliases and the pin of `other` added."""
+        return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
 
     def with_later_names(self, saved: Self) -> Self:
         """Return this specification of a start, with the aliases that the model has got since an earlier start (`saved`), and their

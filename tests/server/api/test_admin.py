@@ -495,7 +495,7 @@ def test_a_gguf_file_is_called_without_its_suffix_and_answers_to_both_names(serv
 def test_a_model_saved_under_the_name_of_its_file_is_loaded_once(serve, folder):
     """Servers of earlier versions called a GGUF file by its whole name."""
     state = folder / "models.json"
-    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("x.gguf", "/m/x.gguf"), ModelSpec("b", "y")))))
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("x.gguf", "/m/x.gguf", aliases=("x",)), ModelSpec("b", "y")))))
     server = serve(initial=[ModelSpec("x", "/m/x.gguf", aliases=("x.gguf",))], state_file=state)
     assert {model.spec.name for model in server.registry.models()} == {"x", "b"}
     assert server.chat(model="x.gguf").status_code == 200
@@ -611,6 +611,15 @@ def test_a_model_of_the_command_line_keeps_the_names_that_it_got_later(serve, fo
     assert second.registry.aliases() == {"late": "a", "mine": "a", "pirate": "a", "taken": "b"}
     for name in ("pirate", "mine"):
         assert second.http().post("/api/show", json={"model": name}).json()["system"] == "Arr."
+
+
+def test_a_model_may_swap_its_name_and_its_alias_between_two_starts(serve, folder):
+    state = folder / "models.json"
+    write_state(state, SavedState((ModelSpec("prod", "z", aliases=("late", "qwen")),)))
+    server = serve(initial=[ModelSpec("qwen", "z", aliases=("prod",))], state_file=state)
+    assert server.registry.aliases() == {"late": "qwen", "prod": "qwen"}
+    server.stop()
+    assert {spec.name: spec.aliases for spec in read_state(state).models} == {"qwen": ("late", "prod")}
 
 
 def test_a_name_that_a_running_load_will_take_as_its_alias_is_taken(serve, folder, answering):
