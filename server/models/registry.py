@@ -126,9 +126,11 @@ class Registry:
     # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load the models that the command line and the state file name, cached ones first. The command line decides the settings
-        of its models, which keep the names that they have got since. No saved model keeps an alias that the command line gives. A saved
-        model whose name is such an alias is refused. A further call does nothing. Raise StateError if the state file cannot be read."""
+        """Begin to load the models that the command line and the state file name: cached ones first, and otherwise those of the command
+        line first. The command line decides the settings of its models, which keep the names that they have got since. A name that the
+        start gave once stays, too, until it is removed at `/admin/aliases`. No saved model keeps an alias that the command line gives. A
+        saved model whose name is such an alias is refused. A further call does nothing. Raise StateError if the state file cannot be
+        read."""
         if self._is_open:
             return
         self._is_open = True
@@ -141,7 +143,7 @@ class Registry:
                 given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without({*foreign, spec.name}))
                 if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file
                     self._saved.drop(name)
-        specs = [*({name: spec.without(owners) for name, spec in saved.items()} | given).values()]
+        specs = [*given.values(), *(spec.without(owners) for name, spec in saved.items() if name not in given)]
         cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self.is_cached(spec)})
         for spec in sorted(specs, key=lambda spec: (owners.get(spec.name, spec.name) != spec.name, spec.name not in cached)):
             self._starting.append(await self._load_or_fail(spec))

@@ -585,6 +585,16 @@ def test_names_that_clash_at_the_start_cost_one_model_not_the_server(serve, fold
     assert server.http().get("/health/ready").status_code == 200
 
 
+@pytest.mark.parametrize(("cached", "order"), [("", ["a", "b", "s", "t"]), ("bt", ["b", "t", "a", "s"])])
+def test_models_of_the_command_line_load_before_saved_ones(cached, order, serve, folder):
+    """The memory may not be enough for all; then it is a saved model that is refused."""
+    state = folder / "models.json"
+    write_state(state, SavedState((ModelSpec("s", "x"), ModelSpec("b", "y"), ModelSpec("t", "w"))))
+    given = [ModelSpec("a", "z"), ModelSpec("b", "y")]
+    server = serve(initial=given, state_file=state, is_cached=lambda spec: spec.name in cached)
+    assert [operation.model for operation in server.registry.operations.all()] == order
+
+
 @pytest.mark.parametrize("cached", ["a", "b", "c"])
 def test_names_of_the_command_line_win_over_those_of_the_state_file(cached, serve, folder):
     """A saved model keeps neither a name nor an alias that the command line gives to a model, whichever of them loads first."""
