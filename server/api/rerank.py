@@ -260,14 +260,15 @@ def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
     """Build the model's prompt for each pair of query and document. With `keep`, longer prompts are cut to so many tokens: the end of the
-    document is removed, and if that is not enough, the end of the text before it. The texts `before` and `after` of `prompt` always remain.
-    If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context, or `keep` leaves no
-    token of the texts."""
+    document is removed, and if that is not enough, the end of the query. The instruction and the texts `before` and `after` of `prompt`
+    always remain. If `instruction` is None or empty, use the instruction of `prompt`. Raise ApiError if a prompt exceeds the context, or
+    `keep` leaves no token of the texts."""
     context = context_of(loaded)
-    before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
-    room = None if keep is None else _room(keep, context, len(before) + len(after))
     first, second, third = prompt.marks
-    texts = [f"{first}{instruction or prompt.instruction}{second}{query}{third}{document}" for query, document in asked]
+    opening = f"{first}{instruction or prompt.instruction}{second}"
+    before, opened, after = encode_texts([prompt.before, opening, prompt.after], loaded.tokenizer, special=False)
+    room = None if keep is None else _room(keep, context, len(before) + len(opened) + len(after)) + len(opened)
+    texts = [f"{opening}{query}{third}{document}" for query, document in asked]
     bodies = encode_prompts(texts, loaded.tokenizer, param, special=False, context=context, keep=room, side="right")
     pairs = [Pair([*before, *body, *after], None) for body in bodies]
     if (most := max(len(pair.ids) for pair in pairs)) > context:

@@ -132,10 +132,14 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
     assert judge.http().post("/rerank", json=body).json()["results"][0]["relevance_score"] == judged("<s>I:rank|Q:a|D:alpha</s>")
     cut = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 9000, "truncate_prompt_tokens": 25}).json()
     assert cut["usage"]["total_tokens"] == 25 and cut["data"][0]["score"] == judged("<s>I:find|Q:a|D:xxxxx</s>")
-    body_too_short = {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 7}
+    cut = judge.http().post("/score", json={"text_1": "abc", "text_2": "x", "truncate_prompt_tokens": 17}).json()
+    assert cut["data"][0]["score"] == judged("<s>I:find|Q:a</s>")
+    body_too_short = {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 16}
     error = judge.http().post("/score", json=body_too_short).json()["error"]
     assert error["param"] == "truncate_prompt_tokens"
-    assert error["message"].startswith("truncate_prompt_tokens is 7; expected at least 8, because the model's prompt takes 7 tokens")
+    assert error["message"].startswith("truncate_prompt_tokens is 16; expected at least 17, because the model's prompt takes 16 tokens")
+    long = {**body, "instruction": "rank all", "truncate_prompt_tokens": 17}
+    assert "expected at least 21" in judge.http().post("/rerank", json=long).json()["error"]["message"]
     error = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 4090}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
     error = reranker.http().post("/rerank", json=body).json()["error"]
