@@ -47,7 +47,7 @@ class ModelLists(Response):
         self._entries = LISTS[path]
         self._passages = passages
         for passage in passages:  # lists are merged as plain JSON
-            passage.given = Headers({name: value for name, value in passage.given.items() if name != "accept-encoding"})
+            passage.given = Headers(raw=[(name, value) for name, value in passage.given.raw if name != b"accept-encoding"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await run_until_disconnect(self._run(scope, receive, send), receive)

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="needs aiohttp (the extra ray)")
 
 from aiohttp import web
+from starlette.datastructures import Headers
 
 from deploy.ray import lists
 from deploy.ray.lists import ModelLists, merged
@@ -59,6 +60,18 @@ def test_compressed_lists_are_not_asked_for() -> None:
 
     client = run(ask_all(lists("a"), lists("b"), accept_encoding="gzip, deflate"))
     assert (client.status, client.body) == (200, merged([listed("a", "b")], "data"))
+
+
+def test_every_header_of_a_name_is_passed_on() -> None:
+    async def given() -> Headers:
+        raw = [(b"x-forwarded-for", b"10.0.0.1"), (b"accept-encoding", b"gzip"), (b"x-forwarded-for", b"10.0.0.2")]
+        async with new_session() as session, replicas(answers(200, listed("a")), num=1) as made:
+            passage = await passage_of(made, session, "GET", "/v1/models", b"", 60.0, {})
+            passage.given = Headers(raw=raw)
+            ModelLists("/v1/models", [passage])
+            return passage.given
+
+    assert run(given()).raw == [(b"x-forwarded-for", b"10.0.0.1"), (b"x-forwarded-for", b"10.0.0.2")]
 
 
 async def hangs(_request: web.Request) -> web.StreamResponse:
