@@ -43,8 +43,9 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_decode",
+        "_decoder",
         "_held",
+        "_owes",
         "_shown",
         "_stops",
         "_tokenizer",
@@ -58,11 +59,11 @@ class Detokenizer:
         self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None, prompt_ids: Sequence[int] = ()
     ) -> None:
         """`shown`: the bytes of special tokens that appear as text, because a parser needs them. `prompt_ids`: the tokens before the
-        answer. If they end within a character, it belongs to the answer, whose first tokens complete it."""
+        answer. If they end within a character that the first tokens of the answer complete, it belongs to the answer."""
         self._tokenizer = tokenizer
         self._stops = stops
         self._shown = shown or {}
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
         self.num_tokens = 0
         self.length = 0  # characters returned so far
@@ -73,7 +74,8 @@ class Detokenizer:
             if len(tail) >= MOST_PARTIAL or not (piece := tokenizer.token_bytes(token_id)):
                 break
             tail = piece + tail
-        self._decode(tail[-MOST_PARTIAL:])  # keeps what it cannot decode yet
+        self._decoder.decode(tail[-MOST_PARTIAL:])  # keeps what it cannot decode yet
+        self._owes = bool(self._decoder.getstate()[0])  # the answer has no bytes yet, and the prompt ends within a character
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens. Return the text that is certain now. The tokens after the one that completes a stop string are ignored; the caller
@@ -82,7 +84,12 @@ class Detokenizer:
         for token_id in token_ids:
             self.num_tokens += 1
             self.token_starts.append(self.length + len(text) + len(self._held))
-            piece = self._decode(self._tokenizer.token_bytes(token_id) or self._shown.get(token_id, b""))
+            data = self._tokenizer.token_bytes(token_id) or self._shown.get(token_id, b"")
+            if self._owes and data:
+                self._owes = False
+                if not 0x80 <= data[0] < 0xC0:  # the answer does not continue the character, so that it is no part of the answer
+                    self._decoder.reset()
+            piece = self._decoder.decode(data)
             if not piece:
                 continue
             if not self._stops.strings or self.num_tokens < self._stops.min_tokens:

@@ -3,6 +3,7 @@ a stop string."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,16 @@ def test_invalid_bytes_are_replaced_alike_for_every_cut(data, cut):
 def test_a_cut_character_is_no_text():
     pieces, _ = run("a€".encode()[:-1], [], StopRules())
     assert "".join(pieces) == "a"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(b"\xac!", "€!"), (b"\xac", "€"), (b"{}", "{}"), (b"\xc3\x9f", "ß"), (b"\xff", "\ufffd")],
+)
+@pytest.mark.parametrize("shown", [[], [300, 301]], ids=["at once", "after a token without bytes"])
+def test_a_character_that_the_prompt_begins_is_text_only_if_the_answer_goes_on_with_it(answer, text, shown):
+    detokenizer = Detokenizer(Bytes(), StopRules(), prompt_ids=b"a\xe2\x82")
+    assert "".join(detokenizer.push([token_id]) for token_id in [*shown, *answer]) == text
 
 
 def test_only_a_possible_beginning_is_held():
