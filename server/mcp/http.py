@@ -277,6 +277,7 @@ def header_fault(headers: Mapping[str, str]) -> str:
 
 
 def _shut(sock: socket.socket) -> None:
-    """End a connection on which another thread waits."""
+    """End a connection on which another thread waits. The method of an SSLSocket would remove its encryption first: the other thread could
+    then fail at the handshake with an AttributeError, or send a request as plain text."""
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

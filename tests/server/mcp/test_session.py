@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -367,6 +368,20 @@ def test_a_cancelled_call_waits_for_no_connection(accepts: bool, monkeypatch: py
         with pytest.raises(McpStopped, match="was cancelled"):
             session.tools(attempt)
         assert time.monotonic() - began_s < 30
+
+
+def test_a_call_that_is_cancelled_just_before_the_handshake_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt, make = Attempt(PATIENT_S), ssl.create_default_context
+
+    def cancelled() -> ssl.SSLContext:
+        attempt.cancel()
+        return make()
+
+    monkeypatch.setattr(ssl, "create_default_context", cancelled)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = Place(f"https://127.0.0.1:{listening.getsockname()[1]}/mcp", may_be_private=True)
+        with pytest.raises(McpStopped, match="was cancelled"):
+            Session("x", partial(HttpTransport, "x", place)).tools(attempt)
 
 
 def test_a_process_gets_few_variables(over_stdio: Open, monkeypatch: pytest.MonkeyPatch) -> None:
