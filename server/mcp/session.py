@@ -164,8 +164,8 @@ class Session:
             try:
                 self._open(attempt)
             except BaseException:  # an interrupt, too, leaves a server that waits for the rest of the beginning
+                self._is_legacy, self._is_silent = None, False
                 self._drop()
-                self._is_legacy = None
                 raise
         assert self._transport is not None
         return self._transport

@@ -236,6 +236,22 @@ def test_a_connection_whose_beginning_is_interrupted_is_not_used(interrupted: st
     assert scripts["notified"] == ["closed", "notifications/initialized"]
 
 
+def test_a_server_that_was_silent_once_may_refuse_the_handshake() -> None:
+    """The first beginning is interrupted after the server has left a request without an answer. At the second, the server is not silent, so
+    that it counts as one of an earlier version."""
+    scripts: dict[str, list[Any]] = {
+        "server/discover": [McpStopped("late"), McpRefused("unknown", -32601), DISCOVERED],
+        "initialize": [KeyboardInterrupt(), McpRefused("not allowed", -32600)],
+        "tools/call": [],
+        "notified": [],
+    }
+    session = Session("x", lambda hear: Scripted(hear, scripts))
+    with pytest.raises(KeyboardInterrupt):
+        called(session, "any")
+    with pytest.raises(McpRefused, match="not allowed"):
+        called(session, "any")
+
+
 @pytest.mark.parametrize("ttl_ms", [10**400, -1, "soon"], ids=["huge", "negative", "a word"])
 def test_a_strange_time_of_a_list_is_no_fault(over_http: Any, ttl_ms: Any) -> None:
     session = over_http(Behaviour(ttl_ms=ttl_ms))
