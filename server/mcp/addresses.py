@@ -6,25 +6,31 @@ import ipaddress
 import queue
 import socket
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 
 from server.addresses import is_public, parsed
 from server.mcp.attempt import Attempt
 from server.mcp.errors import McpLost
 
+_running: dict[tuple[str, int], Future[list[str]]] = {}  # the look-ups that run now, by host and port
+_lock = threading.Lock()  # held to change `_running`
+
 
 def resolve(host: str, port: int, name: str, attempt: Attempt, *, may_be_private: bool) -> list[str]:
     """Return the addresses of a host. Raise McpLost if it has none, or if one of them is private and may not be, and McpStopped if the
-    attempt ends first. A thread of its own asks the name servers: nothing can interrupt that, and it may take a minute."""
-    answers: queue.SimpleQueue[list[str] | Exception | None] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_asked(host, port)), name="resolve", daemon=True).start()
-    found: list[str] | Exception | None = None
-    with attempt.stopping(lambda: answers.put(None)), suppress(queue.Empty):
-        found = answers.get(timeout=attempt.remaining_s)
-    if found is None:
+    attempt ends first. A thread of its own asks the name servers: nothing can interrupt that, and it may take a minute. Attempts for the
+    same host and port share a look-up that runs, so that there are no more such threads than servers."""
+    ends: queue.SimpleQueue[object] = queue.SimpleQueue()  # gets an item when the look-up has ended, or the attempt is cancelled
+    asked = _asked(host, port)
+    asked.add_done_callback(ends.put)
+    with attempt.stopping(lambda: ends.put(None)), suppress(queue.Empty):
+        ends.get(timeout=attempt.remaining_s)
+    if not asked.done():
         raise attempt.fault(name)
-    if isinstance(found, Exception):
-        raise McpLost(f"MCP server {name!r} cannot be reached: {host} has no address ({found})")
+    if (error := asked.exception()) is not None:
+        raise McpLost(f"MCP server {name!r} cannot be reached: {host} has no address ({error})")
+    found = asked.result()
     if not may_be_private:
         for text in found:
             if not is_public(parsed(text)):
@@ -32,12 +38,30 @@ def resolve(host: str, port: int, name: str, attempt: Attempt, *, may_be_private
     return found
 
 
-def _asked(host: str, port: int) -> list[str] | Exception:
-    """Return the addresses of a host, or why it has none."""
+def _asked(host: str, port: int) -> Future[list[str]]:
+    """Return the look-up of a host's addresses that runs. If there is none, begin one."""
+    with _lock:
+        if (running := _running.get((host, port))) is not None:
+            return running
+        asked = Future[list[str]]()
+        threading.Thread(target=_look_up, args=(host, port, asked), name="resolve", daemon=True).start()
+        _running[host, port] = asked
+    return asked
+
+
+def _look_up(host: str, port: int, asked: Future[list[str]]) -> None:
+    """Look up the addresses of a host, and end `asked` with them, or with the reason why there are none."""
+    found, fault = list[str](), None
     try:
-        return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
-    except (OSError, UnicodeError) as error:
-        return error
+        found = list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    except Exception as error:  # the attempts must not wait for a thread that has ended
+        fault = error
+    with _lock:
+        del _running[host, port]
+    if fault is None:
+        asked.set_result(found)
+    else:
+        asked.set_exception(fault)
 
 
 def is_address(host: str) -> bool:

@@ -4,9 +4,11 @@ them."""
 from __future__ import annotations
 
 import ipaddress
+import queue
 import socket
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -85,9 +87,36 @@ def test_a_slow_name_server_holds_up_no_attempt(timeout_s: float, told: str, mon
     if timeout_s > 1:
         threading.Thread(target=cancel).start()
     with pytest.raises(McpStopped, match=told):
-        resolve("example.com", 443, "docs", attempt, may_be_private=False)
+        resolve(f"{timeout_s:g}.example.com", 443, "docs", attempt, may_be_private=False)
     assert not is_over.is_set()
     is_over.set()
+
+
+def test_attempts_share_a_look_up_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    def resolved(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.put(host)
+        assert is_over.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    for _ in range(3):
+        with pytest.raises(McpStopped):
+            resolve("shared.example.com", 443, "docs", Attempt(0.05), may_be_private=False)
+    threading.Timer(0.1, is_over.set).start()
+    assert resolve("shared.example.com", 443, "docs", Attempt(60.0), may_be_private=False) == ["8.8.8.8"]
+    assert asked.get() == "shared.example.com" and asked.empty()
+    assert resolve("shared.example.com", 443, "docs", Attempt(60.0), may_be_private=False) == ["8.8.8.8"]
+    assert asked.get() == "shared.example.com", "a name is looked up again once its look-up has ended"
+
+
+@pytest.mark.parametrize("fault", [socket.gaierror(-2, "unknown"), UnicodeError("a"), MemoryError("b")])
+def test_a_look_up_that_fails_ends_the_attempt(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=fault))
+    with pytest.raises(McpLost, match=r"fails\.example\.com has no address"):
+        resolve("fails.example.com", 443, "docs", Attempt(5.0), may_be_private=False)
 
 
 @pytest.mark.parametrize(
