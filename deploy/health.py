@@ -1,5 +1,5 @@
-"""The health check of a container: `python -m deploy.health` fails if no server of this container answers. Options, variables or a file may
-set the address of the server, so the check finds it by the socket on which the server listens."""
+"""The health check of a container: `python -I -m deploy.health` fails if no server of this container answers. Options, variables or a file
+may set the address of the server, so the check finds it by the socket on which the server listens."""
 
 from __future__ import annotations
 
