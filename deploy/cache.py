@@ -221,7 +221,7 @@ class Kept:
         """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
         remove the least recently used items until the remaining ones have at most so many bytes, except items used in the last `keep_s`
         seconds. Return the removed items. With `dry_run`, remove nothing, and return the items that would be removed. Raise CannotRemove
-        if one cannot be removed; the items before it are removed then."""
+        if one cannot be removed; the others are removed nevertheless."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part not in INDEPENDENT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -397,6 +397,8 @@ def _verify_export(folder: Path) -> None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RuntimeFault(f"program.json is damaged: {error}") from error
     for shard in (shard for level in levels for shard in level.shards):
+        if "\0" in shard.file:
+            raise RuntimeFault("program.json is damaged: the name of a file has a zero byte")
         with (folder / shard.file).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                 raise RuntimeFault(f"{shard.file} is damaged: its SHA-256 is not that of program.json")

@@ -1,14 +1,15 @@
-"""The health check of a container: `python -m deploy.health` fails if no server of this container answers. Options, variables or a file may
-set the address of the server, so the check finds it by the socket on which the server listens."""
+"""The health check of a container: `python -I -m deploy.health` fails if no server of this container answers. Options, variables or a file
+may set the address of the server, so the check finds it by the socket on which the server listens."""
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from http.client import HTTPConnection, HTTPException
 from ipaddress import ip_address
 from pathlib import Path
+from typing import NoReturn
 
 from deploy.listening import listeners, sockets_of
 
@@ -17,10 +18,15 @@ LOOPBACK = {4: "127.0.0.1", 6: "::1"}
 
 
 def lives(processes: Iterable[Path]) -> bool:
-    """Return whether a server answers on one of the addresses on which these processes, folders in /proc, listen."""
+    """Return whether a server answers on one of the addresses on which these processes, folders in /proc, listen. If one does, do not wait
+    for other sockets, which may answer nothing."""
     own = {inode for process in processes for inode in sockets_of(process)}
-    with ThreadPoolExecutor() as threads:  # other sockets may answer nothing
-        return any(threads.map(_answers, [(address, port) for address, port, inode in listeners() if inode in own]))
+    places = [(address, port) for address, port, inode in listeners() if inode in own]
+    threads = ThreadPoolExecutor(max(len(places), 1))
+    try:
+        return any(answer.result() for answer in as_completed(threads.submit(_answers, place) for place in places))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _answers(place: tuple[str, int]) -> bool:
@@ -38,5 +44,10 @@ def _answers(place: tuple[str, int]) -> bool:
         connection.close()
 
 
+def main() -> NoReturn:
+    """End this process, with status 0 if a server of this container answers, and 1 otherwise. Threads may still wait for other sockets."""
+    os._exit(not lives(Path("/proc").glob("[0-9]*")))
+
+
 if __name__ == "__main__":
-    sys.exit(not lives(Path("/proc").glob("[0-9]*")))
+    main()

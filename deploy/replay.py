@@ -26,7 +26,7 @@ TEXTS: Final = frozenset(
     ["content", "text", "response", "reasoning", "reasoning_content", "thinking", "arguments", "partial_json", "delta"]
 )
 # Paths whose body may have a seed, and for others the field of the body in which a seed may be.
-SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/invocations", "/completion", "/completions", "/infill")
+SEEDED: Final = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/invocations", "/completion", "/completions", "/infill")
 SEEDED_WITHIN: Final = {"/api/chat": "options", "/api/generate": "options", "/inference/v1/generate": "sampling_params"}
 SHOWN: Final = 40  # characters that are shown from a difference on; half as many are shown before it
 

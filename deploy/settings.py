@@ -209,12 +209,12 @@ def parse(name: str, text: str, where: str) -> Any:
 
 def num_bytes(text: str) -> int:
     """Parse a size such as `64M`, `1.5GiB` or `1000000`. Units are powers of 1024. Raise ValueError for other texts, such as `0.5`, which
-    was probably meant as a share, and for a number of more than 63 bits."""
+    was probably meant as a share, for a part of one byte, and for a number of more than 63 bits."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ValueError(text)
     size = float(match[1]) * 1024 ** " kmgt".index(match[2] or " ")
-    if size >= 1 << 63 or (not match[2] and size % 1):
+    if size >= 1 << 63 or 0 < size < 1 or (not match[2] and size % 1):
         raise ValueError(text)
     return round(size)
 

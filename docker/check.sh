@@ -64,7 +64,7 @@ done
 
 buildah "${storage[@]}" run --network host --env "RELAXSERVE_URL=http://127.0.0.1:$port" "$container" -- sh -euc '
   test "$(id -u)" = 10001 || { echo "the server runs as user $(id -u), expected 10001" >&2; exit 1; }
-  python3 -m deploy.health || { echo "the health check does not find the server" >&2; exit 1; }
+  python3 -I -m deploy.health || { echo "the health check does not find the server" >&2; exit 1; }
   ! touch /opt/relaxserve/written 2>/dev/null || { echo "the root file system can be written by the server" >&2; exit 1; }
   answer=$(relaxserve chat "What is the capital of France?" --temperature 0)
   echo "the image answers: $answer"

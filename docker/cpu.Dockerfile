@@ -51,7 +51,7 @@ ENV PATH=/opt/relaxserve/bin:$PATH \
     RELAXSERVE_MODEL_ROOT=/models \
     RELAXSERVE_STATE_FILE=/state/models.json
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python3", "-m", "deploy.health"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python3", "-I", "-m", "deploy.health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["relaxserve"]
 CMD ["serve"]

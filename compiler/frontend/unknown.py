@@ -51,7 +51,7 @@ def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
         dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
         module, unused = _program(config, dtypes)
         require_weights(module, source, unused)
-    except ModelError:
+    except ValueError:  # a ModelError, or an element type that no program reads
         return False
     return True
 

@@ -27,7 +27,7 @@ class ConstraintLimits:
     grammar_size: int = 200_000  # symbols in the productions of a grammar
     # limit on the number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
-    # limit on the work of one mask: about 20 ms. Grammars in GBNF, whose terminals are single characters, need most.
+    # limit on the work of one mask: about 20 ms. Grammars in GBNF need most where their terminals are single characters.
     step_items: int = 400_000
     initial_fuel: int = 5_000_000  # limit on the work of building lexers: about 0.1 s
     slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that

@@ -38,8 +38,10 @@ class Calls:
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
 
     def start(self) -> None:
-        """Start the process if none runs. It prepares the job while the caller does something else."""
-        self._started()
+        """Start the process if none runs. It prepares the job while the caller does something else. If the system has no process or no
+        descriptor now, the first call tries again."""
+        with suppress(OSError):
+            self._started()
 
     async def call(self, work: bytes) -> bytearray:
         """Return the job's answer. Raise CallError if there is none."""
@@ -48,8 +50,16 @@ class Calls:
 
     def call_blocking(self, work: bytes) -> bytearray:
         """Return the job's answer as `call` does, but block the calling thread until then, and do not wait for one of MAX_AT_ONCE slots."""
-        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
-            return thread.submit(asyncio.run, self._called(work)).result()
+
+        def run() -> bytearray:
+            with asyncio.Runner() as runner:
+                return runner.run(self._called(work))
+
+        try:
+            with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
+                return thread.submit(run).result()
+        except (OSError, RuntimeError) as error:  # the system has no descriptor or no thread for the call
+            raise CallError(Failure.NO_FORK, getattr(error, "strerror", None) or str(error)) from error
 
     async def _called(self, work: bytes) -> bytearray:
         """Make the call. Make it once more if its process ended without an answer or did not answer in time, and up to MOST_ASKED times if

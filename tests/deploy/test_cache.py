@@ -224,7 +224,9 @@ def test_what_may_be_removed_is_removed_although_something_else_may_not(kept: Ke
 
 
 @pytest.mark.parametrize(
-    "content", ['{"levels": [{"target": "wasm-simd128"}]}', '{"levels": [{"shards": [{"file": 1, "sha256": ""}]}]}', "{}"]
+    "content",
+    ['{"levels": [{"target": "wasm-simd128"}]}', '{"levels": [{"shards": [{"file": 1, "sha256": ""}]}]}', "{}"]
+    + ['{"levels": [{"shards": [{"file": "w\\u0000", "sha256": ""}]}]}'],
 )
 def test_an_export_that_does_not_state_its_weights_is_damaged(kept: Kept, content: str) -> None:
     place = kept.export_of(KEYS[0])

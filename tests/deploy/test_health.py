@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from deploy import health
 from deploy.health import lives
 from deploy.listening import listen
 
+TIMEOUT_S = 60.0
 OWN = [Path(f"/proc/{os.getpid()}")]
 
 
@@ -67,6 +69,30 @@ def test_what_is_no_server_that_lives_does_not_count() -> None:
 def test_another_socket_beside_the_server_does_not_matter() -> None:
     with listen("127.0.0.1", 0), served("127.0.0.1"), listen("127.0.0.1", 0):
         assert lives(OWN)
+
+
+def test_a_server_is_found_while_other_sockets_answer_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    waited: list[bool] = []
+
+    def answers(place: tuple[str, int]) -> bool:
+        if place[1] != port:
+            waited.append(over.wait(TIMEOUT_S))
+        return place[1] == port
+
+    monkeypatch.setattr(health, "_answers", answers)
+    with ExitStack() as sockets:
+        for _ in range(50):  # more than a pool has threads by default
+            sockets.enter_context(listen("127.0.0.1", 0))
+        port = sockets.enter_context(listen("127.0.0.1", 0)).getsockname()[1]
+        sockets.callback(over.set)
+        assert lives(OWN) and not waited
+
+
+def test_the_check_ends_while_other_sockets_answer_nothing() -> None:
+    patient = f"from deploy import health; health.WAIT_S = {10 * TIMEOUT_S}; health.main()"
+    with listen("127.0.0.1", 0), served("127.0.0.1"):
+        assert subprocess.run([sys.executable, "-c", patient], check=False, timeout=TIMEOUT_S).returncode == 0
 
 
 def test_the_module_looks_at_all_processes() -> None:

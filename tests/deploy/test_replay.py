@@ -36,6 +36,7 @@ BODIES = [
     ("/invocations", {"messages": ASKED}),
     ("/inference/v1/generate", {"token_ids": [104, 105], "sampling_params": {"max_tokens": 4}}),
     ("/inference/v1/generate", {"token_ids": [104, 105], "stream": True}),
+    ("/v1/messages", {"model": "null", "max_tokens": 9, "messages": ASKED}),
     ("/v1/messages", {"model": "null", "max_tokens": 9, "messages": ASKED, "temperature": 0, "stream": True}),
     ("/v1/responses", {"input": "hi", "temperature": 0, "stream": True}),
 ]
@@ -113,8 +114,8 @@ def test_a_request_without_a_seed_is_sent_with_the_one_that_was_drawn(logged: tu
 
 def test_a_null_seed_makes_no_random_answer_repeatable(tmp_path: Path) -> None:
     kept = {"status": 200, "complete": True, "method": "POST", "request_id": "1", "system_fingerprint": "fp", "seed": 5, "answer": "{}"}
-    body = {"model": "null", "max_tokens": 9, "messages": ASKED, "seed": None}
-    (tmp_path / "log").write_text(json.dumps({**kept, "path": "/v1/messages", "request": json.dumps(body)}) + "\n")
+    body = {"input": "hi", "seed": None}
+    (tmp_path / "log").write_text(json.dumps({**kept, "path": "/v1/responses", "request": json.dumps(body)}) + "\n")
     (logged,) = read_log(tmp_path / "log")
     assert logged is not None and not logged.is_repeatable
 

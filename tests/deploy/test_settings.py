@@ -174,7 +174,7 @@ def test_what_cannot_be_downloaded_is_refused_before_the_hub_is_asked(source: st
     ("text", "expected"),
     [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
     + [("9" * 400, None), ("99999999T", None), (str(1 << 63), None)]
-    + [("0.5", None), ("1.5 B", None), ("1000000.0", 1000000), ("0.5K", 512)],
+    + [("0.5", None), ("1.5 B", None), ("1000000.0", 1000000), ("0.5K", 512), ("0.0001K", None), ("0", 0)],
     ids=lambda value: str(value)[:12],
 )
 def test_bytes(text: str, expected: int | None) -> None:

@@ -106,5 +106,6 @@ def test_nothing_in_the_image_names_an_architecture() -> None:
 
 
 def test_the_health_check_is_a_module_of_ours() -> None:
+    """A folder `deploy` in the working directory is not imported instead."""
     found = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    assert found is not None and json.loads(found[1]) == ["python3", "-m", "deploy.health"]
+    assert found is not None and json.loads(found[1]) == ["python3", "-I", "-m", "deploy.health"]

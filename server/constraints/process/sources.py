@@ -15,6 +15,9 @@ from server.messages import ConstraintKind
 
 # The beginning of a rule for calls, which may come in place of the answer: see `or_calls` in server/text/grammar.py.
 CALLS = re.compile(r"(?m)^calls: ")
+# The text that opens thoughts which may precede the answer, unless a token opens them: see `Thoughts.before` in
+# server/text/dialects/thoughts.py.
+OPENING = re.compile(r'start: \(("(?:[^"\\]|\\.)+")')
 SCHEMA = re.compile(r"(?m)^(\w+: %json )(\{.*\})$")  # a rule that is a schema, as the dialects write it
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
@@ -24,9 +27,7 @@ def grammar_of(source: Source) -> str:
     """Return the constraint as a grammar for llguidance. Raise ValueError, with a message for the client, if the constraint is faulty."""
     kind = ConstraintKind(source.kind)
     if source.head:
-        # Calls may begin with any bytes. The line breaks behind thoughts belong to the head.
-        beside = ALL if CALLS.search(source.head) else frozenset(b"\n")
-        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source, beside)}")
+        return LLMatcher.grammar_from_lark(f"{source.head}\n{_answer_of(kind, source.source, _beside(source.head))}")
     match kind:
         case ConstraintKind.JSON_SCHEMA:
             return LLMatcher.grammar_from_json_schema(_schema(source.source))
@@ -61,6 +62,16 @@ def _names_types(value: object) -> bool:
     """Return whether a value names one or more types of JSON."""
     names = value if isinstance(value, list) else [value]
     return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
+
+
+def _beside(head: str) -> Bytes:
+    """Return the first bytes of what a head allows where the answer may begin: calls, which may begin with any bytes, or the text that
+    opens thoughts, and the line breaks behind thoughts."""
+    if CALLS.search(head):
+        return ALL
+    found = OPENING.match(head)
+    opening: str = json.loads(found[1]) if found else ""
+    return frozenset(b"\n" + opening.encode()[:1])
 
 
 def _answer_of(kind: ConstraintKind, source: str, beside: Bytes) -> str:

@@ -68,7 +68,7 @@ def below(node: ASTNode) -> Iterator[ASTNode]:
 
 def terminals_of(rules: Rules, beside: Bytes = NONE) -> set[str]:
     """Return the names of the rules that become terminals. Every rule that is referred to must be defined. `beside` has the first bytes of
-    what may come where the text of the grammar may begin."""
+    what may come where the text of the grammar may begin, such as the text that opens thoughts."""
     facts, crowded = _Facts(rules), set[str]()
     for _ in range(MOST_ROUNDS):
         characters, found = _outermost(rules, facts, crowded)

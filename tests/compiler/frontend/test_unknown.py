@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -159,6 +160,15 @@ def test_fields_that_the_twin_does_not_read_are_no_proof(tmp_path: Path) -> None
 
 
 def test_no_advice_without_weights(tmp_path: Path) -> None:
+    fields = config_of("llama")
+    assert remedy(write(tmp_path, **{**fields, "architectures": ["LlamaForCausalLM"], "model_type": "unheard_of"})) == ""
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint64, ml_dtypes.float8_e5m2])
+def test_no_advice_for_an_element_type_that_no_program_reads(dtype: Any, tmp_path: Path) -> None:
+    source = open_safetensors(MODELS / "llama")
+    tensors = {name: np.array(source.read(name)) for name in source.tensors}
+    save_file({**tensors, "lm_head.weight": np.ones((4, 4), dtype)}, tmp_path / "model.safetensors")
     fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["LlamaForCausalLM"], "model_type": "unheard_of"})) == ""
 

@@ -18,7 +18,7 @@ from deploy.ray.scaling import TARGET_REQUESTS
 from deploy.settings import PREFIX, SETTINGS, read_config
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
-from server.http.server import HURRY_S
+from server.http.server import ACCEPT_S, HURRY_S
 from server.http.websocket import PATHS
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
@@ -32,7 +32,9 @@ KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml
 OVERLAYS = [folder for folder in KUSTOMIZATIONS if folder != FOLDER / "base"]
 NAME = "app.kubernetes.io/name"
 GRACE_S = 30  # default of terminationGracePeriodSeconds
-ENDED_S = Care().stop_s + HURRY_S  # longest time after drain_s in which workers end, and requests that still run get an error
+# Longest time beside lame_duck_s and drain_s in which waiting connections are accepted, requests that still run get an error, workers end,
+# and at last the processes.
+ENDED_S = ACCEPT_S + HURRY_S + Care().stop_s + 1.0
 
 
 def load(path: Path) -> list[dict[str, Any]]:

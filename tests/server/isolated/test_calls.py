@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import importlib
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,33 @@ def test_a_system_that_starts_no_process_is_reported(calls: Calls, monkeypatch: 
         error = failure_of(calls, b"abc")
     assert (error.failure, error.detail) == (Failure.NO_FORK, "Resource temporarily unavailable")
     assert calls.call_blocking(b"abc") == b"cba"
+
+
+def test_a_system_without_descriptors_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of the call gets no event loop. A process that cannot be started ahead is started by the next call."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(subprocess, "Popen", refuse)
+        calls.start()
+        refusing.setattr(asyncio.events, "new_event_loop", refuse)
+        error = failure_of(calls, b"abc")
+        gc.collect()  # an error if a coroutine is left that nobody awaited
+    assert (error.failure, error.detail) == (Failure.NO_FORK, "Too many open files")
+    assert calls.call_blocking(b"abc") == b"cba"
+
+
+def test_a_system_without_threads_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(threading.Thread, "start", refuse)
+        error = failure_of(calls, b"abc")
+        gc.collect()  # an error if a coroutine is left that nobody awaited
+    assert (error.failure, error.detail) == (Failure.NO_FORK, "can't start new thread")
 
 
 def test_a_call_that_nobody_takes_fails(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
+from server.messages import Constraint, ConstraintKind
+from server.text.dialects.thoughts import THINK
 
 HEAD = 'start: "so " thought answer\nthought: /[.]*/'
 
@@ -60,6 +62,16 @@ def test_line_breaks_behind_thoughts_are_not_taken_for_the_answer(vocabulary) ->
     head = 'start: "t" gap answer\ngap: /\\n*/'
     matcher = LLMatcher(vocabulary, grammar_of(Source("grammar", r'root ::= "\nab" | "ac"', head)))
     ids = vocabulary.tokenize_str("t\nac")
+    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
+
+
+@pytest.mark.parametrize("text", ["<think>a\nb</think>\n\nx", "<think></think>x", "<x"])
+def test_thoughts_that_begin_with_a_text_are_not_taken_for_the_answer(vocabulary, text: str) -> None:
+    """One terminal for the answer would read the marker and the first line of the thoughts as the answer."""
+    answer = Constraint(ConstraintKind.GRAMMAR, r"root ::= [^\n]+")
+    head = THINK.before(answer, {}, open_already=False).head
+    matcher = LLMatcher(vocabulary, grammar_of(Source("grammar", answer.source, head)))
+    ids = vocabulary.tokenize_str(text)
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
 
 
