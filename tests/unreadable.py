@@ -1,0 +1,31 @@
+"""Let a folder be unreadable, also for a test that root runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def make_unreadable(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int = errno.EACCES) -> None:
+    """Let every listing of a folder fail with an error of the system; what is in it can still be opened by name."""
+    scan, listing = os.scandir, os.listdir
+
+    def refuse(path: Any) -> None:
+        if Path(os.fsdecode(path)) == folder:
+            raise OSError(number, os.strerror(number), str(folder))
+
+    def scandir(path: Any = ".") -> Iterator[os.DirEntry[str]]:
+        refuse(path)
+        return scan(path)
+
+    def listdir(path: Any = ".") -> list[str]:
+        refuse(path)
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "listdir", listdir)
