@@ -1,6 +1,6 @@
-"""Require regular files: opening a FIFO can block forever, and a device can be read without end. List
-folders, and take none that cannot be read for an empty one. Append to files, recognise what downloads leave in place of a file, and digest
-the files of a package."""
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Find out what is on the disk, and never
+take for absent what cannot be read. Append to files, recognise what downloads leave in place of a file, and digest the files of a package.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def regular(path: Path) -> Path:
     if kind != stat.S_IFREG:
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'special')}, expected a regular file", str(path))
     return path
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file, a folder or a link at a path, even a broken link. Raise OSError if that cannot be found out; then
+    `os.path.lexists` would say no."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def entries_of(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Let a folder be unreadable, also for a test that root runs."""
+"""Let a folder be unreadable, or a file fail when it is looked for, also for a test that root runs."""
 
 from __future__ import annotations
 
@@ -29,3 +29,23 @@ def make_unreadable(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int =
 
     monkeypatch.setattr(os, "scandir", scandir)
     monkeypatch.setattr(os, "listdir", listdir)
+
+
+def make_faulty(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """Let the disk fail whenever somebody asks for the status of a file, as a network drive does whose server is away for a moment."""
+    status, own_status = os.stat, os.lstat
+
+    def refuse(path: Any) -> None:
+        if isinstance(path, str | Path) and Path(path) == file:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(file))
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        refuse(path)
+        return status(path, **options)
+
+    def lstat(path: Any, **options: Any) -> os.stat_result:
+        refuse(path)
+        return own_status(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "lstat", lstat)
