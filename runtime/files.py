@@ -1,5 +1,6 @@
-"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Append to files, recognise what downloads
-leave in place of a file, and digest the files of a package."""
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end. Find out what is on the disk, and never
+take for absent what cannot be read. Append to files, recognise what downloads leave in place of a file, and digest the files of a package.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +29,36 @@ def regular(path: Path) -> Path:
     if kind != stat.S_IFREG:
         raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'special')}, expected a regular file", str(path))
     return path
+
+
+def is_there(path: Path) -> bool:
+    """Return whether there is a file, a folder or a link at a path, even a broken link. Raise OSError if that cannot be found out; then
+    `os.path.lexists` would say no."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def entries_of(folder: Path) -> list[Path]:
+    """Return what a folder has, sorted. Raise OSError if it cannot be read; then `Path.glob` would find nothing."""
+    with os.scandir(folder) as found:
+        return sorted(folder / entry.name for entry in found)
+
+
+def files_below(folder: Path, *, without: str = "") -> list[Path]:
+    """Return all files in a folder and in the folders below, sorted, except those in folders with the name `without`. Raise OSError if a
+    folder cannot be read; then `Path.rglob` would find nothing there."""
+    found: list[Path] = []
+    for path, folders, names in os.walk(folder, onerror=_raised):
+        folders[:] = [name for name in folders if name != without]
+        found += (Path(path, name) for name in names)
+    return sorted(found)
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def at_home(text: str) -> Path:
@@ -69,8 +100,8 @@ def stand_in(head: bytes) -> str:
 
 
 def digest_of_sources(root: Path, seed: str = "") -> str:
-    """Return a digest of `seed` and of the contents and paths of all Python files below a folder."""
+    """Return a digest of `seed` and of the contents and paths of all Python files below a folder. Raise OSError if one cannot be read."""
     digest = hashlib.sha256(seed.encode())
-    for path in sorted(root.rglob("*.py")):
+    for path in (file for file in files_below(root, without="__pycache__") if file.suffix == ".py"):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]

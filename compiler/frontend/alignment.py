@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
+from runtime.files import is_there
 
 FILES = ("generation_config.json", "config.json")  # the file of transformers, the file of CTranslate2
 FIELD = "alignment_heads"
@@ -24,7 +25,7 @@ def read_heads(folder: Path, num_layers: int, num_heads: int) -> Heads:
     that the model does not have, return those of `default_heads`. Raise ConfigError if a file is no JSON object, if the field is anything
     but a list of different heads, if the list is empty, or if a head's number is too large for the model."""
     for name in FILES:
-        found = Fields(read_json(folder / name), name).raw(FIELD) if (folder / name).is_file() else None
+        found = Fields(read_json(folder / name), name).raw(FIELD) if is_there(folder / name) else None
         if found is None:
             continue
         heads = {pair for pair in map(_pair, found) if pair is not None} if isinstance(found, list) else set[tuple[int, int]]()

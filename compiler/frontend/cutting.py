@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.vision import MOST_PATCHES, Cutting, Tower, Vision
+from runtime.files import is_there
 from runtime.fits import Canvas, Capped, Centre, Filled, Fit, Free, Grid, Mixed, Naflex, Stretched, Tiles
 
 FILE, LATER_FILE = "preprocessor_config.json", "processor_config.json"  # newer versions of transformers write one file for all processors
@@ -232,8 +233,8 @@ def _whole(fields: Fields, vision: Vision) -> Stretched | Centre:
 def _fields_of(folder: Path) -> Fields | None:
     """Return the fields of the image processor: those of FILE, or else those in `image_processor` of LATER_FILE. Return None if there are
     none: the file of a processor of texts and images has no `image_processor` if older versions of transformers wrote it."""
-    if (folder / FILE).is_file():
+    if is_there(folder / FILE):
         return Fields(read_json(folder / FILE), FILE)
-    if (folder / LATER_FILE).is_file() and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):
+    if is_there(folder / LATER_FILE) and (found := Fields(read_json(folder / LATER_FILE), LATER_FILE)).raw("image_processor"):
         return found.fields("image_processor")
     return None

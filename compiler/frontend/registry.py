@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from os.path import lexists
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
@@ -29,6 +28,7 @@ from compiler.frontend.reranker import read_pair_prompt, read_verdict
 from compiler.frontend.sentence import load_embedding
 from compiler.frontend.towers import require_windows
 from compiler.frontend.weights import Renamed, WeightSource
+from runtime.files import is_there
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for name in module.FAMILY.model_types}
@@ -100,7 +100,7 @@ def load_config(path: str | Path) -> ModelConfig:
 def read_config(directory: Path) -> Mapping[str, Any]:
     """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, and ConfigError if the file cannot
     be read."""
-    if not lexists(file := directory / "config.json"):
+    if not is_there(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
     return read_json(file)
 

@@ -12,6 +12,7 @@ from compiler.frontend.classes import Classes, read_scores
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.sentence import read_kinds, settings_of
+from runtime.files import is_there
 
 FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # fields of config.json, named as in vLLM
 FAMILY = "qwen3"
@@ -80,7 +81,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
     """Return the ids of the tokens for "yes" and "no" that the sentence-transformers module `LogitScore` names, or None if the model has no
     such module. A model with this module must have the chat template of Qwen3-Reranker."""
     path = directory / "modules.json"
-    module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if path.exists() else None
+    module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if is_there(path) else None
     if module is None:
         return None
     fields = settings_of(module, directory)
@@ -91,7 +92,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
 
 def _text_of(path: Path) -> str:
     """Return the text of a file, with escaped quotes of JSON unescaped, or "" if there is no file."""
-    return path.read_text(errors="replace").replace('\\"', '"') if path.is_file() else ""
+    return path.read_text(errors="replace").replace('\\"', '"') if is_there(path) else ""
 
 
 def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
+from runtime.files import is_there
 
 
 class Pooling(StrEnum):
@@ -84,7 +85,7 @@ def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     sentence.require("because the tokenizer must do the lower-casing", do_lower_case=False)
     embedding, max_tokens = default, sentence.integer("max_seq_length", None)
-    if (modules := directory / "modules.json").exists():
+    if is_there(modules := directory / "modules.json"):
         embedding = _read_modules(read_json(modules), directory, default)
         max_tokens = max_tokens or _length_of_tokenizer(directory)
     texts = prompts.raw("prompts", {})
@@ -107,7 +108,7 @@ def _length_of_tokenizer(directory: Path) -> int | None:
 
 def _load(path: Path) -> Fields:
     """Return the fields of a file, or no fields if there is no such file."""
-    return Fields(read_json(path) if path.exists() else {}, path.name)
+    return Fields(read_json(path) if is_there(path) else {}, path.name)
 
 
 def read_kinds(modules: Any) -> list[tuple[str, Fields]]:

@@ -30,6 +30,7 @@ from compiler.ir.dtypes import DType
 from deploy.model_loading.known import Asked, carried, refusals
 from deploy.model_loading.locate import locate
 from deploy.model_loading.tokenizer import TokenizerSource
+from runtime.files import is_there
 from server.messages import FETCH
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _open_folder(path: Path) -> ModelFiles:
     weights, held = open_weights(path, config, fields)
     if config.is_causal and config.tie_word_embeddings and _has_own_head(config, weights, held):
         config = replace(config, tie_word_embeddings=False)
-    is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
+    is_embedder = not config.is_causal or config.classes is not None or is_there(path / "modules.json")
     return ModelFiles(path, config, weights, is_embedder, _architectures_of(fields), method_named(fields), held=held)
 
 

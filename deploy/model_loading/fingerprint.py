@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from deploy.cache import keep
 from deploy.model_loading.compiled import Compiled
 from deploy.model_loading.files import ModelFiles
 from deploy.model_loading.locate import CT2
+from runtime.files import entries_of
 from runtime.sealed import recall
 from runtime.split_files import parts_of
 
@@ -73,10 +75,13 @@ def _digest_of_files(path: Path, files: Sequence[Path], piece_bytes: int) -> str
 
 def _files(path: Path) -> list[Path]:
     """Return the files that a digest covers: the parts of a GGUF file, or the files of a folder and its direct subfolders that affect what
-    the model answers."""
+    the model answers. A subfolder that this user may not read has no part in the model. Raise OSError if another folder cannot be read."""
     if path.is_file():
         return [path.with_name(name) for name in parts_of(path.name)]
-    found = (*path.glob("*"), *path.glob("*/*"))
+    found = entries_of(path)
+    for folder in [entry for entry in found if entry.is_dir()]:
+        with suppress(PermissionError):
+            found += entries_of(folder)
     return sorted(file for file in found if (file.suffix in SUFFIXES or file.name == CT2) and file.is_file())
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CacheNotFound, DryRunFileInfo, constants, scan_cache_dir, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import tqdm
 
@@ -35,16 +35,32 @@ STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of hugg
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
     """Download a model by its hub id. An interrupted download continues with the first file that is missing; its partial files are removed.
+    If the hub does not list the files now, fetch none, because none of them could be noted for its verification: the model must be here.
     Return the model's folder or GGUF file. Call `report` with the completed fraction. Raise OSError if a file arrived damaged, and
     FileNotFoundError if the source names a file, but no or several GGUF models match. Errors of the library pass through."""
     repo, patterns = _parted(source)
     _remove_parts(repo)
-    fresh = [file for file in _offered(source, token) if file.will_download]
+    offered: list[DryRunFileInfo] = []
+    fault: Exception | None = None
+    try:
+        offered = _listed(source, token)
+    except Exception as error:  # huggingface_hub raises many kinds of errors
+        fault = error
+    fresh = [file for file in offered if file.will_download]
     if fresh:
         _note(Path(fresh[0].local_path.removesuffix(fresh[0].filename)), {file.filename for file in fresh})
     arrived = _Arrived(sum(file.file_size or 0 for file in fresh), report)
     bar = _bar(arrived.add)
-    folder = Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=bar, token=token))
+    options: dict[str, Any] = {"allow_patterns": patterns, "ignore_patterns": DUPLICATES, "tqdm_class": bar, "token": token}
+    try:
+        folder = Path(snapshot_download(repo, local_files_only=fault is not None, **options))
+    except LocalEntryNotFoundError as missing:
+        if fault is None:
+            raise
+        cause = fault.__cause__ or fault  # the library wraps what has happened in an error of the listing
+        if isinstance(cause, HfHubHTTPError):
+            raise cause from None
+        raise missing from cause
     _verify(folder)
     if patterns is PATTERNS:
         return folder
@@ -156,13 +172,18 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
     """List the files of a download. The list is empty if the hub does not list them, because it does not answer or refuses; the download
     itself then reports why."""
-    repo, patterns = _parted(source)
     try:
-        return snapshot_download(
-            repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True, token=token
-        )
+        return _listed(source, token)
     except Exception:
         return []
+
+
+def _listed(source: str, token: str | None) -> list[DryRunFileInfo]:
+    """List the files of a download. Errors of the library pass through."""
+    repo, patterns = _parted(source)
+    return snapshot_download(
+        repo, allow_patterns=patterns, ignore_patterns=DUPLICATES, tqdm_class=_bar(lambda _: None), dry_run=True, token=token
+    )
 
 
 def _note(snapshot: Path, names: set[str]) -> None:

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from os.path import lexists
 from pathlib import Path
 
 from deploy import demo
 from deploy.model_loading import origins
-from runtime.files import at_home
+from runtime.files import at_home, is_there
 from runtime.split_files import parts_of, stem_of
 from server.defaults import FILE
 from server.interfaces import LoadError
@@ -85,7 +84,7 @@ def _folder_or_gguf(path: Path) -> Path:
     config.json."""
     if path.is_file():
         return _require_whole(path)
-    if lexists(path / CONFIG) and any(path.glob("*.safetensors")):
+    if is_there(path / CONFIG) and any(path.glob("*.safetensors")):
         return path
     found = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name)
     models = sorted({parts_of(file.name)[0] for file in found})
@@ -96,7 +95,7 @@ def _folder_or_gguf(path: Path) -> Path:
 
 def _require_whole(path: Path) -> Path:
     """Return the path of a file. Raise LoadError if it is not GGUF and lies beside a config.json: it is one of the files of a model."""
-    if path.suffix == ".gguf" or not lexists(path.with_name(CONFIG)):
+    if path.suffix == ".gguf" or not is_there(path.with_name(CONFIG)):
         return path
     raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} is one of the files of a model; name its folder, {path.parent}")
 

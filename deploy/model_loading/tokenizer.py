@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,8 +56,7 @@ class TokenizerSource:
     def defaults(self) -> BesideModel:
         """Return the defaults that the file beside the model sets, or none if there is no file. The file is read at each call."""
         with _refusal(self.path):
-            file = defaults_of(self.path)
-            return TokenizerFiles({DEFAULTS: read_file(file)} if lexists(file) else {}).defaults()
+            return TokenizerFiles(_defaults_in(defaults_of(self.path))).defaults()
 
     def reader(self) -> Callable[[], bytes]:
         """Return a function that returns the content of tokenizer.json, which constraints need. The function may be called once, and only
@@ -114,8 +112,13 @@ def _files_in(folder: Path) -> TokenizerFiles:
 
 def _files_of(file: GgufFile, defaults: Path) -> TokenizerFiles:
     """Make the files from a GGUF file, and add the file of defaults if there is one."""
-    beside = {DEFAULTS: read_file(defaults)} if lexists(defaults) else {}
-    return TokenizerFiles({**made_of(file), **beside})
+    return TokenizerFiles({**made_of(file), **_defaults_in(defaults)})
+
+
+def _defaults_in(file: Path) -> dict[str, bytes]:
+    """Return the content of the file with a model's defaults, by the name that it has in a folder; none if there is no file."""
+    content = read_file(file)
+    return {} if content is None else {DEFAULTS: content}
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from fastapi import Request
 from numpy.typing import NDArray
 
+from server.api.answer.generate import require_same
 from server.api.answer.respond import while_connected
 from server.api.context import Caller, Context, caller
 from server.api.openai.completions import token_ids
@@ -208,9 +209,9 @@ async def _embed_all(
     crops: Mapping[int, Crop],
 ) -> list[Vector]:
     """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors in the same order. A vector is shortened if
-    the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, or if all together take too
-    long."""
-    deadline = deadline_of(body.timeout, settings)
+    the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, if all together take too long,
+    or if the model's fingerprint changes meanwhile."""
+    deadline, fingerprint = deadline_of(body.timeout, settings), loaded.fingerprint
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     turns = asyncio.Semaphore(num_at_once)
@@ -242,6 +243,7 @@ async def _embed_all(
     except* RequestError as errors:
         error = next(error for error in errors.exceptions if isinstance(error, RequestError))
         raise of_request(error) from error
+    require_same(loaded, fingerprint)
     return [task.result() for task in tasks]
 
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from runtime.files import append_whole
+from runtime.files import append_whole, entries_of
 from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
@@ -38,7 +38,7 @@ class Store:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """`max_bytes` limits the data of all files. Remove what a killed server has left unfinished. Raise StoreError if the folder has a
-        record that cannot be read."""
+        record that cannot be read, and OSError if the disk refuses something."""
         self._folder = folder
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # guards `num_bytes`; never held while the disk works, because the event loop takes it
@@ -48,12 +48,12 @@ class Store:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        for leftover in folder.glob("*/*.tmp"):
+        for leftover in self._paths("files", ".tmp") + self._paths("batches", ".tmp"):
             leftover.unlink(missing_ok=True)
         self.files = {record.id: record for record in self._read("files", FileRecord)}
         self.batches = {record.id: record for record in self._read("batches", BatchRecord)}
         self._remove_unknown_data()
-        self.num_bytes = sum(path.stat().st_size for path in (folder / "files").glob("*.data"))
+        self.num_bytes = sum(path.stat().st_size for path in self._paths("files", ".data"))
 
     # --- files -----------------------------------------------------------------------------------------------------------
 
@@ -196,9 +196,13 @@ class Store:
         with self._lock:
             self.num_bytes += num_bytes
 
+    def _paths(self, part: str, suffix: str) -> list[Path]:
+        """Return the paths in a folder whose names end in `suffix`. Raise OSError if the folder cannot be read."""
+        return [path for path in entries_of(self._folder / part) if path.suffix == suffix]
+
     def _read(self, part: str, kind: type[R]) -> list[R]:
         """Return all records in a folder. Raise StoreError if one cannot be read."""
-        return [_decoded(path, kind) for path in (self._folder / part).glob("*.json")]
+        return [_decoded(path, kind) for path in self._paths(part, ".json")]
 
     def _write(self, part: str, record: FileRecord | BatchRecord) -> None:
         """Write a record into a folder."""
@@ -219,7 +223,7 @@ class Store:
         for batch in self.batches.values():
             if not batch.has_ended:
                 known |= {*batch.file_ids}
-        for path in (self._folder / "files").glob("*.data"):
+        for path in self._paths("files", ".data"):
             if path.stem not in known:
                 path.unlink()
 

@@ -1,7 +1,8 @@
 """A lazy constraint. It applies from its trigger until its grammar is complete; all other text is unconstrained.
 
-A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So it never fails a request: if it cannot be
-compiled or followed, the text is unconstrained.
+A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So its faults never fail a request: if it
+cannot be compiled or followed, the text is unconstrained. If it only has no process (ConstraintLost), nothing is known of its faults, and
+the text must not depend on the load of the machine: then each method of the matcher that asks a grammar raises the error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from server.constraints.grammar import Grammar
 from server.constraints.isolated import IsolatedMatcher
-from server.constraints.matcher import ConstraintError, Late, Mask, Matcher
+from server.constraints.matcher import ConstraintError, ConstraintLost, Late, Mask, Matcher
 from server.constraints.process.wire import num_mask_words
 from server.constraints.rules import only
 from server.constraints.tool_selection import ToolSelection
@@ -27,12 +28,15 @@ class FirstGrammar:
         self._is_compiled = False
 
     def poll(self) -> bool:
-        """Return True once a grammar is compiled, or none is left that could be. Drop the grammars that cannot be compiled."""
+        """Return True once a grammar is compiled, or none is left that could be. Drop the grammars that cannot be compiled. Raise
+        ConstraintLost if there is no process to compile one."""
         while self._grammars and not self._is_compiled:
             try:
                 if not self._grammars[0].poll():
                     return False
                 self._is_compiled = True
+            except ConstraintLost:
+                raise
             except ConstraintError:
                 self._grammars.popleft()
         return True
@@ -106,6 +110,8 @@ class LazyMatcher(Matcher):
             return None
         try:
             return self._begun.mask()
+        except ConstraintLost:
+            raise
         except ConstraintError:
             self._begun = None
             return None
@@ -128,6 +134,8 @@ class LazyMatcher(Matcher):
             return []
         try:
             return self._begun.forced()
+        except ConstraintLost:
+            raise
         except ConstraintError:
             self._begun = None
             return []
@@ -226,6 +234,8 @@ class LazyMatcher(Matcher):
         assert begun is not None
         try:
             step()
+        except ConstraintLost:
+            raise
         except ConstraintError:
             # A refused token of the beginning is skipped, since with it the beginning would begin the same grammar again. Any other refused
             # token was drawn after an earlier worker had let go of the grammar, or the grammar was complete: it is unconstrained text.

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.files import files_below
 from runtime.own_folder import OwnFolder
 from server.errors import LOAD_FAILED, MODEL_NOT_READY, NOT_FOUND_PATH, ApiError
 from server.interfaces import LoadError
@@ -137,9 +138,8 @@ async def _own_folder(parent: Path) -> AsyncGenerator[Path]:
 def _files_of(folder: Path) -> dict[str, PublishedFile]:
     """Return the files below a folder, by their paths in it."""
     found: dict[str, PublishedFile] = {}
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[path.relative_to(folder).as_posix()] = PublishedFile(path, f'"{digest[:32]}"')
+    for path in files_below(folder):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.relative_to(folder).as_posix()] = PublishedFile(path, f'"{digest[:32]}"')
     return found

@@ -464,7 +464,8 @@ class Registry:
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
         alias, which win over those of `name`, itself a name or an alias. Raise LoadError if a default cannot be used, or ApiError if the
-        alias is the name of a model, or if the model is not ready, fails the probe, or is replaced meanwhile."""
+        alias is the name of a model, if the model is not ready, fails the probe, or is replaced meanwhile, or if no process could render
+        the template among the defaults."""
         model, loaded = self._ready_for_alias(alias, name)
         preset = (own or Defaults()).over(self._aliases.preset_of(self._meant(name)))
         variant = await self._starter.variant(loaded, model.spec, preset) if preset.given else None

@@ -10,6 +10,7 @@ from functools import partial
 from server.audio.clip_decoder import ClipDecoder
 from server.audio.ears import Ears
 from server.defaults import Defaults
+from server.errors import TEMPLATE_NOT_RENDERED, ApiError
 from server.fetching import AUDIO, IMAGES, Fetcher
 from server.images.decoder import ImageDecoder
 from server.images.sight import Sight
@@ -53,7 +54,10 @@ class Starter:
             if loading.done():
                 await loading  # raises the error of a load that failed before its files were there
             tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
-            tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
+            try:
+                tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
+            except TemplateUnavailable as error:
+                raise LoadError(ErrorCode.LOAD_FAILED, str(error)) from error
             ready = await loading
             if ready.padded_to and tokenizer.pad_id is None:
                 text = f"the files of {spec.source} name no pad_token, and the model was trained on texts with padding"
@@ -95,10 +99,13 @@ class Starter:
 
     async def variant(self, loaded: Loaded, spec: ModelSpec, own: Defaults) -> Loaded:
         """Return a copy of a loaded model with the same worker, in which the defaults `own` win over the model's. Raise LoadError if a
-        default cannot be used."""
+        default cannot be used, or ApiError if no process could render the template among them."""
         tokenizer, dialect, renderer = loaded.tokenizer, loaded.dialect, loaded.renderer
         if own.template is not None:
-            tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)
+            try:
+                tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, own.template)
+            except TemplateUnavailable as error:
+                raise ApiError(TEMPLATE_NOT_RENDERED, str(error)) from error
             renderer = _renderer_of(tokenizer)
         defaults = own.over(loaded.defaults)
         return replace(loaded, tokenizer=tokenizer, dialect=dialect, renderer=renderer, defaults=defaults, variants={})
@@ -106,14 +113,14 @@ class Starter:
 
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec, template: str | None) -> tuple[Tokenizer, Dialect]:
     """Return the tokenizer with another chat template, if there is one, and the dialect of that template. This takes long. Raise LoadError
-    if the template is broken or cannot be rendered now, or ValueError if the format for tool calls is unknown. Without `template`, the
-    tokenizer's own is used."""
+    if the template is broken, TemplateUnavailable if no process could render it, or ValueError if the format for tool calls is unknown.
+    Without `template`, the tokenizer's own is used."""
     try:
         if template is not None:
             tokenizer = tokenizer.with_template(template)
         return tokenizer, Dialect.of(tokenizer, spec.tool_parser, spec.reasoning)
-    except TemplateUnavailable as error:
-        raise LoadError(ErrorCode.LOAD_FAILED, str(error)) from error
+    except TemplateUnavailable:
+        raise
     except TemplateError as error:
         message = f"the template among the defaults is broken: {error}; expected a chat template in Jinja, as transformers reads it"
         raise LoadError(ErrorCode.LOAD_REFUSED, message) from error

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from os.path import lexists
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
+from runtime.files import AGAIN, STAND_IN_BYTES, is_there, regular, stand_in
 from server.defaults import FILE as DEFAULTS
 from server.defaults import BesideModel, DefaultsError
 
@@ -166,14 +165,18 @@ class TokenizerFiles:
 
 
 def read_files(folder: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """Return the contents of those of the named files that are in a folder, by name. Raise ModelFilesError if one cannot be read."""
-    return {name: read_file(file) for name in names if lexists(file := folder / name)}
+    """Return the contents of those of the named files that are in a folder, by name. Raise ModelFilesError if one cannot be read, or if it
+    cannot be found out whether it is there."""
+    found = {name: read_file(folder / name) for name in names}
+    return {name: content for name, content in found.items() if content is not None}
 
 
-def read_file(file: Path) -> bytes:
-    """Return the content of a file beside the weights. Raise ModelFilesError if it cannot be read or is too large, or if it only stands for
-    the real one (such as a pointer of Git LFS)."""
+def read_file(file: Path) -> bytes | None:
+    """Return the content of a file beside the weights, or None if there is none. Raise ModelFilesError if that cannot be found out, if the
+    file cannot be read or is too large, or if it only stands for the real one (such as a pointer of Git LFS)."""
     try:
+        if not is_there(file):
+            return None
         if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
             raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
         content = file.read_bytes()

@@ -94,3 +94,11 @@ def test_in_place_of_a_model_s_files(make: Make, name: str, tmp_path: Path) -> N
     with pytest.raises((LoadError, ModelError)):
         open_files(locate(str(tmp_path)))
         load_tokenizer(str(tmp_path))
+
+
+def test_a_state_file_that_is_gone_from_behind_its_link_is_not_empty(tmp_path: Path) -> None:
+    """Such as one on a drive that is mounted too late: the server would start without its models, and then forget them."""
+    (state := tmp_path / "state.json").symlink_to(tmp_path / "drive" / "state.json")
+    with pytest.raises(StateError, match=r"it is a link to .*drive/state\.json, which does not exist"):
+        read_state(state)
+    assert not read_state(tmp_path / "absent.json").models

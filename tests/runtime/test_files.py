@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.files import regular
+from runtime.files import digest_of_sources, regular
+from tests.unreadable import make_unreadable
 
 
 def test_a_file_and_a_link_to_one_may_be_opened(tmp_path: Path) -> None:
@@ -28,3 +29,20 @@ def test_what_else_there_is_is_named(tmp_path: Path) -> None:
         regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         regular(tmp_path / "absent")
+
+
+def test_sources_that_cannot_be_listed_have_no_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise another version of the sources could have the same digest, and find in the cache what this one has made."""
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "one.py").write_text("1")
+    make_unreadable(monkeypatch, tmp_path / "part")
+    with pytest.raises(PermissionError):
+        digest_of_sources(tmp_path)
+
+
+def test_bytecode_is_no_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("1")
+    found = digest_of_sources(tmp_path)
+    (tmp_path / "__pycache__").mkdir()
+    make_unreadable(monkeypatch, tmp_path / "__pycache__")
+    assert digest_of_sources(tmp_path) == found

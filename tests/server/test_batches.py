@@ -24,6 +24,7 @@ from server.batches.runner import Runner
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
+from tests.unreadable import make_unreadable
 
 Body = dict[str, Any]
 
@@ -482,6 +483,21 @@ def test_the_store_has_a_limit(tmp_path) -> None:
     assert not store.files
     assert not store.batches
     assert store.num_bytes == 0
+
+
+@pytest.mark.parametrize("part", ["files", "batches"])
+def test_records_that_cannot_be_listed_cost_no_data(tmp_path, monkeypatch, part: str) -> None:
+    """Otherwise the answers that a running batch has written would count as data of nobody, and would be removed."""
+    store = Store(tmp_path, 1000)
+    upload = store.new_upload()
+    upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+    output = new_id("file-")
+    store.save(BatchRecord("batch_" + "0" * 24, "", "", "/v1/completions", upload.id, output, new_id("file-"), 0, 0))
+    store.append(output, b"answer\n")
+    make_unreadable(monkeypatch, tmp_path / part)
+    with pytest.raises(PermissionError):
+        Store(tmp_path, 1000)
+    assert store.data(output).read_bytes() == b"answer\n" and store.data(upload.id).exists()
 
 
 def test_an_end_is_written_before_it_is_seen(tmp_path, monkeypatch) -> None:

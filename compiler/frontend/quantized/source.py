@@ -20,6 +20,7 @@ from compiler.frontend.quantized.held import Form, is_held
 from compiler.frontend.quantized.method import Method, Parts, Read
 from compiler.frontend.quantized.mxfp4 import read_mxfp4
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+from runtime.files import is_there
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ MODELOPT_FILE = "hf_quant_config.json"  # the file in which older versions of Mo
 def methods_beside(folder: Path, config: Mapping[str, Any]) -> tuple[Method, ...]:
     """Return the methods by which the weights in a folder with this config.json are quantised. If it states none, the file of Model
     Optimizer counts. Raise ConfigError as `methods_of` does."""
-    if (file := folder / MODELOPT_FILE).is_file() and not any(config.get(name) for name in FIELDS):
+    if is_there(file := folder / MODELOPT_FILE) and not any(config.get(name) for name in FIELDS):
         stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
         config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}
     return methods_of(config)

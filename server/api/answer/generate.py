@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from server.api.answer.shapes import UsageCounts
 from server.api.context import Caller
-from server.errors import DEADLINE_EXCEEDED, FINGERPRINT_MISMATCH, GENERATION_FAILED, SHUTTING_DOWN, ApiError, of_request
+from server.errors import DEADLINE_EXCEEDED, FINGERPRINT_MISMATCH, GENERATION_FAILED, MODEL_NOT_READY, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import IDLE, FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import ModelSeries
@@ -124,6 +124,7 @@ class Generation:
         self._record = caller.record
         self._quota_key = caller.quota_key
         self._expects = caller.expects
+        self._fingerprint = loaded.fingerprint  # the answer states it
         self._has_begun = caller.has_begun
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
@@ -139,7 +140,7 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Generate, and yield the steps of all choices as they come. Raise ApiError if the model accepts no more requests, if the request
-        expects another fingerprint, or if generation fails."""
+        expects another fingerprint, if the model has got another one before the first step, or if generation fails."""
         submit, worker = self._job.submit, self._loaded.worker
         require_fingerprint(self._loaded, self._expects)
         try:
@@ -163,6 +164,7 @@ class Generation:
                 if event.choice not in running:
                     continue  # the event was on its way when this process ended the choice
                 if self._first_s is None:
+                    require_same(self._loaded, self._fingerprint)  # the supervisor ends a job that has begun
                     lease.prefilled()
                 step = self._take(event)
                 if step.finish is not None and event.finish_reason is None:
@@ -288,3 +290,11 @@ def require_fingerprint(loaded: Loaded, expected: str) -> None:
     if expected not in ("", "*", found):
         text = f"if-match is {expected!r:.80}; this model has the fingerprint {found}, so it cannot continue the answer with the same bytes"
         raise ApiError(FINGERPRINT_MISMATCH, text)
+
+
+def require_same(loaded: Loaded, before: str) -> None:
+    """Raise ApiError if the model's fingerprint is not the one that it had before. A worker may have taken another's place while a request
+    waited, and the model's files may have been replaced meanwhile: one answer would then have bytes of both, or state the wrong one."""
+    if (found := loaded.fingerprint) != before:
+        text = f"the model has the fingerprint {found} since its restart, and this request came to {before}; ask again"
+        raise ApiError(MODEL_NOT_READY, text, headers={"retry-after": "1"})

@@ -22,6 +22,7 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
+from tests.unreadable import make_faulty
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
@@ -291,6 +292,27 @@ def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file
         (tmp_path / name).write_text((MODELS / "bert" / name).read_text())
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
+
+
+SENTENCE_FILES = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+
+
+@pytest.mark.parametrize("name", SENTENCE_FILES)
+def test_a_file_that_is_gone_from_behind_its_link_is_not_absent(tmp_path: Path, name: str) -> None:
+    """Such as one of the hub's cache whose content was lost. Without it, texts would have other vectors."""
+    shutil.copytree(MODELS / "bert-cls", tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "lost")
+    with pytest.raises(ConfigError, match=f"{Path(name).name} cannot be read: it is a link to .*lost, which does not exist"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", SENTENCE_FILES)
+def test_a_file_that_cannot_be_looked_for_is_not_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    shutil.copytree(MODELS / "bert-cls", tmp_path, dirs_exist_ok=True)
+    make_faulty(monkeypatch, tmp_path / name)
+    with pytest.raises((ConfigError, OSError), match="Input/output error"):
         load_config(tmp_path)
 
 

@@ -181,6 +181,10 @@ def test_files_name_the_heads_that_follow_the_speech(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"generation_config.json is \[\], expected an object"):
         read_heads(tmp_path, 4, 2)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").symlink_to(tmp_path / "lost")
+    with pytest.raises(ConfigError, match="lost, which does not exist"):
+        read_heads(tmp_path, 4, 2)
 
 
 def test_heads_of_layers_that_were_distilled_away_do_not_count(tmp_path: Path) -> None:

@@ -445,6 +445,10 @@ def test_older_files_of_model_optimizer_state_the_format_beside_the_configuratio
     stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
     assert methods_beside(tmp_path, {}) == (Scaled("weight_scale"),)
+    (tmp_path / "hf_quant_config.json").unlink()
+    (tmp_path / "hf_quant_config.json").symlink_to(tmp_path / "lost")
+    with pytest.raises(ConfigError, match="lost, which does not exist"):
+        methods_beside(tmp_path, {})
 
 
 def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() -> None:

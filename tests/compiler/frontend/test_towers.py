@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace as replace_fields
 
-from compiler.frontend.cutting import read_cutting
+from compiler.frontend.cutting import has_processor, read_cutting
 from compiler.frontend.decoder import BOTH, StepBounds, build_step
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
@@ -71,6 +71,14 @@ def test_other_processors_of_images_of_any_size_are_refused(tmp_path: Path, name
     assert vision is not None
     with pytest.raises(ConfigError, match=f"{field} of .* expected"):
         read_cutting(written(tmp_path, "preprocessor_config.json", {**SUBJECTS[name].processor, field: value}), vision)
+
+
+@pytest.mark.parametrize("name", ["preprocessor_config.json", "processor_config.json"])
+def test_a_file_of_the_processor_that_is_gone_from_behind_its_link_is_not_absent(tmp_path: Path, name: str) -> None:
+    """A model that can do without it would be served as one that sees nothing, or would cut images in another way."""
+    (tmp_path / name).symlink_to(tmp_path / "lost")
+    with pytest.raises(ConfigError, match="lost, which does not exist"):
+        has_processor(tmp_path)
 
 
 def test_a_processor_that_cuts_no_tiles_may_name_any_number_of_them(tmp_path: Path) -> None:

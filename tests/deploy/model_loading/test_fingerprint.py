@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from deploy.model_loading.known import begin
 from deploy.model_loading.stages import advance
 from server.interfaces import LoadError
 from server.messages import Load
+from tests.unreadable import make_unreadable
 
 ROOT = Path(__file__).parents[3]
 LOAD = Load("m", str(ROOT / "tests/golden/models/llama"), "int8", max_context=64, max_batch=2)
@@ -75,6 +77,28 @@ def test_a_file_beside_the_weights_that_changes_is_digested_again(monkeypatch: p
         os.utime(copy / "generation_config.json", (1, 1))  # images that are built reproducibly give all files one time
         found.append(fingerprint_of(known(source=str(copy))))
     assert len(set(found)) == 4
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Otherwise all models would have one digest of their files, and would take each other's pages."""
+    copy = tmp_path / "copy"
+    shutil.copytree(LOAD.source, copy)
+    make_unreadable(monkeypatch, copy)
+    with pytest.raises(PermissionError):
+        content_digest(copy)
+
+
+def test_a_folder_below_that_this_user_may_not_read_has_no_part_in_the_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as lost+found, if a volume has only the model. Whatever else keeps a folder from being read fails."""
+    (tmp_path / "config.json").write_text("{}")
+    found = content_digest(tmp_path)
+    (tmp_path / "lost+found").mkdir()
+    with monkeypatch.context() as one:
+        make_unreadable(one, tmp_path / "lost+found")
+        assert content_digest(tmp_path) == found
+    make_unreadable(monkeypatch, tmp_path / "lost+found", errno.EMFILE)
+    with pytest.raises(OSError, match="Too many open files"):
+        content_digest(tmp_path)
 
 
 def test_the_name_of_a_file_matters_only_in_a_folder(tmp_path: Path) -> None:

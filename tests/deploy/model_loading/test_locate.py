@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from huggingface_hub.errors import DryRunError
 from typer.testing import CliRunner
 
 from deploy import catalogue, demo, library
@@ -193,6 +194,24 @@ def test_a_file_with_another_digest_is_refused_and_comes_again(endpoint: str, mo
             locate("org/name:q4")
     monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(FILES["model-q4.gguf"]).hexdigest())
     assert locate("org/name:q4").read_bytes() == FILES["model-q4.gguf"]
+
+
+def test_nothing_arrives_unverified_although_the_hub_once_did_not_answer(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub does not list its files, and is there again a moment later. What is here is served, and nothing is fetched."""
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(b"other").hexdigest())
+    get = hub.snapshot_download
+
+    def interrupted(source: str, *, dry_run: bool = False, **options: Any) -> Any:
+        if dry_run:
+            raise DryRunError("the repository cannot be accessed") from ConnectionError("no route to the hub")
+        return get(source, **options)
+
+    with monkeypatch.context() as away:
+        away.setattr(hub, "snapshot_download", interrupted)
+        with pytest.raises(LoadError, match=r"the hub does not answer \(no route to the hub\)"):
+            locate("org/name:q4")
+    with pytest.raises(LoadError, match=r"model-q4\.gguf arrived damaged"):
+        locate("org/name:q4")
 
 
 def test_a_file_that_was_not_verified_before_a_kill_is_verified_by_the_next_download(

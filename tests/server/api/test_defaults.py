@@ -10,6 +10,7 @@ import pytest
 
 from server.defaults import Defaults
 from server.models.state import ModelSpec, SavedState, write_state
+from server.text.templates.errors import TemplateUnavailable
 from tests.doubles.worker import ByteTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -353,6 +354,34 @@ def test_what_a_model_cannot_have_is_refused(server, body, message):
     refused = created(server, **body)
     assert refused.status_code in (400, 404) and refused.json()["error"].startswith(message)
     assert server.http().post("/api/show", json={"model": "pirate"}).status_code == 404
+
+
+@pytest.mark.parametrize("way", ["create", "copy", "alias"])
+def test_a_template_that_a_busy_server_cannot_render_makes_no_alias_for_now(serve, way):
+    """It says nothing of the template, so the client may try again."""
+
+    class Busy(ByteTokenizer):
+        is_busy = False
+
+        def with_template(self, source: str) -> Busy:
+            if self.is_busy:
+                raise TemplateUnavailable("the server is busy; try again later")
+            super().with_template(source)
+            return self
+
+    server = serve(tokenizer=Busy())
+    http = server.http()
+    created(server, template="{{ messages }}")
+    Busy.is_busy = True
+    if way == "create":
+        answer = created(server, model="other", template="{{ messages }}")
+    elif way == "copy":
+        answer = http.post("/api/copy", json={"source": "pirate", "destination": "other"})
+    else:
+        answer = http.put("/admin/aliases/other", json={"model": "pirate"})
+    error = answer.json()
+    assert (answer.status_code, error.get("code") or error["error"]["code"]) == (503, "template_not_rendered"), answer.text
+    assert "try again later" in answer.text and "other" not in http.get("/admin/aliases").json()
 
 
 def test_an_alias_that_moves_has_the_defaults_of_its_model(serve):

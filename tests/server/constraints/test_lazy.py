@@ -143,8 +143,8 @@ def test_a_sequence_of_tokens_may_be_the_trigger(rig, tokenizer, constraints, en
     submits = [submit_of(with_plain(tokenizer, constraint), seed) for seed, constraint in enumerate([UNMARKED, CALL] * 3)]
     outcomes = rig(engine, constraints=constraints, logits_of=favours).run(submits)
     num_whole = 0
-    for seed, outcome in enumerate(outcomes.values()):
-        drawn = outcome.token_ids
+    for seed, submit in enumerate(submits):  # the order of `outcomes` says only whose grammar was compiled first
+        drawn = (outcome := outcomes[submit.request_id, 0]).token_ids
         ends = [at for at in range(2, len(drawn) - 12) if drawn[at - 2 : at] == [first, second]]
         num_whole += len(ends)
         assert all(re.match('"gree[nk]";', tokenizer.decode(drawn[end:])) for end in ends)

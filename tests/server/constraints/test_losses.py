@@ -382,6 +382,47 @@ def test_a_vocabulary_that_cannot_be_read_fails_constraints_until_it_can(spaces,
     one.close()
 
 
+def test_an_optional_call_waits_for_its_grammar_and_fails_rather_than_go_without_it(spaces, monkeypatch) -> None:
+    """Without its grammar the call would have other bytes, because the machine had no process or descriptor for a while."""
+    monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
+    faults: list[Exception] = [OSError(errno.EMFILE, "too many open files")] * (MAX_LOSSES + 1)
+
+    def read() -> bytes:
+        if faults:
+            raise faults.pop()
+        return spaces.encode()
+
+    one = ConstraintCompiler(read, eos_ids=[EOS], vocab_size=320)
+    with pytest.raises(ConstraintLost):
+        matcher_of(one, OFFER)
+    matcher = matcher_of(one, OFFER)
+    matcher.advance([TRIGGER])
+    assert allowed_by(mask_of(matcher))
+    one.close()
+
+
+ASKS = {
+    "mask": lambda matcher: matcher.mask(),
+    "forced": lambda matcher: matcher.forced(),
+    "advance": lambda matcher: matcher.advance([ord("a")]),
+}
+
+
+@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS)
+def test_an_optional_call_whose_process_is_always_lost_is_not_set_free(compiler, monkeypatch, asks) -> None:
+    matcher = matcher_of(compiler(), OFFER)
+
+    def none_left(self: Grammar) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(Grammar, "open_child", none_left)
+    monkeypatch.setattr("server.constraints.retries.MAX_LOSSES", 0)
+    monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.0)
+    matcher.advance([TRIGGER])
+    with pytest.raises(ConstraintLost, match="too many open files"):
+        asks(matcher)
+
+
 WORKER = """
 import sys, time
 from server.constraints.compiler import ConstraintCompiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers import models
 
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 from tests.server.text.test_tokenizer import byte_level, sentencepiece, wordpiece
+from tests.unreadable import make_faulty
 
 
 def unigram() -> tokenizers.Tokenizer:
@@ -70,3 +72,13 @@ def test_a_damaged_tokenizer_is_named(content: bytes) -> None:
     damaged = TokenizerFiles({"tokenizer.json": content, "tokenizer_config.json": b'{"eos_token": "</s>"}'})
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json is not understood"):
         damaged.eos_ids()
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "chat_template.jinja"])
+def test_a_file_that_cannot_be_looked_for_is_not_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """Otherwise a network drive that is away for a moment would change the defaults or the prompts of a model until its next load."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / name).write_text("{}")
+    make_faulty(monkeypatch, tmp_path / name)
+    with pytest.raises(ModelFilesError, match=f"{name} cannot be read: Input/output error"):
+        TokenizerFiles.from_dir(tmp_path)

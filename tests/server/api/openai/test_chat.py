@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
 
 from server.api.openai.chat import pages_needed
-from server.messages import CachePages, Thinking
+from server.messages import CachePages, Submit, Thinking
 from tests.doubles.worker import ByteTokenizer, NullDefaults
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -379,6 +381,28 @@ def test_if_match_names_the_fingerprint(server, expected: str, status: int, stre
     if status == 412:
         error = answer.json()["error"]
         assert error["code"] == "fingerprint_mismatch" and "this model has the fingerprint fp_null" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [{}, {"if-match": "fp_null"}])
+def test_a_worker_of_another_fingerprint_gives_no_answer_in_the_name_of_the_former(serve, headers: dict[str, str], stream: bool) -> None:
+    """The request waits while a worker takes the place of one that has died, and the model's files were replaced meanwhile. The answer
+    would state the former fingerprint, or end an answer that another server has begun, with other bytes."""
+    server = serve()
+    script = server.worker.script
+    plain = script.answer
+
+    def replaced(submit: Submit, choice: int) -> Sequence[Sequence[int]]:
+        server.worker.ready = msgspec.structs.replace(server.worker.ready, fingerprint="fp_other")
+        return plain(submit, choice)
+
+    script.answer = replaced
+    body = {"messages": MESSAGES, "stream": stream}
+    answer = server.http(headers=headers).post("/v1/chat/completions", json=body)
+    assert "null device" not in answer.text and '"model_not_ready"' in answer.text
+    assert "has the fingerprint fp_other since its restart" in answer.text and (stream or answer.status_code == 503)
+    again = server.http().post("/v1/chat/completions", json=body)
+    assert "fp_other" in again.text and "fp_null" not in again.text
 
 
 @pytest.mark.parametrize(

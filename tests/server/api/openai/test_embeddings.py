@@ -5,8 +5,10 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
+from server.messages import Embed, Embedding
 from server.models.state import ModelSpec
 
 
@@ -37,6 +39,23 @@ def test_fewer_dimensions_have_length_one_again(embedder):
     short = client.embeddings.create(model="null", input="a", dimensions=3).data[0].embedding
     assert len(short) == 3 and sum(v * v for v in short) == pytest.approx(1, abs=1e-5)
     assert short[0] / short[1] == pytest.approx(whole[0] / whole[1], rel=1e-4)
+
+
+def test_vectors_of_two_fingerprints_are_in_no_answer(embedder, monkeypatch):
+    """The worker dies between two texts of a request, and the model's files were replaced meanwhile."""
+    worker = embedder.worker
+    embed = worker.embed
+
+    async def replaced(asked: Embed) -> Embedding:
+        if len(worker.embeds) == 1:
+            worker.ready = msgspec.structs.replace(worker.ready, fingerprint="fp_other")
+        return await embed(asked)
+
+    monkeypatch.setattr(worker, "embed", replaced)
+    answer = embedder.http().post("/v1/embeddings", json={"input": ["a", "b", "c"]})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_not_ready"
+    assert "has the fingerprint fp_other since its restart" in answer.text
+    assert embedder.http().post("/v1/embeddings", json={"input": ["a", "b", "c"]}).status_code == 200
 
 
 @pytest.mark.parametrize("form", ["ab", ["ab"], [97, 98], [[97, 98]]])
