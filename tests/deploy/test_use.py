@@ -95,6 +95,28 @@ def test_a_file_that_the_disk_refuses_is_verified_by_the_next_start(path: Path, 
     assert begin_use(path) == path and not path.exists()
 
 
+def test_a_file_that_cannot_be_opened_is_verified_by_the_next_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without free file descriptors does not know whether the disk has the file."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    own = use.Use(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(use.os, "open", refuse)
+        own.end()
+    assert len(left_behind(path)) == 1
+    flip(path)
+    assert begin_use(path) == path and not path.exists()
+
+
+def test_a_missing_file_needs_no_marker(path: Path) -> None:
+    own = use.Use(path)
+    path.unlink()
+    own.end()
+    assert markers_of(path) == []
+
+
 def test_a_failure_of_the_disk_that_a_thread_has_seen_counts_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first wait after a failure reports it."""
     results = iter([OSError(5, "Input/output error"), None])
