@@ -36,9 +36,14 @@ class Use:
         descriptor, name = locked_file(path)  # locked before another process can mistake it for an abandoned marker
         self._path = path
         self._file = os.fdopen(descriptor)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the file system has no locks
         self._marker = path.with_name(path.name + INFIX + name.rpartition(".")[2])
-        os.rename(name, self._marker)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the file system has no locks
+            os.rename(name, self._marker)
+        except OSError:
+            self._file.close()
+            os.unlink(name)
+            raise
         atexit.register(self.end)
 
     def end(self) -> None:

@@ -216,6 +216,17 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
     assert begin_use(path) == path and markers_of(path) == []
 
 
+def test_a_file_system_without_locks_keeps_no_files_of_markers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each start would leave one."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    before = sorted(path.parent.iterdir())
+    monkeypatch.setattr(use.fcntl, "flock", refuse)
+    assert begin_use(path) == path and sorted(path.parent.iterdir()) == before
+
+
 # --- verification in the background -------------------------------------------------------------------------------------
 
 
