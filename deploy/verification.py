@@ -6,6 +6,7 @@ the engine would wait for the lock.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -21,12 +22,21 @@ from runtime.sealed import key_of
 from runtime.sections import SectionFile
 
 COMMAND = command("deploy.verification")
+UNVERIFIED = "%s could not be verified: %s; `relaxserve cache verify` verifies all stored files"
+
+log = logging.getLogger(__name__)
 
 
 def damage_of(paths: Sequence[Path]) -> str:
-    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage, or if the process
-    failed."""
-    ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage. If the process
+    cannot be started or fails, log that, and return the damage that it has found until then."""
+    try:
+        ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        log.warning(UNVERIFIED, ", ".join(map(str, paths)), error.strerror)
+        return ""
+    if ended.returncode:
+        log.warning(UNVERIFIED, ", ".join(map(str, paths)), f"the process that reads them ended with status {ended.returncode}")
     return ended.stdout.strip()
 
 

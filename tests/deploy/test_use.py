@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import use
+from deploy import use, verification
 from deploy.use import begin_use, left_behind, markers_of
 from deploy.verification import damage_of
 from runtime import sections
@@ -228,6 +228,18 @@ def test_a_file_system_without_locks_keeps_no_files_of_markers(path: Path, monke
 
 
 # --- verification in the background -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [(("/missing/python",), "No such file or directory"), ((sys.executable, "-c", "raise SystemExit(3)"), "status 3")]
+)
+def test_a_file_that_could_not_be_verified_is_named(
+    path: Path, command: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody would verify it later, because the process that uses it may end normally."""
+    monkeypatch.setattr(verification, "COMMAND", command)
+    assert damage_of([path]) == ""
+    assert str(path) in caplog.text and why in caplog.text
 
 
 @pytest.mark.parametrize("section", ["a", "b"])
