@@ -20,7 +20,7 @@ import pytest
 
 from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
-from server.batches.runner import Runner
+from server.batches.runner import Run, Runner
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
@@ -643,6 +643,37 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
         await asyncio.sleep(0)
         may_end.set()
         await asyncio.wait_for(closing, 20)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("num_iterations", range(12))
+def test_a_failed_batch_gives_all_slots_back(num_iterations: int, tmp_path, monkeypatch) -> None:
+    """Otherwise other batches for the model would wait for them for ever. The error comes at different moments of the next line: while the
+    batch waits for a slot, when it has just got one, or before the line's task has begun."""
+
+    async def check() -> None:
+        slots = asyncio.Semaphore(2)
+
+        async def call(_runner: Runner, _run: Run, line: Line) -> None:
+            if line.custom_id == "line 0":
+                for _ in range(num_iterations):
+                    await asyncio.sleep(0)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(Runner, "_call", call)
+        monkeypatch.setattr(Runner, "_slots_of", lambda *_: slots)
+        store = Store(tmp_path, 100_000)
+        upload = store.new_upload()
+        upload.add(jsonl([chat_line(number) for number in range(3)]))
+        file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+        runner = Runner(store, None, None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
+        with pytest.raises(ExceptionGroup):
+            await runner._answer_all(Run(record_of(file.id)), set())
+        for _ in range(2):
+            assert not slots.locked()
+            await slots.acquire()
 
     asyncio.run(check())
 
