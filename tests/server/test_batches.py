@@ -21,6 +21,7 @@ import pytest
 from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Run, Runner
+from server.batches.service import _own
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
@@ -676,6 +677,15 @@ def test_a_failed_batch_gives_all_slots_back(num_iterations: int, tmp_path, monk
             await slots.acquire()
 
     asyncio.run(check())
+
+
+def test_no_other_server_is_blamed_for_a_file_system_without_locks(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("server.batches.service.fcntl.flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        _own(tmp_path)
 
 
 def test_a_batch_can_be_described_while_a_thread_ends_it(tmp_path) -> None:
