@@ -36,6 +36,23 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
 
 
+GREETS = """
+from deploy.serve import serve
+from server.settings import ServerSettings
+
+async def greet(*_):
+    raise OSError("nobody is there")
+
+serve(ServerSettings(port=0, batch_store_bytes=0), [], greet)
+"""
+
+
+def test_an_error_of_the_greeting_stops_the_server() -> None:
+    """Otherwise whoever waits for the greeting would wait for ever."""
+    ended = subprocess.run([sys.executable, "-c", GREETS], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and ended.stderr.rstrip().endswith("OSError: nobody is there")
+
+
 def test_the_application_is_imported_while_workers_load() -> None:
     """Importing FastAPI takes about as long as importing the modules of a worker, so the front does it while workers load."""
     program = "import sys, deploy.serve; sys.exit(sorted({'fastapi', 'uvicorn', 'server.app'} & sys.modules.keys()) or 0)"
