@@ -47,8 +47,8 @@ class Use:
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Wait until the file is on the disk, and remove the marker. If the disk failed to write the file, or the file cannot be opened, only
-        unlock the marker."""
+        """Wait until the file is on the disk, and remove the marker. If it is unknown whether the disk has the file, only unlock the
+        marker."""
         atexit.unregister(self.end)
         if _is_on_disk(self._path):
             self._marker.unlink(missing_ok=True)
