@@ -122,7 +122,8 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
     try:
         output, _ = await process.communicate(msgspec.json.encode(load))
     except asyncio.CancelledError:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
         raise
     if process.returncode != 0:
