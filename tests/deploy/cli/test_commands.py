@@ -24,7 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from deploy import demo
-from deploy.cli import admin, running
+from deploy.cli import admin, models, running
 from deploy.cli.commands import app
 from deploy.cli.serve import greet
 from deploy.cli.sources import OPTIONS
@@ -515,3 +515,12 @@ def test_a_server_goes_on_if_nobody_can_read_its_greeting(error: OSError, monkey
     registry = Registry(ServerSettings(), nothing, nothing)
     monkeypatch.setattr(sys, "stderr", Gone())
     assert asyncio.run(greet(registry, "http://127.0.0.1:1"))
+
+
+def test_a_server_may_write_what_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log shows paths and what libraries print. An error would end the conversation, or leave the server with a pipe that fills."""
+    words = 'b"\\xff\\nrelaxserve at http://127.0.0.1:1: m\\n\\xff\\n"'
+    program = f"import os, signal; os.write(2, {words}); signal.pause()"
+    monkeypatch.setattr(models, "SERVE", (sys.executable, "-c", program))
+    with models._serving("m", []) as url:
+        assert url == "http://127.0.0.1:1"
