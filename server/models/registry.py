@@ -336,7 +336,7 @@ class Registry:
             raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has ended: it {operation.outcome}")
         if getcoroutinestate(cast("Coroutine[Any, Any, None]", operation.task.get_coro())) == CORO_CREATED:
             await asyncio.sleep(0)  # a task that is cancelled before it begins would never end the operation
-        operation.task.cancel()
+        operation.cancel()
         await operation.wait()
 
     async def _load(self, model: Model, replaces: Model | None = None) -> None:
