@@ -444,9 +444,10 @@ class Registry:
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
-            before_bytes = await self.resident_bytes()
+            # first: while anything else is awaited, the replacement could take the model's place
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
+            before_bytes = await self.resident_bytes()
             await model.loaded.worker.drain(drain_s)
         finally:
             await model.loaded.worker.stop()

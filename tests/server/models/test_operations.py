@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from server.interfaces import ProgressCallback
 from server.messages import Progress, Ready
 from server.models.operations import Operation, OperationState
 from server.models.registry import Registry
@@ -64,5 +65,39 @@ def test_a_second_cancellation_does_not_interrupt_the_end_of_a_load(ends: bool) 
         worker.may_stop.set()
         await asyncio.gather(first, second)
         assert worker.is_stopped and operation.state is OperationState.CANCELLED
+
+    asyncio.run(check())
+
+
+def test_a_model_is_unloaded_although_its_new_version_is_about_to_replace_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        workers, may_load, identities = list[NullWorker](), asyncio.Event(), iter("1122")
+
+        class Later(NullWorker):
+            """Loads when the test lets it."""
+
+            async def start(self) -> Ready:
+                await may_load.wait()
+                return await super().start()
+
+        def make(_spec: ModelSpec, _progress: ProgressCallback) -> NullWorker:
+            workers.append(Later(NullScript()) if workers else NullWorker(NullScript()))
+            return workers[-1]
+
+        registry = Registry(ServerSettings(), make, lambda _source: ByteTokenizer(), identify=lambda _source: next(identities))
+        await (await registry.load(ModelSpec("m", "m"))).wait()
+        await registry.load(ModelSpec("m", "m"))
+        reload = await registry.load(ModelSpec("m", "m"))
+
+        async def measure() -> int:
+            may_load.set()
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            return 0
+
+        monkeypatch.setattr(registry, "resident_bytes", measure)
+        await registry.unload("m", drain_s=0.0)
+        await reload.wait()
+        assert not registry.models() and reload.state is OperationState.CANCELLED
 
     asyncio.run(check())
