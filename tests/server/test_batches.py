@@ -731,3 +731,23 @@ def test_what_the_disk_refuses_to_remove_is_removed_later(tmp_path, monkeypatch)
     store.sweep(0)
     assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
     assert store.num_bytes == 0
+
+
+def test_a_file_that_cannot_be_removed_keeps_no_others(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, 1000)
+    files: list[FileRecord] = []
+    for _ in range(2):
+        upload = store.new_upload()
+        upload.add(b"{}\n")
+        files.append(upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1)))
+    store.save(record_of(new_id("file-"), status=Status.COMPLETED, times={Status.COMPLETED: 1}))
+
+    def unlink(path: Path, whole: Any = Path.unlink, **options: Any) -> None:
+        if path.stem == files[0].id:
+            raise OSError(errno.EPERM, "Operation not permitted")  # it is immutable
+        whole(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match="not permitted"):
+        store.sweep(0)
+    assert store.files.keys() == {files[0].id} and not store.batches
