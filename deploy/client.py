@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -65,8 +65,8 @@ class Client:
                     return error.read()
 
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
-        """Yield the JSON of each event of a stream, until `data: [DONE]` or the end of the answer. Raise ServerFault if an event or the
-        answer's status reports an error."""
+        """Yield the JSON of each event of a stream, until `data: [DONE]`. Raise ServerFault if an event or the answer's status reports an
+        error, or if the answer ends before."""
         with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -78,6 +78,7 @@ class Client:
                 if isinstance(event.get("error"), dict) and "object" not in event:
                     raise _fault(event)
                 yield event
+            raise IncompleteRead(b"")  # `http.client` takes a connection that breaks off between two chunks for the end of the answer
 
     def chat(
         self,
@@ -135,6 +136,8 @@ class Client:
                 raise _fault(
                     _parsed(error.read()), f"{self.url} answered with status {error.code}, but not with an error of relaxserve"
                 ) from None
+        except (IncompleteRead, RemoteDisconnected):
+            raise ServerFault(f"the server at {self.url} broke off its answer; see its log, or give the right address by --url") from None
         except (HTTPException, ValueError) as error:
             said = str(error).strip() or type(error).__name__
             raise ServerFault(f"the server at {self.url} is not relaxserve ({said:.80}); give the right address by --url") from None

@@ -102,12 +102,14 @@ class Writer(logging.Handler):
                 self._write(f"{lost} lines of the log were dropped, because its reader was too slow")
 
     def _write(self, line: str) -> None:
-        stream = self._stream or sys.stderr  # look up sys.stderr for each line, because a progress bar may replace it
         try:
+            stream = self._stream or sys.stderr  # look up sys.stderr for each line, because a progress bar may replace it
             stream.write(f"{line}\n")
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the log itself cannot be written, so the error cannot be logged
+        # The thread goes on in any case. Nothing can be logged, because the log itself cannot be written. There may be no standard error,
+        # and rich, which replaces it while it shows bars, exits if a pipe is broken.
+        except (Exception, SystemExit):
+            pass
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -122,7 +122,8 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
     try:
         output, _ = await process.communicate(msgspec.json.encode(load))
     except asyncio.CancelledError:
-        process.kill()
+        with suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
         raise
     if process.returncode != 0:
@@ -134,9 +135,9 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
-    """Serve until stopped. Return False if `greet` ended the server, else True. Invalid settings raise an error before a model loads. This
-    also raises the process's limit on open files, and changes how often its threads switch, its warnings, and TOKENIZERS_PARALLELISM in
-    its environment."""
+    """Serve until stopped. Return False if `greet` ended the server, else True. Invalid settings raise an error before a model loads. An
+    error of `greet` stops the server and is raised. This also raises the process's limit on open files, and changes how often its threads
+    switch, its warnings, and TOKENIZERS_PARALLELISM in its environment."""
     Guard(settings)  # reads the keys
     if settings.stage_secret_file is not None:
         read_secret(settings.stage_secret_file, "stage_secret_file")
@@ -219,8 +220,8 @@ async def _serve(
     tracer: Tracer | None,
     events: CacheEvents | None,
 ) -> bool:
-    """Load the models and serve until stopped. Return False if `greet` ended the server, else True. `cache` is None if the cache is
-    disabled, `tracer` if requests are not traced, and `events` if changes of prefix caches are not published."""
+    """Load the models and serve until stopped. Return False if `greet` ended the server, else True; raise an error of `greet`. `cache` is
+    None if the cache is disabled, `tracer` if requests are not traced, and `events` if changes of prefix caches are not published."""
     registry = Registry(
         settings,
         partial(make_worker, settings=settings, hub_token=hub_token, events=events),
@@ -248,9 +249,12 @@ async def _serve(
         while not server.started:
             await asyncio.sleep(0.01)
         collect_in_small_portions()
-        goes_on = await greet(registry, url_of(listener))
+        goes_on = False
+        try:
+            goes_on = await greet(registry, url_of(listener))
+        finally:  # an error of `greet` stops the server, too
+            server.should_exit = server.should_exit or not goes_on
         generated_code.keep()
-        server.should_exit = server.should_exit or not goes_on
         return goes_on
 
     welcoming = asyncio.create_task(welcome())

@@ -26,8 +26,8 @@ _refused = set[Path]()  # files that the disk failed to write: only the first `f
 
 
 class Use:
-    """A marker next to a file. It is locked while this process lives, and removed when the process ends normally, unless the disk failed to
-    write the file. An unlocked marker remains if a process is killed or a machine loses power."""
+    """A marker next to a file. It is locked while this process lives, and removed when the process ends normally, unless it is unknown
+    whether the disk has the file. An unlocked marker remains if a process is killed or a machine loses power."""
 
     def __init__(self, path: Path) -> None:
         """Create the marker, and let the end of this process call `end`. Raise OSError if the folder is not writable, or its file system
@@ -36,13 +36,19 @@ class Use:
         descriptor, name = locked_file(path)  # locked before another process can mistake it for an abandoned marker
         self._path = path
         self._file = os.fdopen(descriptor)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the file system has no locks
         self._marker = path.with_name(path.name + INFIX + name.rpartition(".")[2])
-        os.rename(name, self._marker)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises OSError if the file system has no locks
+            os.rename(name, self._marker)
+        except OSError:
+            self._file.close()
+            os.unlink(name)
+            raise
         atexit.register(self.end)
 
     def end(self) -> None:
-        """Wait until the file is on the disk, and remove the marker. If the disk failed to write the file, only unlock the marker."""
+        """Wait until the file is on the disk, and remove the marker. If it is unknown whether the disk has the file, only unlock the
+        marker."""
         atexit.unregister(self.end)
         if _is_on_disk(self._path):
             self._marker.unlink(missing_ok=True)
@@ -62,11 +68,13 @@ def flush(paths: Sequence[Path]) -> None:
 
 def _is_on_disk(path: Path) -> bool:
     """Wait until the disk has the file, because nobody verifies it after a power failure once no marker is left. Return False if the disk
-    has failed to write it, now or at an earlier call. Return True if there is no such file."""
+    has failed to write it, now or at an earlier call, or if the file cannot be opened. Return True if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:  # there is no such file: it was not written, or another process has removed it
+    except FileNotFoundError:  # it was not written, or another process has removed it
         return True
+    except OSError:  # for example, no file descriptor is left
+        return False
     try:
         os.fsync(descriptor)
     except OSError:

@@ -26,19 +26,24 @@ from server.signal_names import describe_status
 log = logging.getLogger(__name__)
 
 COMMAND = command("deploy.verification")
+UNVERIFIED = "%s could not be verified: %s; `relaxserve cache verify` verifies all stored files"
 
 
 def damage_of(path: Path) -> str:
     """Verify a file in another process and wait for it. Return its description of the damage, or "" if it found none. A file that cannot be
-    read is damaged. If the process ended early for another reason, log that the file is not verified."""
-    ended = subprocess.run([*COMMAND, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    read is damaged. If the process cannot be started, or ends early for another reason, log that the file is not verified."""
+    try:
+        ended = subprocess.run([*COMMAND, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        log.warning(UNVERIFIED, path, error.strerror)
+        return ""
     if fault := ended.stdout.strip():
         return fault
     how = describe_status(ended.returncode)
     if ended.returncode == -signal.SIGBUS:  # the disk failed to read a page of the mapped file, or the file was cut
         return f"{path} cannot be read: its verification was {how}"
     if ended.returncode:
-        log.warning("%s is not verified: its verification ended early (%s); the next start verifies it", path, how)
+        log.warning(UNVERIFIED, path, f"the process that reads it ended early ({how})")
     return ""
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 REST_S = 1.0  # idle seconds after which a model settles
 STEADY_S = 10.0  # seconds between a step and the settling of a process that is never idle
@@ -40,8 +41,11 @@ class Settling:
             self._start()
 
     def _start(self) -> None:
-        """Settle on a new thread. If the last settling still runs, do nothing; in either case, the next step sets a new time to settle."""
+        """Settle on a new thread. Do nothing if the last settling still runs, or if the system has no thread for this process now. In any
+        case, the next step sets a new time to settle."""
         self._due_s = None
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._settle, name="settle", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._settle, name="settle", daemon=True)
+            with suppress(RuntimeError):  # no thread is left for now
+                thread.start()
+                self._thread = thread

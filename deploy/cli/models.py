@@ -11,7 +11,7 @@ import threading
 from collections.abc import Generator
 from contextlib import aclosing, contextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -200,7 +200,9 @@ def _serving(model: str, options: list[str]) -> Generator[str]:
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
     words = bound((*SERVE, model, *options, "--port", "0", "--log-level", "warning"))
-    server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    server = subprocess.Popen(
+        words, env=environment, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace", start_new_session=True
+    )
     try:
         yield _address(server, model)
     finally:
@@ -216,7 +218,15 @@ def _address(server: subprocess.Popen[str], model: str) -> str:
         show("load", 0.0)
         for line in server.stderr:
             if found := READY.search(line):
-                threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
+                threading.Thread(target=_read_on, args=(server.stderr,), daemon=True).start()
                 return found[1]
             errors.print(line.rstrip(), style="dim", highlight=False, soft_wrap=True)
+    server.stderr.close()
     raise ServerFault("the server ended before the model was ready; the lines above give the reason")
+
+
+def _read_on(pipe: IO[str]) -> None:
+    """Read what comes until the pipe ends, because a full pipe would block the server. Drop it."""
+    with pipe:
+        for _ in pipe:
+            pass

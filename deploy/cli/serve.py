@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,8 +119,9 @@ def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
 
 
 async def greet(registry: Registry, url: str) -> bool:
-    """Show the progress of loads until they have ended, then print one line: the server's address and its models. With JSON as the format
-    of the log, log the address instead. Return False, without this line, if loads were requested and none succeeded."""
+    """Show the progress of loads until they have ended, then print one line, if it can be written: the server's address and its models.
+    With JSON as the format of the log, log the address instead. Return False, without this line, if loads were requested and none
+    succeeded."""
     from server.models.load_report import LOADS
 
     operations = registry.operations.all()
@@ -134,7 +137,8 @@ async def greet(registry: Registry, url: str) -> bool:
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
     await registry.measure()
-    errors.print(greeting(registry, url), highlight=False, soft_wrap=True)
+    with suppress(OSError):  # nobody reads standard error, or its disk is full; a broken pipe would make `errors` end the process
+        print(greeting(registry, url), file=sys.stderr, flush=True)
     return True
 
 

@@ -68,7 +68,11 @@ def _is_large(file: GgufFile) -> bool:
 def _made_apart(file: GgufFile) -> bytes | None:
     """Return the packed tokenizer files that a process of its own makes. Return None if it fails: if the file is damaged, this process
     fails, too, and reports it."""
-    done = subprocess.run([*COMMAND, file.path], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    try:
+        done = subprocess.run([*COMMAND, file.path], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:  # for example, there is too little memory to start a process
+        log.debug("the process that reads the vocabulary of %s cannot be started: %s", file.path, error.strerror)
+        return None
     if done.returncode == 0:
         return done.stdout
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]

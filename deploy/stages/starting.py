@@ -86,7 +86,10 @@ def end_of(process: subprocess.Popen[bytes]) -> tuple[str, bool] | None:
 def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the process of a stage, which ends with this one, and return a connection to it. If a connection is given, the process serves
     that one, and it is returned. Raise LoadError if the process cannot be started; the connection is then closed."""
-    near, far = (inherited, inherited) if inherited is not None else socket.socketpair()
+    try:
+        near, far = (inherited, inherited) if inherited is not None else socket.socketpair()
+    except OSError as error:
+        raise _not_started(error) from error
     words = bound((*command("deploy.stages.process"), str(far.fileno())))
     try:
         # The worker's stages are in its process group, which the front kills as a whole. A host's are not in the group of its terminal.
@@ -95,8 +98,12 @@ def start_process(inherited: socket.socket | None = None) -> tuple[socket.socket
     except OSError as error:
         with suppress(OSError):
             near.close()
-        raise LoadError(ErrorCode.LOAD_FAILED, f"the process of a stage cannot be started: {error.strerror}") from error
+        raise _not_started(error) from error
     finally:
         if inherited is None:
             far.close()
     return near, process
+
+
+def _not_started(error: OSError) -> LoadError:
+    return LoadError(ErrorCode.LOAD_FAILED, f"the process of a stage cannot be started: {error.strerror}")

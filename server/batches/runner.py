@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -46,6 +46,18 @@ class Run:
     record: BatchRecord
     # set when the batch is cancelled or expires: from then on no line begins, and running lines are aborted
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Slot:
+    """The place of a line among those that run at the same time for a model. It is given back once, however often `release` is called."""
+
+    def __init__(self, slots: asyncio.Semaphore) -> None:
+        self._slots: asyncio.Semaphore | None = slots
+
+    def release(self) -> None:
+        if self._slots is not None:
+            self._slots.release()
+            self._slots = None
 
 
 class Runner:
@@ -165,12 +177,11 @@ class Runner:
         async with asyncio.TaskGroup() as tasks:
             async for line in _in_portions(todo):
                 slots = self._slots_of(msgspec.json.decode(line.body, type=Head).model)
-                has_slot = await _is_first(slots.acquire(), run.stopped.wait())
-                if run.stopped.is_set():
-                    if has_slot:
-                        slots.release()
+                if not await _is_slot_taken(slots, run.stopped):
                     break
-                tasks.create_task(self._answer(run, line, slots))
+                slot = Slot(slots)
+                task = tasks.create_task(self._answer(run, line, slot))
+                task.add_done_callback(lambda _, slot=slot: slot.release())  # after an error too, even if the task never began
 
     def _slots_of(self, model: str | None) -> asyncio.Semaphore:
         """Return the semaphore that limits how many lines run at the same time for a model. Batches wait for it in the order of arrival."""
@@ -182,13 +193,11 @@ class Runner:
 
     # --- one line --------------------------------------------------------------------------------------------------------
 
-    async def _answer(self, run: Run, asked: Line, slots: asyncio.Semaphore) -> None:
+    async def _answer(self, run: Run, asked: Line, slot: Slot) -> None:
         """Answer a line, and give its slot back. Then write the answer into the output file, or into the error file if the status is not
         200. Write nothing if the batch was stopped before there was an answer."""
-        try:
-            answer = await self._call(run, asked)
-        finally:
-            slots.release()
+        answer = await self._call(run, asked)
+        slot.release()
         if answer is None:
             return
         is_error = answer.status != HTTPStatus.OK
@@ -247,15 +256,20 @@ class Runner:
             self._store.keep(FileRecord(file_id, record.owner, name, "batch_output", size, now(), expires_at))
 
 
-async def _is_first(work: Coroutine[None, None, object], other: Coroutine[None, None, object]) -> bool:
-    """Await `work` or `other`, and cancel the one that has not ended. Return whether `work` has ended; both may have."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
+async def _is_slot_taken(slots: asyncio.Semaphore, stopped: asyncio.Event) -> bool:
+    """Take a slot and return True, or return False, without a slot, if `stopped` is set before there is one. If this task is cancelled, a
+    slot that it has just got is given back."""
+    tasks = [asyncio.create_task(slots.acquire()), asyncio.create_task(stopped.wait())]
+    is_taken = False
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].done()
+        is_taken = not stopped.is_set() and tasks[0].done()
     finally:
+        if tasks[0].done() and not is_taken:
+            slots.release()
         for task in tasks:
             task.cancel()
+    return is_taken
 
 
 async def _in_portions(items: Iterable[T]) -> AsyncIterator[T]:

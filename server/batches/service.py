@@ -173,12 +173,14 @@ def _newest_first(records: Iterable[R]) -> list[R]:
 
 def _own(folder: Path) -> IO[bytes]:
     """Make the folder if it does not exist, and lock it for this server. The kernel frees the lock however the server ends. Raise
-    StoreError if another server holds the lock."""
+    StoreError if another server holds the lock, and OSError if the folder cannot be made or locked."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = (folder / "lock").open("ab", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise StoreError("another server uses it; name another folder") from error
+        if isinstance(error, BlockingIOError):
+            raise StoreError("another server uses it; name another folder") from error
+        raise
     return file

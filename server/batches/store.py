@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,17 +178,29 @@ class Store:
 
     def sweep(self, keep_s: int) -> None:
         """Remove expired files that no running batch uses, and batches that ended at least `keep_s` seconds and at least a day ago. The
-        requests of an Anthropic batch go with it."""
-        expired = [record for record in self.all_files() if record.has_expired]
+        requests of an Anthropic batch go with it. Raise OSError if the disk refuses to remove one of them; the others are removed
+        nevertheless."""
+        refused: OSError | None = None
+        for remove in self._outdated(keep_s):
+            try:
+                remove()
+            except OSError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+
+    def _outdated(self, keep_s: int) -> Iterator[Callable[[], None]]:
+        """Yield a function for each file and each batch that `sweep` removes, which removes it."""
+        expired = [file for file in self.all_files() if file.has_expired]  # first: no batch begins with a file that has expired
         used = {file_id for batch in self.all_batches() if not batch.has_ended for file_id in batch.file_ids}
         for file in expired:
             if file.id not in used:
-                self.delete_file(file.id)
+                yield partial(self.delete_file, file.id)
         for batch in [record for record in self.all_batches() if record.has_ended]:
             if max(batch.times.values()) + max(keep_s, DAY_S) <= now():
-                self.delete_batch(batch)
-                if (file := self.files.get(batch.input_file_id)) is not None and file.purpose == REQUESTS:
-                    self.delete_file(file.id)
+                yield partial(self.delete_batch, batch)
+                if (requests := self.files.get(batch.input_file_id)) is not None and requests.purpose == REQUESTS:
+                    yield partial(self.delete_file, requests.id)
 
     # --- disk ------------------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,12 @@ class Operation:
             self.fraction = 1.0
         self._notify()
 
+    def cancel(self) -> None:
+        """Cancel the task, unless it has ended or was cancelled before: a second cancellation would interrupt what it does at its end, such
+        as stopping a worker."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
+
     async def wait(self) -> None:
         """Return when the operation has ended, with or without success."""
         while self.state is OperationState.RUNNING:
@@ -167,7 +173,7 @@ class Operations:
 
     async def cancel_all(self) -> None:
         """Cancel all running operations, and wait until they have ended."""
-        tasks = [o.task for o in self._by_id.values() if o.task is not None and not o.task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running = [o for o in self._by_id.values() if o.task is not None and not o.task.done()]
+        for operation in running:
+            operation.cancel()
+        await asyncio.gather(*(o.task for o in running if o.task is not None), return_exceptions=True)

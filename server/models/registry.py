@@ -338,7 +338,7 @@ class Registry:
             raise ApiError(OPERATION_ENDED, f"operation {operation.id!r} has ended: it {operation.outcome}")
         if getcoroutinestate(cast("Coroutine[Any, Any, None]", operation.task.get_coro())) == CORO_CREATED:
             await asyncio.sleep(0)  # a task that is cancelled before it begins would never end the operation
-        operation.task.cancel()
+        operation.cancel()
         await operation.wait()
 
     async def _load(self, model: Model, replaces: Model | None = None) -> None:
@@ -446,9 +446,10 @@ class Registry:
         model.state = ModelState.DRAINING
         log.info("unloading %s, with %g s for running requests", model.spec.name, drain_s)
         try:
-            before_bytes = await self.resident_bytes()
+            # first: while anything else is awaited, the replacement could take the model's place
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
+            before_bytes = await self.resident_bytes()
             await model.loaded.worker.drain(drain_s)
         finally:
             await model.loaded.worker.stop()

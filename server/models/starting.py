@@ -14,8 +14,8 @@ from server.errors import TEMPLATE_NOT_RENDERED, ApiError
 from server.fetching import AUDIO, IMAGES, Fetcher
 from server.images.decoder import ImageDecoder
 from server.images.sight import Sight
-from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer
-from server.messages import FETCH, ErrorCode, Progress
+from server.interfaces import LoadError, ProgressCallback, Renderer, Tokenizer, WorkerHandle
+from server.messages import FETCH, ErrorCode, Progress, Ready
 from server.models.admission import Admission
 from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
@@ -62,11 +62,15 @@ class Starter:
             if ready.padded_to and tokenizer.pad_id is None:
                 text = f"the files of {spec.source} name no pad_token, and the model was trained on texts with padding"
                 raise LoadError(ErrorCode.LOAD_REFUSED, text)
+            return self._assembled(spec, worker, ready, tokenizer, dialect)
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             await worker.stop()
             raise
+
+    def _assembled(self, spec: ModelSpec, worker: WorkerHandle, ready: Ready, tokenizer: Tokenizer, dialect: Dialect) -> Loaded:
+        """Return the parts of a model whose worker is ready."""
         worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
         admission = Admission(
             spec.name,

@@ -23,7 +23,7 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
         b'data: {"choices": [{"delta": {"content": "lo"}}]}\n\ndata: {"choices": []}\n\ndata: [DONE]\n\ndata: {"never": 1}\n\n',
     ),
     "/broken": (200, b'data: {"ok": 1}\n\ndata: {"error": {"message": "the worker died", "code": "generation_failed"}}\n\n'),
-    "/operation": (200, b'data: {"object": "operation", "error": {"message": "in the load"}}\n\n'),
+    "/operation": (200, b'data: {"object": "operation", "error": {"message": "in the load"}}\n\ndata: [DONE]\n\n'),
     "/full": (
         507,
         b'{"error": {"message": "too large", "type": "server_error", "code": "insufficient_memory", "required_bytes": 5242880}}',
@@ -121,6 +121,24 @@ def test_what_speaks_no_http_is_told(said: bytes) -> None:
         thread.start()
         with pytest.raises(ServerFault, match=r"give (the right|its) address by --url"):
             Client(f"http://127.0.0.1:{listener.getsockname()[1]}").get("/x")
+        thread.join()
+
+
+@pytest.mark.parametrize("said", [b"", b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n10\r\ndata: {"ok": 1}\n\n\r\n'])
+def test_a_server_that_ends_within_an_answer_is_told(said: bytes) -> None:
+    """It may be relaxserve: its process was killed."""
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ServerFault, match="broke off its answer; see its log"):
+            list(Client(f"http://127.0.0.1:{listener.getsockname()[1]}").events("GET", "/x"))
         thread.join()
 
 

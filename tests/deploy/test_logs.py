@@ -101,6 +101,25 @@ def test_a_closed_log_ends_nothing(tmp_path: Path) -> None:
     writer.flush()
 
 
+class Exiting(io.StringIO):
+    """A stream like the one that rich puts in the place of standard error while it shows bars: a broken pipe ends the program."""
+
+    def write(self, text: str) -> int:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize("stream", [None, Exiting()], ids=["none", "exiting"])
+def test_a_line_that_cannot_be_written_does_not_end_the_log(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no standard error if that was closed before the start."""
+    writer, later = Writer(), io.StringIO()
+    writer.setFormatter(logging.Formatter("%(message)s"))
+    for found in (stream, later):
+        monkeypatch.setattr(sys, "stderr", found)
+        writer.emit(record("x"))
+        writer.flush()
+    assert later.getvalue() == "x\n"
+
+
 def test_a_model_s_life_has_lines_in_json(command_line: CommandLine) -> None:
     """With --log-format json, the log has a JSON object for each of these events: load, ready, a request, a killed worker, unload and
     stop."""

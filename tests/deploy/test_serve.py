@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-from deploy.serve import WORKER, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
+from deploy.serve import WORKER, export, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
 from server.models.state import ModelSpec, SavedState, StateError, write_state
 from server.settings import ServerSettings
 from tests.server.conftest import serve as null_server
@@ -34,6 +35,23 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
 
     with pytest.raises(StateError, match=complaint):
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
+
+
+GREETS = """
+from deploy.serve import serve
+from server.settings import ServerSettings
+
+async def greet(*_):
+    raise OSError("nobody is there")
+
+serve(ServerSettings(port=0, batch_store_bytes=0), [], greet)
+"""
+
+
+def test_an_error_of_the_greeting_stops_the_server() -> None:
+    """Otherwise whoever waits for the greeting would wait for ever."""
+    ended = subprocess.run([sys.executable, "-c", GREETS], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1 and ended.stderr.rstrip().endswith("OSError: nobody is there")
 
 
 def test_the_application_is_imported_while_workers_load() -> None:
@@ -159,3 +177,30 @@ def test_fields_that_fastapi_makes_warn_nobody() -> None:
         TypeAdapter(list[Annotated[int, Field(alias="x")]])
         with pytest.raises(UserWarning):
             warnings.warn("another one", UserWarning, stacklevel=1)
+
+
+def test_a_cancelled_call_of_a_process_that_has_just_ended_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise unloading a model while its export ends would be logged as a failure of the disk."""
+
+    class Ended:
+        def kill(self) -> None:
+            raise ProcessLookupError
+
+        async def communicate(self, _data: bytes) -> None:
+            await asyncio.Event().wait()
+
+        async def wait(self) -> int:
+            return 0
+
+    async def start(*_: object, **__: object) -> Ended:
+        return Ended()
+
+    async def call() -> None:
+        exporting = asyncio.create_task(export(ModelSpec("m", "m"), Path("folder")))
+        await asyncio.sleep(0.01)
+        exporting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exporting
+
+    monkeypatch.setattr("deploy.serve.asyncio.create_subprocess_exec", start)
+    asyncio.run(call())

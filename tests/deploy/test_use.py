@@ -95,6 +95,28 @@ def test_a_file_that_the_disk_refuses_is_verified_by_the_next_start(path: Path, 
     assert begin_use(path) == path and not path.exists()
 
 
+def test_a_file_that_cannot_be_opened_is_verified_by_the_next_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without free file descriptors does not know whether the disk has the file."""
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    own = use.Use(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(use.os, "open", refuse)
+        own.end()
+    assert len(left_behind(path)) == 1
+    flip(path)
+    assert begin_use(path) == path and not path.exists()
+
+
+def test_a_missing_file_needs_no_marker(path: Path) -> None:
+    own = use.Use(path)
+    path.unlink()
+    own.end()
+    assert markers_of(path) == []
+
+
 def test_a_failure_of_the_disk_that_a_thread_has_seen_counts_at_the_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first wait after a failure reports it."""
     results = iter([OSError(5, "Input/output error"), None])
@@ -194,6 +216,17 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
     assert begin_use(path) == path and markers_of(path) == []
 
 
+def test_a_file_system_without_locks_keeps_no_files_of_markers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each start would leave one."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    before = sorted(path.parent.iterdir())
+    monkeypatch.setattr(use.fcntl, "flock", refuse)
+    assert begin_use(path) == path and sorted(path.parent.iterdir()) == before
+
+
 # --- verification in the background -------------------------------------------------------------------------------------
 
 
@@ -223,17 +256,22 @@ def test_a_file_that_kills_its_verification_is_damaged(path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("script", "how"),
-    [("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"), ("raise SystemExit(3)", "exit status 3")],
-    ids=["killed", "failed"],
+    ("command", "why"),
+    [
+        (("/missing/python",), "No such file or directory"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), "ended early (killed by SIGKILL)"),
+        ((sys.executable, "-c", "raise SystemExit(3)"), "ended early (exit status 3)"),
+    ],
+    ids=["not started", "killed", "failed"],
 )
-def test_a_verification_that_fails_is_logged(
-    script: str, how: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_file_that_could_not_be_verified_is_named(
+    path: Path, command: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That nothing was verified is no reason to remove an undamaged file, but nobody may take it for verified."""
-    monkeypatch.setattr(verification, "COMMAND", (sys.executable, "-c", script))
+    """That nothing was verified is no reason to remove an undamaged file, but nobody may take it for verified. Nobody would verify it
+    later, because the process that uses it may end normally."""
+    monkeypatch.setattr(verification, "COMMAND", command)
     assert damage_of(path) == ""
-    assert f"{path} is not verified: its verification ended early ({how}); the next start verifies it" in caplog.text
+    assert f"{path} could not be verified" in caplog.text and why in caplog.text
 
 
 def test_verification_runs_when_nothing_else_does() -> None:

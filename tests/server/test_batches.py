@@ -20,7 +20,8 @@ import pytest
 
 from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
-from server.batches.runner import Runner
+from server.batches.runner import Run, Runner
+from server.batches.service import _own
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
 from tests.doubles.worker import NullScript
@@ -704,6 +705,46 @@ def test_a_server_that_stops_during_an_error_of_the_disk_ends_its_batches(tmp_pa
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("num_iterations", range(12))
+def test_a_failed_batch_gives_all_slots_back(num_iterations: int, tmp_path, monkeypatch) -> None:
+    """Otherwise other batches for the model would wait for them for ever. The error comes at different moments of the next line: while the
+    batch waits for a slot, when it has just got one, or before the line's task has begun."""
+
+    async def check() -> None:
+        slots = asyncio.Semaphore(2)
+
+        async def call(_runner: Runner, _run: Run, line: Line) -> None:
+            if line.custom_id == "line 0":
+                for _ in range(num_iterations):
+                    await asyncio.sleep(0)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(Runner, "_call", call)
+        monkeypatch.setattr(Runner, "_slots_of", lambda *_: slots)
+        store = Store(tmp_path, 100_000)
+        upload = store.new_upload()
+        upload.add(jsonl([chat_line(number) for number in range(3)]))
+        file = upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0))
+        runner = Runner(store, None, None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
+        with pytest.raises(ExceptionGroup):
+            await runner._answer_all(Run(record_of(file.id)), set())
+        for _ in range(2):
+            assert not slots.locked()
+            await slots.acquire()
+
+    asyncio.run(check())
+
+
+def test_no_other_server_is_blamed_for_a_file_system_without_locks(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("server.batches.service.fcntl.flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        _own(tmp_path)
+
+
 def test_a_batch_can_be_described_while_a_thread_ends_it(tmp_path) -> None:
     runner = Runner(Store(tmp_path, 1000), None, None, max_line_bytes=1000, keep_s=0)  # type: ignore[arg-type]
     record = record_of(new_id("file-"))
@@ -747,3 +788,23 @@ def test_what_the_disk_refuses_to_remove_is_removed_later(tmp_path, monkeypatch)
     store.sweep(0)
     assert not [*(tmp_path / "files").iterdir(), *(tmp_path / "batches").iterdir()]
     assert store.num_bytes == 0
+
+
+def test_a_file_that_cannot_be_removed_keeps_no_others(tmp_path, monkeypatch) -> None:
+    store = Store(tmp_path, 1000)
+    files: list[FileRecord] = []
+    for _ in range(2):
+        upload = store.new_upload()
+        upload.add(b"{}\n")
+        files.append(upload.finish(lambda file_id, size: FileRecord(file_id, "", "f", "batch", size, 0, expires_at=1)))
+    store.save(record_of(new_id("file-"), status=Status.COMPLETED, times={Status.COMPLETED: 1}))
+
+    def unlink(path: Path, whole: Any = Path.unlink, **options: Any) -> None:
+        if path.stem == files[0].id:
+            raise OSError(errno.EPERM, "Operation not permitted")  # it is immutable
+        whole(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match="not permitted"):
+        store.sweep(0)
+    assert store.files.keys() == {files[0].id} and not store.batches

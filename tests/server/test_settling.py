@@ -62,3 +62,22 @@ def test_a_model_does_not_settle_twice_at_once(model: Model) -> None:
     model.may_end.set()
     ended(settling)
     assert model.num_settled == 1
+
+
+def test_a_model_settles_later_if_no_thread_is_left(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker serves its requests, as before it settles."""
+    settling = Settling(model.settle, lambda: 0.0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    settling.note_step()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        settling.rest()
+    ended(settling)
+    assert not settling.is_due and model.num_settled == 0
+    settling.note_step()
+    settling.rest()
+    ended(settling)
+    assert model.num_settled == 1

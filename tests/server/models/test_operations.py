@@ -1,11 +1,18 @@
-"""Watchers of an operation see its end."""
+"""Watchers of an operation see its end, and a cancelled operation comes to its end."""
 
 from __future__ import annotations
 
 import asyncio
 
-from server.messages import Progress
+import pytest
+
+from server.interfaces import ProgressCallback
+from server.messages import Progress, Ready
 from server.models.operations import Operation, OperationState
+from server.models.registry import Registry
+from server.models.state import ModelSpec
+from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 
 def test_a_watcher_sees_the_end_even_if_it_comes_while_a_report_is_sent() -> None:
@@ -20,3 +27,77 @@ def test_a_watcher_sees_the_end_even_if_it_comes_while_a_report_is_sent() -> Non
         return seen
 
     assert asyncio.run(watch()) == ["running", "succeeded"]
+
+
+class SlowToStop(NullWorker):
+    """Loads until it is stopped, and stops only when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__(NullScript())
+        self.is_stopped = False
+        self.is_loading, self.is_stopping, self.may_stop = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def start(self) -> Ready:
+        self.is_loading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stop(self) -> None:
+        self.is_stopping.set()
+        await self.may_stop.wait()
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["cancelled again", "the server stops"])
+def test_a_second_cancellation_does_not_interrupt_the_end_of_a_load(ends: bool) -> None:
+    """Otherwise the worker would go on with its load, and nobody would stop it."""
+
+    async def check() -> None:
+        worker = SlowToStop()
+        registry = Registry(ServerSettings(), lambda _spec, _progress: worker, lambda _source: ByteTokenizer())
+        operation = await registry.load(ModelSpec("m", "m"))
+        await worker.is_loading.wait()
+        first = asyncio.create_task(registry.cancel(operation))
+        await worker.is_stopping.wait()
+        second = asyncio.create_task(registry.close() if ends else registry.cancel(operation))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        worker.may_stop.set()
+        await asyncio.gather(first, second)
+        assert worker.is_stopped and operation.state is OperationState.CANCELLED
+
+    asyncio.run(check())
+
+
+def test_a_model_is_unloaded_although_its_new_version_is_about_to_replace_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        workers, may_load, identities = list[NullWorker](), asyncio.Event(), iter("1122")
+
+        class Later(NullWorker):
+            """Loads when the test lets it."""
+
+            async def start(self) -> Ready:
+                await may_load.wait()
+                return await super().start()
+
+        def make(_spec: ModelSpec, _progress: ProgressCallback) -> NullWorker:
+            workers.append(Later(NullScript()) if workers else NullWorker(NullScript()))
+            return workers[-1]
+
+        registry = Registry(ServerSettings(), make, lambda _source: ByteTokenizer(), identify=lambda _source: next(identities))
+        await (await registry.load(ModelSpec("m", "m"))).wait()
+        await registry.load(ModelSpec("m", "m"))
+        reload = await registry.load(ModelSpec("m", "m"))
+
+        async def measure() -> int:
+            may_load.set()
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            return 0
+
+        monkeypatch.setattr(registry, "resident_bytes", measure)
+        await registry.unload("m", drain_s=0.0)
+        await reload.wait()
+        assert not registry.models() and reload.state is OperationState.CANCELLED
+
+    asyncio.run(check())

@@ -50,7 +50,7 @@ def broken() -> ByteTokenizer:
 
 def started(
     stages: tuple[str, ...], *, error: LoadError | None = None, tokenizer: Callable[[], ByteTokenizer] = sound
-) -> tuple[Loaded | LoadError, Worker, bool]:
+) -> tuple[Loaded | Exception, Worker, bool]:
     """Start a model. Return its parts or the error, the worker, and whether the tokenizer was asked for."""
     asked, workers = threading.Event(), list[Worker]()
 
@@ -65,10 +65,10 @@ def started(
     settings = ServerSettings()
     starter = Starter(settings, Budget(settings, None, lambda _spec: 0, lambda: ()), make, load_tokenizer)
 
-    async def start() -> Loaded | LoadError:
+    async def start() -> Loaded | Exception:
         try:
             return await starter.start(ModelSpec("m", "m"), lambda _progress: None)
-        except LoadError as refused:
+        except (LoadError, ValueError) as refused:
             return refused
 
     return asyncio.run(start()), workers[0], asked.is_set()
@@ -98,6 +98,19 @@ def test_a_template_that_cannot_be_rendered_now_fails_the_load() -> None:
     tokenizer.chat_template.render = busy  # pyright: ignore[reportAttributeAccessIssue]
     found, worker, _ = started((FETCH, "verify"), tokenizer=lambda: tokenizer)
     assert isinstance(found, LoadError) and found.code is ErrorCode.LOAD_FAILED and "try again" in found.message and worker.is_stopped
+
+
+def test_an_error_after_the_load_stops_the_worker() -> None:
+    """Otherwise the worker would hold its memory for as long as the server runs, and nobody would know of it."""
+    tokenizer = sound()
+
+    def fail() -> None:
+        raise ValueError("the renderer does not start")
+
+    tokenizer.chat_template = NullTemplate()
+    tokenizer.chat_template.renderer = fail  # pyright: ignore[reportAttributeAccessIssue]
+    found, worker, _ = started((FETCH, "verify"), tokenizer=lambda: tokenizer)
+    assert isinstance(found, ValueError) and worker.is_stopped
 
 
 def test_no_tokenizer_is_read_without_the_model_s_files() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from runtime.device.cpu import team as team_module
 from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.team import GUARD, SLEEPING, STACK_SPARE, LaunchList, Record, Team, linked_module, native_texts
+from runtime.errors import OutOfMemory
 
 
 @pytest.fixture(scope="module")
@@ -437,3 +440,23 @@ def test_helpers_are_limited_to_the_cores_after_the_first() -> None:
         time.sleep(0.001)
     assert os.sched_getaffinity(helper.native_id or 0) == {cores[1]}
     team.close()
+
+
+def test_a_team_that_cannot_be_completed_leaves_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks = iter([team_module._stack(1 << 16) for _ in range(3)])  # for the caller and two of three helpers
+
+    def allocate(num_bytes: int) -> np.ndarray:
+        if (stack := next(stacks, None)) is None:
+            raise OutOfMemory("stack", required=num_bytes)
+        return stack
+
+    monkeypatch.setattr(team_module, "_stack", allocate)
+    before = {*threading.enumerate()}
+    with pytest.raises(OutOfMemory) as found:
+        Team(4)
+    helpers = {*threading.enumerate()} - before
+    del found
+    gc.collect()  # drops the frames of the traceback, and with them the team
+    for helper in helpers:
+        helper.join(60)
+    assert helpers and not any(helper.is_alive() for helper in helpers)
