@@ -41,8 +41,8 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -439,5 +439,5 @@ def _remove_folder(path: Path) -> None:
     """Remove a folder. An export first gets the name of a leftover, because an interrupt would otherwise leave an export that lacks some of
     its files."""
     if _KEY.fullmatch(path.name):
-        path = path.rename(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        path = path.rename(path.with_name(f".{path.name}.{secrets.token_hex(4)}"))  # a disk may be too full for a new folder
     shutil.rmtree(path)

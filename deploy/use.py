@@ -7,6 +7,7 @@ its journal, xfs and btrfs.
 from __future__ import annotations
 
 import atexit
+import errno
 import fcntl
 import logging
 import os
@@ -16,12 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import DamagedFile, UnsafeCache
-from runtime.sealed import key_of, locked_file
+from runtime.sealed import key_of, locked_file, opened
 from runtime.sections import SectionFile
 
 log = logging.getLogger(__name__)
 
 INFIX = ".used-"  # part of a marker's name between the name of the file and a random part
+_BLOCK_BYTES = 32 << 20
 _refused = set[Path]()  # files that the disk failed to write: only the first `fsync` after a failure reports it
 
 
@@ -129,14 +131,30 @@ def begin_use(
 
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
     """Verify a file, and remove it if it is damaged. Return True if it is undamaged, missing or removed now, and False if it is damaged and
-    cannot be removed. Raise OSError if it cannot be read."""
+    cannot be removed. A file is also damaged if the disk cannot read a part of it. Raise OSError if it cannot be read for another
+    reason."""
     try:
-        SectionFile(path, key_of(path.parent)).verify(progress)
+        _read(path, lambda fraction: progress(fraction / 2))
+        SectionFile(path, key_of(path.parent)).verify(lambda fraction: progress((1 + fraction) / 2))
     except FileNotFoundError:
         return True
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return remove_damaged(path, f"{path} cannot be read: {error.strerror}")
     except (DamagedFile, UnsafeCache) as fault:
         return remove_damaged(path, str(fault))
     return True
+
+
+def _read(path: Path, progress: Callable[[float], None]) -> None:
+    """Read a file completely. Raise OSError if the disk cannot read a part of it: in a mapped file, that part would kill this process
+    (SIGBUS). `progress` gets the fraction that is read."""
+    size, num_read = path.stat().st_size, 0
+    with opened(path) as file:
+        while data := file.read(_BLOCK_BYTES):
+            num_read += len(data)
+            progress(num_read / size)
 
 
 def remove_damaged(path: Path, fault: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -27,6 +26,7 @@ from deploy.model_loading.known import carried, refusals
 from deploy.model_loading.locate import CONFIG
 from deploy.quality.text import CALIBRATION, read_text, tokens_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS
+from deploy.use import remove_damaged
 from runtime.errors import DamagedFile
 from runtime.sealed import key_of
 from runtime.sections import SectionFile, read_kept
@@ -104,7 +104,7 @@ def _read(place: Path, tensors: Mapping[str, TensorInfo], heads: Mapping[str, st
 
 class _Stored(Mapping[str, Mapping[str, Array]]):
     """The arrays of each quantised matrix in a file, which are verified when a matrix is asked for: whoever packs it reads it anyway, and
-    nobody else does. If it is damaged, the file is removed, and LoadError is raised."""
+    nobody else does. If it is damaged, the file is removed if possible, and LoadError is raised."""
 
     def __init__(self, file: SectionFile, widths: Mapping[str, Width], shapes: Mapping[str, tuple[int, ...]]) -> None:
         """`widths` and `shapes` are those of the matrices, by their names."""
@@ -116,10 +116,11 @@ class _Stored(Mapping[str, Mapping[str, Array]]):
         try:
             found = {part: self._file.read(f"{name}.{part}") for part in infos}
         except DamagedFile as fault:
-            with suppress(OSError):
-                self._file.path.unlink()
-            text = f"{fault}; it is removed: load the model again, which quantises it anew"
-            raise LoadError(ErrorCode.LOAD_FAILED, text) from fault
+            if remove_damaged(self._file.path, str(fault)):
+                remedy = "it is removed: load the model again, which quantises it anew"
+            else:
+                remedy = "it cannot be removed: remove it as the user that owns the folder"
+            raise LoadError(ErrorCode.LOAD_FAILED, f"{fault}; {remedy}") from fault
         return {
             part: np.frombuffer(data, infos[part].dtype, prod(infos[part].shape)).reshape(infos[part].shape) for part, data in found.items()
         }

@@ -91,12 +91,23 @@ class Batches:
             file for file in self.store.all_files() if file.owner == owner and file.purpose != REQUESTS and not file.has_expired
         )
 
-    def delete_file(self, file: FileRecord) -> None:
-        """Delete a file. Raise ApiError if a batch that has not ended uses it."""
-        for batch in self.store.all_batches():
+    async def delete_file(self, file: FileRecord) -> None:
+        """Delete a file. No batch begins with it while a thread removes it. If the disk refuses to remove it, keep its record. Raise
+        ApiError if a batch that has not ended uses it."""
+        store = self.store
+        for batch in store.all_batches():
             if not batch.has_ended and file.id in batch.file_ids:
                 raise ApiError(CONFLICTING_BATCH, f"batch {batch.id} uses the file; cancel the batch first", param="file_id")
-        self.store.delete_file(file.id)
+        store.files.pop(file.id, None)  # on the event loop, like the check above, so that no batch is created in between
+
+        def remove() -> None:
+            try:
+                store.delete_file(file.id)
+            except OSError:
+                store.files[file.id] = file
+                raise
+
+        await store.on_disk(remove)
 
     # --- batches ---------------------------------------------------------------------------------------------------------
 

@@ -148,7 +148,7 @@ def read_line(line: str, where: str) -> Known:
     if re.search(rf"\s({'|'.join(('group', 'model', *RATES))})=", key):
         raise SettingsError(f"{where} has a key that another word follows; expected {FORM}")
     if re.search(r"\s#", key):
-        raise SettingsError(f"{where} has a key that a comment follows; put the comment on a line of its own")
+        raise SettingsError(f"{where} has a key that a comment follows; remove the comment")
     values: dict[str, list[str]] = {}
     for word in words:
         name, _, value = word.partition("=")

@@ -127,10 +127,10 @@ class Registry:
 
     async def open(self) -> None:
         """Begin to load the models that the command line and the state file name: cached ones first, and otherwise those of the command
-        line first. The command line decides the settings of its models, which keep the names that they have got since. A name that the
-        start gave once stays, too, until it is removed at `/admin/aliases`. No saved model keeps an alias that the command line gives. A
-        saved model whose name is such an alias is refused. A further call does nothing. Raise StateError if the state file cannot be
-        read."""
+        line first. The command line decides the settings of its models, which keep the names that they have got since, even
+        if the command line gives them another source. A name that the start gave once stays, too, until it is removed at
+        `/admin/aliases`. No saved model keeps an alias that the command line gives. A saved model whose name is such an alias is refused. A
+        further call does nothing. Raise StateError if the state file cannot be read."""
         if self._is_open:
             return
         self._is_open = True
@@ -138,7 +138,7 @@ class Registry:
         saved = self._saved.read()
         owners = {name: spec.name for spec in self._initial for name in (spec.name, *spec.aliases)}
         for spec, name in [(one, name) for one in self._initial for name in (one.name, *one.aliases)]:
-            if name in saved and saved[name].source == spec.source:
+            if name in saved and (name == spec.name or saved[name].source == spec.source):
                 foreign = {alias for alias, owner in owners.items() if owner != spec.name}
                 given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without({*foreign, spec.name}))
                 if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -234,6 +236,29 @@ def test_an_export_that_does_not_state_its_weights_is_damaged(kept: Kept, conten
     (place / "program.json").write_text(content)
     ((path, fault),) = kept.verify()
     assert path == place and fault.startswith("program.json is damaged: ")
+
+
+def test_an_export_is_removed_from_a_full_disk_and_is_no_export_before(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder needs room on the disk, and a prune is to make room."""
+    place = kept.export_of(KEYS[0])
+    place.mkdir(parents=True)
+    (place / "program.json").write_text("{}")
+    aged(place, 2 * ABANDONED_S)
+    rmtree = shutil.rmtree
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kept.prune(keep_bytes=0)
+    assert [item.part for item in kept.items()] == [Part.LEFTOVER]
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    assert len(kept.prune()) == 1 and not [*place.parent.iterdir()]
 
 
 def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

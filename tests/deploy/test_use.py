@@ -3,6 +3,8 @@ while the worker runs."""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import subprocess
@@ -206,6 +208,34 @@ def test_a_damaged_file_that_cannot_be_removed_is_not_used(
     monkeypatch.setattr(Path, "unlink", refuse)
     assert begin_use(path, verify=True) is None
     assert "cannot be removed (Permission denied): remove it as the user that owns the folder" in caplog.text
+
+
+def test_a_file_of_which_the_disk_cannot_read_a_page_is_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the page were read in the mapped file, SIGBUS would kill the worker. If the file also stays, because the file system is read-only,
+    the same would happen in each worker."""
+
+    class Unreadable(io.BytesIO):
+        def read(self, _size: int | None = -1) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(use, "opened", lambda _: Unreadable(), raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        assert begin_use(path, verify=True) is None and path.exists()
+    assert f"{path} cannot be read: Input/output error; it cannot be removed (Read-only file system)" in caplog.text
+    assert begin_use(path, verify=True) == path and not path.exists()
+
+
+def test_each_half_of_a_verification_tells_its_progress(path: Path) -> None:
+    """A load that tells no progress for some minutes is given up, and reading the file may take that long."""
+    seen: list[float] = []
+    begin_use(path, verify=True, progress=seen.append)
+    assert seen == [0.5, 0.75, 1.0]
 
 
 def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

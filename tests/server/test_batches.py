@@ -9,6 +9,7 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -341,6 +342,33 @@ def test_no_request_waits_while_files_are_removed(serve, folder, monkeypatch) ->
     monkeypatch.undo()
     assert len(threads) > 4 and server.thread.ident not in threads
     assert not list((folder / "files").iterdir()) and not list((folder / "batches").iterdir())
+
+
+def test_no_batch_begins_with_a_file_that_a_thread_removes(serve, folder, monkeypatch) -> None:
+    """Its requests would be gone. If the disk refuses to remove the file, it is there again."""
+    client = serve(batch_dir=folder).openai()
+    file = client.files.create(file=("questions.jsonl", jsonl([chat_line(1)])), purpose="batch")
+    removing, go_on = threading.Event(), threading.Event()
+
+    def refuse(_store: Store, _file_id: str) -> None:
+        removing.set()
+        assert go_on.wait(60)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Store, "delete_file", refuse)
+    with ThreadPoolExecutor(1) as pool:
+        deleted = pool.submit(client.files.delete, file.id)
+        assert removing.wait(60)
+        try:
+            with pytest.raises(openai.NotFoundError):
+                begin_with(client, file.id)
+        finally:
+            go_on.set()
+        with pytest.raises(openai.InternalServerError):
+            deleted.result()
+    monkeypatch.undo()
+    assert client.files.retrieve(file.id).id == file.id
+    assert client.files.delete(file.id).deleted and not list((folder / "files").iterdir())
 
 
 def test_a_file_that_is_deleted_twice_is_counted_once(tmp_path, monkeypatch) -> None:

@@ -96,7 +96,9 @@ def router(context: Context) -> APIRouter:
         def prepare() -> LlamaAnswer:
             asked = body.completion(written.prompts, loaded.tokenizer, loaded.defaults.max_tokens)
             if any(written.excerpts):
-                asked.truncate_prompt_tokens = None  # at most -1, which also allows to keep the tokens of all files
+                # Here it is None or -1, which also allows to keep all tokens. Prompts without files are then not shortened either: one that
+                # is too long is refused.
+                asked.truncate_prompt_tokens = None
             with in_words(NAMES):
                 jobs = written.given(plan_completion(asked, model, loaded, who, settings))
             generations = [Generation(loaded, job, series, who) for job in jobs]

@@ -122,7 +122,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/chat", responses=_lines(OllamaChat))
     async def chat(request: Request, body: OllamaChatBody) -> Response:
-        """Answer a conversation. Without messages, answer at once that the model is loaded, or put it to sleep if `keep_alive` is 0."""
+        """Answer a conversation. Without messages, wake the model and answer once it is ready, or put it to sleep if `keep_alive` is 0."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if not body.messages:
             return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
@@ -134,7 +134,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
         """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is.
-        Without a prompt, answer at once that the model is loaded, or put it to sleep if `keep_alive` is 0."""
+        Without a prompt, wake the model and answer once it is ready, or put it to sleep if `keep_alive` is 0."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if not body.prompt:
             return await keeping.answer(model, body, caller(request), {"response": ""})

@@ -97,7 +97,7 @@ def router(context: Context) -> APIRouter:
     async def delete_file(request: Request, file_id: str) -> Response:
         """Delete a file that no running batch uses."""
         file = batches.store.file(file_id, caller(request).tenant)
-        await batches.store.on_disk(lambda: batches.delete_file(file))
+        await batches.delete_file(file)
         deleted: FileDeleted = {"id": file_id, "object": "file", "deleted": True}
         return json_answer(deleted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -142,6 +143,10 @@ def test_a_flipped_bit_is_never_packed(quantised: Quantised, monkeypatch: pytest
     sound = path.rename(path.with_name("sound"))
     path.write_bytes(content)
     matrix, _, part = largest.name.rpartition(".")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
     damaged = formed().quantised
     assert damaged is not None
     monkeypatch.setattr("deploy.quantizing.quantize.quantise", lambda *_: quantised._result)
@@ -149,6 +154,14 @@ def test_a_flipped_bit_is_never_packed(quantised: Quantised, monkeypatch: pytest
         with pytest.raises(LoadError, match=f"section '{largest.name}' is damaged: its checksum differs; it is removed: load the model"):
             damaged.read(largest.name)
         assert not path.exists()
+        path.write_bytes(content)
+        damaged = formed().quantised
+        assert damaged is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", refuse)
+            with pytest.raises(LoadError, match="differs; it cannot be removed: remove it as the user that owns the folder"):
+                damaged.read(largest.name)
+        path.unlink()
         again = formed().quantised
         assert again is not None and again.read(largest.name).tobytes() == quantised.parts(matrix)[part].tobytes()
     finally:

@@ -623,6 +623,15 @@ def test_a_model_of_the_command_line_keeps_the_names_that_it_got_later(serve, fo
         assert second.http().post("/api/show", json={"model": name}).json()["system"] == "Arr."
 
 
+def test_a_model_of_the_command_line_keeps_its_later_names_although_its_source_changes(serve, folder):
+    """For example, its name stays `small` when a file with fewer bits replaces its file."""
+    state = folder / "models.json"
+    write_state(state, SavedState((ModelSpec("small", "a.Q8.gguf", aliases=("late",)), ModelSpec("other", "b", aliases=("mine",)))))
+    server = serve(initial=[ModelSpec("small", "a.Q4.gguf"), ModelSpec("c", "w", aliases=("other",))], state_file=state)
+    assert server.registry.aliases() == {"late": "small", "other": "c"}
+    assert server.registry.find("late").spec.source == "a.Q4.gguf"
+
+
 def test_a_model_may_swap_its_name_and_its_alias_between_two_starts(serve, folder):
     state = folder / "models.json"
     write_state(state, SavedState((ModelSpec("prod", "z", aliases=("late", "qwen")),)))

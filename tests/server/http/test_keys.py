@@ -36,7 +36,7 @@ def test_a_line_has_a_group_models_and_rates():
         ("tokens_per_minute=9 tokens_per_minute=8", "tokens_per_minute=9, 8; expected one number"),
         ("group=a group=b", "expected KEY group=NAME"),
         ("model=qwen # for Alice", "a key that another word follows; expected KEY"),
-        ("# for Alice", "a key that a comment follows; put the comment on a line of its own"),
+        ("# for Alice", "a key that a comment follows; remove the comment"),
         ("#alice model=qwen", "a key that a comment follows"),
     ],
 )

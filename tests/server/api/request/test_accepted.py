@@ -12,6 +12,7 @@ import pytest
 
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message, MessageCall
+from server.api.request.texts import kept_of
 from server.defaults import Defaults
 from server.http.json_scan import MAX_PARTS
 from server.models.state import ModelSpec
@@ -281,11 +282,19 @@ def test_a_demanded_call_needs_no_format(server):
 )
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
     """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context. If the request does not
-    limit the answer, an eighth of the context is left for it."""
+    limit the answer, an eighth of the context, which is small here, is left for it."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
     assert len(server.worker.submits[-1].prompt_ids) == kept
     server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
     assert len(server.worker.submits[-1].prompt_ids) == 4000
+
+
+@pytest.mark.parametrize("limit", [None, -1])
+def test_a_prompt_for_a_large_context_is_cut_only_if_it_leaves_less_than_2048_tokens(limit):
+    """Otherwise a prompt that fits would lose its first messages."""
+    assert kept_of(-1, 131_072, limit) == 131_072 - 2048
+    assert kept_of(-1, 8192, limit) == 8192 - 1024
+    assert kept_of(-1, 131_072, 8192) == 131_072 - 8192
 
 
 def test_a_prompt_is_cut_to_what_leaves_room_for_an_answer_of_the_default_length(serve):
