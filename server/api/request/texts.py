@@ -21,6 +21,7 @@ WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
 NOTHING_AROUND = TextTemplate()
 TOO_LONG_REMEDY = "; shorten the prompt, lower max_tokens, or set truncate_prompt_tokens."
+MOST_ROOM = 2048  # most tokens left for an answer without a limit, so that prompts which fit are rarely cut
 LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
 
 
@@ -59,11 +60,11 @@ def encode_prompts(
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
     """Return how many tokens of a prompt to keep; None: all. If `asked` is -1, keep the largest number that leaves room for `max_tokens` of
-    the answer (None or -1: for an eighth of the context), but at least half of the context: agents ask for longer answers than the
-    context has room for."""
+    the answer, but at least half of the context: agents ask for longer answers than the context has room for. If `max_tokens` is None or
+    -1, leave an eighth of the context for the answer, but at most MOST_ROOM tokens."""
     if asked != -1:
         return asked
-    room = context // 8 if max_tokens is None or max_tokens < 0 else max_tokens
+    room = min(context // 8, MOST_ROOM) if max_tokens is None or max_tokens < 0 else max_tokens
     return max(1, context - max(1, min(room, context // 2)))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message, MessageCall
+from server.api.request.texts import kept_of
 from server.defaults import Defaults
 from server.http.json_scan import MAX_PARTS
 from server.models.state import ModelSpec
@@ -281,11 +282,17 @@ def test_a_demanded_call_needs_no_format(server):
 )
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
     """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context. If the request does not
-    limit the answer, an eighth of the context is left for it."""
+    limit the answer, an eighth of the context is left for it, but at most 2048 tokens."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
     assert len(server.worker.submits[-1].prompt_ids) == kept
     server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
     assert len(server.worker.submits[-1].prompt_ids) == 4000
+
+
+def test_an_answer_without_a_limit_gets_little_room_of_a_large_context():
+    """A prompt of 120,000 tokens fits into a context of 131,072, so its first message must not be cut off."""
+    assert kept_of(-1, 131_072, None) == kept_of(-1, 131_072, -1) == 131_072 - 2048
+    assert kept_of(-1, 131_072, 32_000) == 131_072 - 32_000
 
 
 def test_a_prompt_is_cut_to_what_leaves_room_for_an_answer_of_the_default_length(serve):
