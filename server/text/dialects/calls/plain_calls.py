@@ -130,14 +130,13 @@ class PlainCallParser:
 
     def _read_call(self) -> Steps[bool]:
         """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
-        stream, scanner, written = self._stream, JsonCallScanner(is_plain=True), ""
+        stream, scanner, written = self._stream, JsonCallScanner(offered=self._tools), ""
         if is_doubled := bool((yield from stream.find("{{"))):
             written = "{"
             scanner.feed(written)
         while not scanner.done:
             written += stream.take(scanner.feed(stream.held))
-            is_other = scanner.name is not None and scanner.name not in self._tools
-            if scanner.failed or is_other or not BEGINNING.match(written):
+            if scanner.failed or not BEGINNING.match(written):
                 return False
             if not scanner.done:
                 if stream.ended:

@@ -72,6 +72,9 @@ CASES = [
     (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
     (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
     (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+    (LLAMA3, '{"parameters": {}, "name": "Ann"}', '{"parameters": {}, "name": "Ann"}', []),
+    (LLAMA3, '{"name": 7, "parameters": {}}', '{"name": 7, "parameters": {}}', []),
+    (LLAMA3, '{"name": ["now"], "name": "now"}', '{"name": ["now"], "name": "now"}', []),
     (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
     (MISTRAL, f"[TOOL_CALLS] [{ADD}]", "", [("add", ARGUMENTS)]),
     (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
@@ -124,6 +127,14 @@ def test_an_answer_in_json_is_not_held_back_longer_than_its_first_key(form):
     parser = form.parser(TOOLS, None)
     assert parser.push('{"temperature": ') == [Content('{"temperature":')]
     assert parser.push("20, ") == [Content(" 20,")]
+
+
+@pytest.mark.parametrize("form", [LLAMA3, GENERIC], ids=["llama3", "json"])
+def test_an_answer_in_json_is_not_held_back_longer_than_a_name_that_no_tool_has(form):
+    parser = form.parser(TOOLS, None)
+    assert parser.push('{"name": "Paris"') == []
+    assert parser.push(', "population": ') == [Content('{"name": "Paris",'), Content(' "population":')]
+    assert parser.push("1}") == [Content(" 1}")]
 
 
 def test_no_more_calls_than_allowed():
