@@ -125,7 +125,7 @@ export class ToolParser {
   #inCall(parts) {
     const scanner = this.#scanner, call = this.numCalls;
     this.#read(scanner.feed(this.#held));
-    if (!this.#started && scanner.name !== null) {
+    if (!this.#started && scanner.name !== null && (scanner.done || !scanner.inHead)) {
       this.#started = true;
       parts.push({ call, id: newId(this.#form.id_length), name: scanner.name });
     }
@@ -185,11 +185,12 @@ class StringEscaper {
 
 /** Reads the JSON object of one call character by character, and escapes control characters in its strings. If the name is known already,
     the whole object is the arguments. If no marker has announced a call, `offered` has the names of the tools: the object is no call if its
-    name is another one, or if a key outside KEYS comes before the name. */
+    name is another one, or if a key outside KEYS comes in its head, before the name and the key of the arguments. */
 class CallScanner {
   done = false;
   failed = false;
   #depth = 0; #strings = new StringEscaper(); #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
+  #anyKey = false;   // the key of the arguments has come
   #atKey = true;   // at depth 1: a key comes next, else a value
 
   constructor(name = null, offered = null) {
@@ -197,6 +198,9 @@ class CallScanner {
     this.bare = name !== null;
     this.offered = offered;
   }
+
+  /** True if no marker has announced a call, and the name or the key of the arguments is still missing. */
+  get inHead() { return this.offered !== null && (this.name === null || !this.#anyKey); }
 
   /**
    * Read characters of the object. Return how many were read: all, or those up to the one that completes the object or shows that it is no
@@ -254,15 +258,16 @@ class CallScanner {
   }
 
   /**
-   * Note the key that was just read. The object is no call if the key is no string, or if no marker has announced a call and no call has
-   * such a key before its name. A second key of arguments is ignored, and its value, too.
+   * Note the key that was just read. The object is no call if the key is no string, or if it is a key in the head that calls do not have.
+   * A second key of arguments is ignored, and its value, too.
    */
   #endKey() {
     const key = this.#parsedSpan();
     this.#atKey = false;
     const isSecond = ARGUMENT_KEYS.includes(key) && (this.#anyArguments || this.#arguments !== '');
     this.#key = typeof key === 'string' && !isSecond ? key : '';
-    this.failed ||= typeof key !== 'string' || (this.offered !== null && this.name === null && !KEYS.includes(key));
+    this.failed ||= typeof key !== 'string' || (this.inHead && !KEYS.includes(key));
+    this.#anyKey ||= ARGUMENT_KEYS.includes(key);
   }
 
   /**

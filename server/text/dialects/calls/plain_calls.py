@@ -156,7 +156,8 @@ class PlainCallParser:
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a call written as a JSON object. Return None if the text is no JSON object, names no offered
-        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema."""
+        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema. An empty schema shows a
+        definition only together with a description."""
         try:
             whole: object = of_json(written)
         except (ValueError, RecursionError):
@@ -175,7 +176,7 @@ class PlainCallParser:
                 return None
         if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
             return None
-        if arguments and arguments == self._tools[name].parameters:
+        if arguments == self._tools[name].parameters and (arguments or "description" in found):
             return None
         return name, as_json(arguments)
 

@@ -41,6 +41,7 @@ def parse(form: JsonCalls, text: str, cuts: list[int], max_calls: int | None = N
 
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "}\\"{"}}'
+DEFINITION = '{"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}'
 ARGUMENTS = '{"a": 1, "b": "}\\"{"}'
 
 
@@ -69,10 +70,15 @@ CASES = [
     (HERMES, "a < b and <tool> ", "a < b and <tool> ", []),
     (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
     (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+    (LLAMA3, DEFINITION, DEFINITION, []),
+    (LLAMA3, '{"name": "now", "parameters": {}, "why": "so"}', "", [("now", "{}")]),
+    (LLAMA3, '<|python_tag|>{"name": "now", "why": "so", "parameters": {}}', "", [("now", "{}")]),
     (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
     (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
     (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
     (LLAMA3, '{"parameters": {}, "name": "Ann"}', '{"parameters": {}, "name": "Ann"}', []),
+    (LLAMA3, '{"parameters": {}, "why": "so", "name": "now"}', '{"parameters": {}, "why": "so", "name": "now"}', []),
+    (LLAMA3, '{"parameters": {"a": 1}, "name": "now", "why', "", [("now", '{"a": 1}')]),
     (LLAMA3, '{"name": 7, "parameters": {}}', '{"name": 7, "parameters": {}}', []),
     (LLAMA3, '{"name": ["now"], "name": "now"}', '{"name": ["now"], "name": "now"}', []),
     (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
@@ -80,6 +86,7 @@ CASES = [
     (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
     (GENERIC, f"[{ADD}]", "", [("add", ARGUMENTS)]),
     (GENERIC, f" {ADD} thanks", "thanks", [("add", ARGUMENTS)]),
+    (GENERIC, '{"name": "now"}', "", [("now", "{}")]),
     (GENERIC, "[1, 2]", "[1, 2]", []),
     (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
     (GENERIC, "  ", "  ", []),
