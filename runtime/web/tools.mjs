@@ -103,7 +103,7 @@ export class ToolParser {
       this.#read(1);
       return true;
     }
-    if (held[0] === '{') return this.#begin(new CallScanner(null, !this.#marked));
+    if (held[0] === '{') return this.#begin(new CallScanner(null, this.#marked ? null : this.#names));
     if (form.arguments_marker && this.#marked && SHORT.test(held)) {
       const brace = held.indexOf('{');
       if (brace < 0) return false;
@@ -125,7 +125,7 @@ export class ToolParser {
   #inCall(parts) {
     const scanner = this.#scanner, call = this.numCalls;
     this.#read(scanner.feed(this.#held));
-    if (!this.#started && scanner.name !== null && (this.#marked || this.#names.has(scanner.name))) {
+    if (!this.#started && scanner.name !== null && (scanner.done || !scanner.inHead)) {
       this.#started = true;
       parts.push({ call, id: newId(this.#form.id_length), name: scanner.name });
     }
@@ -184,19 +184,23 @@ class StringEscaper {
 }
 
 /** Reads the JSON object of one call character by character, and escapes control characters in its strings. If the name is known already,
-    the whole object is the arguments. If the object is plain, no marker has announced a call: it is none if a key outside KEYS comes before
-    the name. */
+    the whole object is the arguments. If no marker has announced a call, `offered` has the names of the tools: the object is no call if its
+    name is another one, or if a key outside KEYS comes in its head, before the name and the key of the arguments. */
 class CallScanner {
   done = false;
   failed = false;
   #depth = 0; #strings = new StringEscaper(); #key = ''; #span = ''; #arguments = ''; #anyArguments = false;
+  #anyKey = false;   // the key of the arguments has come
   #atKey = true;   // at depth 1: a key comes next, else a value
 
-  constructor(name = null, isPlain = false) {
+  constructor(name = null, offered = null) {
     this.name = name;
     this.bare = name !== null;
-    this.isPlain = isPlain;
+    this.offered = offered;
   }
+
+  /** True if no marker has announced a call, and the name or the key of the arguments is still missing. */
+  get inHead() { return this.offered !== null && (this.name === null || !this.#anyKey); }
 
   /**
    * Read characters of the object. Return how many were read: all, or those up to the one that completes the object or shows that it is no
@@ -254,22 +258,29 @@ class CallScanner {
   }
 
   /**
-   * Note the key that was just read. The object is no call if the key is no string. A second key of arguments is ignored, and its value,
-   * too.
+   * Note the key that was just read. The object is no call if the key is no string, or if it is a key in the head that calls do not have.
+   * A second key of arguments is ignored, and its value, too.
    */
   #endKey() {
     const key = this.#parsedSpan();
     this.#atKey = false;
     const isSecond = ARGUMENT_KEYS.includes(key) && (this.#anyArguments || this.#arguments !== '');
     this.#key = typeof key === 'string' && !isSecond ? key : '';
-    this.failed ||= typeof key !== 'string' || (this.isPlain && this.name === null && !KEYS.includes(key));
+    this.failed ||= typeof key !== 'string' || (this.inHead && !KEYS.includes(key));
+    this.#anyKey ||= ARGUMENT_KEYS.includes(key);
   }
 
-  /** Note the value that was just read, if it is the name of the tool. A key comes next. */
+  /**
+   * Note the value that was just read, if it is the name of the tool. The object is no call if no marker has announced one and no tool has
+   * this name. A key comes next.
+   */
   #endValue() {
     if (!this.#atKey && !ARGUMENT_KEYS.includes(this.#key)) {
       const value = this.#parsedSpan();
-      if (NAME_KEYS.includes(this.#key) && this.name === null && typeof value === 'string') this.name = value;
+      if (NAME_KEYS.includes(this.#key) && this.name === null) {
+        if (typeof value === 'string' && (this.offered === null || this.offered.has(value))) this.name = value;
+        else this.failed ||= this.offered !== null;
+      }
     }
     this.#atKey = true;
     this.#key = this.#span = '';

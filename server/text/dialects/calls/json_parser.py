@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -144,7 +145,7 @@ class JsonCallParser:
             self._read(1)
             return True
         if held[0] == "{":
-            self._begin(JsonCallScanner(is_plain=not self._marked))
+            self._begin(JsonCallScanner(offered=None if self._marked else self._names, head_ends=ARGUMENT_KEYS))
             return True
         if form.arguments_marker and self._marked and SHORT.match(held):
             head, brace, _ = held.partition("{")
@@ -174,8 +175,7 @@ class JsonCallParser:
         """Read the call further, and pass on its name and arguments. Text that turns out to be no call becomes content."""
         scanner = self._scanner
         self._read(scanner.feed(self._held))
-        name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
-        if not self._started and name_is_known and scanner.name is not None:
+        if not self._started and scanner.name is not None and (scanner.done or not scanner.in_head):
             self._started = True
             parts.append(CallStart(self.num_calls, own_id(self._call_id, self._ids, self._form.id_length), scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
@@ -206,15 +206,17 @@ class JsonCallParser:
 
 class JsonCallScanner:
     """Reads one call's object character by character, and escapes control characters in its strings. If `name` is given, the whole object
-    is the arguments of a call with this name. If `is_plain`, no marker has announced a call: the object is none if a key outside KEYS comes
-    before the name."""
+    is the arguments of a call with this name. If no marker has announced a call, `offered` has the names of the tools: the object is no
+    call if its name is another one, or if a key outside KEYS comes in its head, before the name and one of the keys `head_ends`."""
 
-    def __init__(self, name: str | None = None, *, is_plain: bool = False) -> None:
+    def __init__(self, name: str | None = None, *, offered: Container[str] | None = None, head_ends: Sequence[str] = NAME_KEYS) -> None:
         self.name = name  # None: it was not read yet
         self.done = False  # the object is complete
         self.failed = False  # the text is no call
         self._bare_arguments = name is not None  # the whole object is the arguments
-        self._is_plain = is_plain
+        self._offered = offered
+        self._head_ends = head_ends
+        self._any_end = False  # one of the keys `head_ends` has come
         self._depth = 0  # braces and brackets that are open
         self._strings = StringEscaper()
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
@@ -222,6 +224,11 @@ class JsonCallScanner:
         self._span = ""  # the key or value being read
         self._arguments = ""  # text of the arguments that was read but not returned yet
         self._any_arguments = False  # text of the arguments was returned
+
+    @property
+    def in_head(self) -> bool:
+        """Whether no marker has announced a call, and the name or all keys that could end the head are still missing."""
+        return self._offered is not None and (self.name is None or not self._any_end)
 
     def feed(self, text: str) -> int:
         """Read characters of the object. Return how many were read: all, or those up to the one that completes the object or shows that it
@@ -289,20 +296,25 @@ class JsonCallScanner:
             self._span += text
 
     def _end_key(self) -> None:
-        """Note the key that was just read. The object is no call if the key is no string, or if a plain call has no such key. A second key
-        of arguments is ignored, and its value, too."""
+        """Note the key that was just read. The object is no call if the key is no string, or if it is a key in the head that calls do not
+        have. A second key of arguments is ignored, and its value, too."""
         key = self._parse_span()
         self._at_key = False
         is_second = key in ARGUMENT_KEYS and (self._any_arguments or self._arguments != "")
         self._key = key if isinstance(key, str) and not is_second else ""
-        self.failed = self.failed or not isinstance(key, str) or (self._is_plain and self.name is None and key not in KEYS)
+        self.failed = self.failed or not isinstance(key, str) or (self.in_head and key not in KEYS)
+        self._any_end = self._any_end or key in self._head_ends
 
     def _end_value(self) -> None:
-        """Note the value that was just read, if it is the name of the tool. A key comes next."""
+        """Note the value that was just read, if it is the name of the tool. The object is no call if no marker has announced one and no
+        tool has this name. A key comes next."""
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
-            if self._key in NAME_KEYS and self.name is None and isinstance(value, str):
-                self.name = whole_characters(value)
+            if self._key in NAME_KEYS and self.name is None:
+                if isinstance(value, str) and (self._offered is None or value in self._offered):
+                    self.name = whole_characters(value)
+                else:
+                    self.failed = self.failed or self._offered is not None
         self._at_key = True
         self._key = self._span = ""
 

@@ -130,14 +130,13 @@ class PlainCallParser:
 
     def _read_call(self) -> Steps[bool]:
         """Read one object. Return False as soon as it is no call of an offered tool. The text of earlier calls is forgotten."""
-        stream, scanner, written = self._stream, JsonCallScanner(is_plain=True), ""
+        stream, scanner, written = self._stream, JsonCallScanner(offered=self._tools), ""
         if is_doubled := bool((yield from stream.find("{{"))):
             written = "{"
             scanner.feed(written)
         while not scanner.done:
             written += stream.take(scanner.feed(stream.held))
-            is_other = scanner.name is not None and scanner.name not in self._tools
-            if scanner.failed or is_other or not BEGINNING.match(written):
+            if scanner.failed or not BEGINNING.match(written):
                 return False
             if not scanner.done:
                 if stream.ended:
@@ -157,7 +156,8 @@ class PlainCallParser:
 
     def _call_of(self, written: str) -> tuple[str, str] | None:
         """Return the name and the arguments of a call written as a JSON object. Return None if the text is no JSON object, names no offered
-        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema."""
+        tool, has arguments that are no object, or is the definition of a tool, whose arguments would be its schema. An empty schema shows a
+        definition only together with a description."""
         try:
             whole: object = of_json(written)
         except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ class PlainCallParser:
                 return None
         if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
             return None
-        if arguments and arguments == self._tools[name].parameters:
+        if arguments == self._tools[name].parameters and (arguments or "description" in found):
             return None
         return name, as_json(arguments)
 

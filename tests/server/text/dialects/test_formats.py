@@ -414,6 +414,17 @@ def test_half_a_character_can_be_sent(name, text):
     assert arguments == "{}" or json.loads(arguments)["a"][0] in ("\ud83d", "\ufffd")
 
 
+@pytest.mark.parametrize("name", ["json", "llama3", "llama4", "hermes"])
+@pytest.mark.parametrize(
+    ("key", "value", "is_call"), [("description", SCHEMAS["add"], False), ("description", {"a": 1}, True), ("why", {"a": 1}, True)]
+)
+def test_a_definition_of_a_tool_is_no_call_with_or_without_markers(name, key, value, is_call):
+    text = json.dumps({"name": "add", key: "Add.", "parameters": value})
+    rules = AnswerRules(FORMATS[name], tools=[ToolSchema("add", SCHEMAS["add"])])
+    for pieces in ([text], [*text], [text[:20], text[20:]]):
+        assert parse(rules, pieces)[1:3] == (("", [("add", value)]) if is_call else (text, [])), pieces
+
+
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_a_plain_call_with_a_number_that_json_lacks_is_none(number):
     text = f'{{"name": "add", "arguments": {{"a": {number}}}}}'

@@ -41,6 +41,7 @@ def parse(form: JsonCalls, text: str, cuts: list[int], max_calls: int | None = N
 
 
 ADD = '{"name": "add", "arguments": {"a": 1, "b": "}\\"{"}}'
+DEFINITION = '{"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}'
 ARGUMENTS = '{"a": 1, "b": "}\\"{"}'
 
 
@@ -69,14 +70,23 @@ CASES = [
     (HERMES, "a < b and <tool> ", "a < b and <tool> ", []),
     (HERMES, '{"name": "add", "arguments": {}}', '{"name": "add", "arguments": {}}', []),
     (LLAMA3, '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+    (LLAMA3, DEFINITION, DEFINITION, []),
+    (LLAMA3, '{"name": "now", "parameters": {}, "why": "so"}', "", [("now", "{}")]),
+    (LLAMA3, '<|python_tag|>{"name": "now", "why": "so", "parameters": {}}', "", [("now", "{}")]),
     (LLAMA3, '<|python_tag|>{"name": "add", "parameters": {}}; {"name": "now", "parameters": {}}', "", [("add", "{}"), ("now", "{}")]),
     (LLAMA3, '{"temperature": 20}', '{"temperature": 20}', []),
     (LLAMA3, '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+    (LLAMA3, '{"parameters": {}, "name": "Ann"}', '{"parameters": {}, "name": "Ann"}', []),
+    (LLAMA3, '{"parameters": {}, "why": "so", "name": "now"}', '{"parameters": {}, "why": "so", "name": "now"}', []),
+    (LLAMA3, '{"parameters": {"a": 1}, "name": "now", "why', "", [("now", '{"a": 1}')]),
+    (LLAMA3, '{"name": 7, "parameters": {}}', '{"name": 7, "parameters": {}}', []),
+    (LLAMA3, '{"name": ["now"], "name": "now"}', '{"name": ["now"], "name": "now"}', []),
     (MISTRAL, f"[TOOL_CALLS][{ADD}, {ADD}]", "", [("add", ARGUMENTS)] * 2),
     (MISTRAL, f"[TOOL_CALLS] [{ADD}]", "", [("add", ARGUMENTS)]),
     (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": {"b": 2}}[TOOL_CALLS]now{}', "", [("add", '{"a": {"b": 2}}'), ("now", "{}")]),
     (GENERIC, f"[{ADD}]", "", [("add", ARGUMENTS)]),
     (GENERIC, f" {ADD} thanks", "thanks", [("add", ARGUMENTS)]),
+    (GENERIC, '{"name": "now"}', "", [("now", "{}")]),
     (GENERIC, "[1, 2]", "[1, 2]", []),
     (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
     (GENERIC, "  ", "  ", []),
@@ -124,6 +134,14 @@ def test_an_answer_in_json_is_not_held_back_longer_than_its_first_key(form):
     parser = form.parser(TOOLS, None)
     assert parser.push('{"temperature": ') == [Content('{"temperature":')]
     assert parser.push("20, ") == [Content(" 20,")]
+
+
+@pytest.mark.parametrize("form", [LLAMA3, GENERIC], ids=["llama3", "json"])
+def test_an_answer_in_json_is_not_held_back_longer_than_a_name_that_no_tool_has(form):
+    parser = form.parser(TOOLS, None)
+    assert parser.push('{"name": "Paris"') == []
+    assert parser.push(', "population": ') == [Content('{"name": "Paris",'), Content(' "population":')]
+    assert parser.push("1}") == [Content(" 1}")]
 
 
 def test_no_more_calls_than_allowed():

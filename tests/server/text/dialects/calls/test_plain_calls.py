@@ -49,6 +49,7 @@ def parse(pieces: list[str], max_calls: int | None = None) -> tuple[str, list[tu
         ('{"name": "now", "arguments": "{}"}', "", [("now", {})]),
         ('{"type": "function", "function": {"name": "now", "arguments": {}}}', "", [("now", {})]),
         ('{"id": "a", "type": "function", "name": "now", "why": "so", "arguments": {}}', "", [("now", {})]),
+        ('{"name": "now", "description": "Tell the time.", "parameters": {"zone": "UTC"}}', "", [("now", {"zone": "UTC"})]),
         (f'{CALL}\n{{"name": "other", "arguments": {{}}}}', '{"name": "other", "arguments": {}}', [FOUND]),
     ],
 )
@@ -80,6 +81,8 @@ def test_calls_in_plain_json(text, content, calls):
         f"<tools>\n{DEFINITION}\n</tools>",
         DEFINITION,
         json.dumps(json.loads(DEFINITION)["function"], indent=2),
+        '{"name": "now", "description": "Tell the time.", "parameters": {}}',
+        '{"type": "function", "function": {"name": "now", "description": "Tell the time.", "parameters": {}}}',
     ],
 )
 def test_other_text_stays_content(text):
