@@ -132,30 +132,63 @@ def test_tabs_lose_nothing_of_each_other(page, tab, site):
     page.see("My seed is", "article.assistant")
 
 
-def test_a_tab_stores_again_what_another_has_overwritten(page, site):
+STORED = """new Promise((done, fail) => {
+  const opened = indexedDB.open("relaxserve");
+  opened.onerror = fail;
+  opened.onsuccess = () => {
+    const conversations = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
+    conversations.getAll().onsuccess = ({target: {result: [one]}}) => (ACT)(one, conversations, done);
+  };
+})"""
+OLDER = {
+    "without the answer": "delete one.nodes[node.id]",
+    "with the beginning of the answer": "Object.assign(node, {content: node.content.slice(0, 12), finish: null})",
+    "with an answer that seems interrupted": "Object.assign(node, {content: node.content.slice(0, 12), finish: 'interrupted'})",
+}
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_a_tab_stores_again_what_another_has_overwritten(page, site, older):
     """The other tab changes its copy before it hears that there is a newer one."""
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
-    stored = """new Promise((done, fail) => {
-      const opened = indexedDB.open("relaxserve");
-      opened.onerror = fail;
-      opened.onsuccess = () => {
-        const conversations = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
-        conversations.getAll().onsuccess = ({target: {result: [one]}}) => (ACT)(one, conversations, done);
-      };
-    })"""
-    older = """(one, conversations, done) => {
+    overwrite = """(one, conversations, done) => {
       one.title = "Older";
-      one.nodes = Object.fromEntries(Object.entries(one.nodes).filter(([, node]) => node.role === "user"));
+      for (const node of Object.values(one.nodes)) if (node.role === "assistant") CHANGE;
       conversations.put(one).onsuccess = () => {
         new BroadcastChannel("relaxserve").postMessage(one.id);
-        done(Object.keys(one.nodes).length);
+        done(true);
       };
-    }"""
-    assert page.js(stored.replace("ACT", older)) == 1
+    }""".replace("CHANGE", OLDER[older])
+    assert page.js(STORED.replace("ACT", overwrite))
     page.see("Older", ".talk-link a")
-    page.wait(stored.replace("ACT", "(one, _, done) => done(Object.keys(one.nodes).length === 2)"))
+    whole = "Object.values(one.nodes).some(({finish, content}) => finish === 'stop' && content.includes('in Brazil'))"
+    page.wait(STORED.replace("ACT", f"(one, _, done) => done({whole})"), timeout_s=10)
     page.see("in Brazil")
+
+
+def test_a_tab_stays_at_its_branch(page, tab, site):
+    """Another tab may show another branch of the conversation, and store that it does."""
+    page.open(f"{site('seeded').url}/")
+    send(page, "first question")
+    page.click("article.assistant button", "Ask again")
+    page.see("2/2", "article.assistant .branches")
+    idle(page)
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("2/2", "article.assistant .branches")
+    tab.click("article.assistant button", "Previous version")
+    tab.see("1/2", "article.assistant .branches")
+    page.to_front()
+    page.js(f"({RENAME})('First')")
+    tab.see("First", ".talk-link a")
+    assert tab.text("article.assistant .branches") == "1/2"
+    tab.js(f"({RENAME})('Second')")
+    page.see("Second", ".talk-link a")
+    assert page.text("article.assistant .branches") == "2/2"
+    send(page, "a follow-up")
+    tab.wait(STORED.replace("ACT", "(one, _, done) => done(Object.keys(one.nodes).length === 5)"))
+    assert tab.text("article.assistant .branches") == "1/2"
 
 
 def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
