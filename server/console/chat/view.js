@@ -25,7 +25,7 @@ export class ChatView {
   #changes = 0;  // changes of what is counted: an older count that arrives late is not shown
   #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
   #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
-  #form = {calls: [], element: null};  // the form for the results of the open calls
+  #form = {conversation: null, calls: [], element: null};  // the form for the results of the open calls
 
   constructor(app) {
     this.app = app;
@@ -188,9 +188,10 @@ export class ChatView {
 
   /* Return the form for the results of calls. While the same calls are open, it is the same form, with what was entered. */
   #formOf(calls) {
-    const known = this.#form.calls;
-    if (calls.length !== known.length || calls.some((call, at) => call !== known[at])) {
-      this.#form = {calls, element: answersForm(calls, results => this.#answerCalls(results))};
+    const {conversation} = this, known = this.#form.calls;
+    const isSame = ({id, waits}, at) => id === known[at].id && Boolean(waits) === Boolean(known[at].waits);  // another tab may have stored copies
+    if (conversation !== this.#form.conversation || calls.length !== known.length || !calls.every(isSame)) {
+      this.#form = {conversation, calls, element: answersForm(calls, results => this.#answerCalls(results))};
     }
     return this.#form.element;
   }

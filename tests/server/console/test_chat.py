@@ -191,6 +191,25 @@ def test_a_tab_stays_at_its_branch(page, tab, site):
     assert tab.text("article.assistant .branches") == "1/2"
 
 
+def test_results_of_tools_stay_typed_when_another_tab_stores(page, tab, site):
+    page.open(f"{site('caller').url}/")
+    page.click("[data-action=options]")
+    page.fill("#options [name=tools]", TOOLS)
+    send(page, "How is the weather in Oslo?")
+    page.see("The model waits for a tool", ".answers")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.fill(".answers textarea", "4 degrees")
+    page.to_front()
+    page.js(f"({RENAME})('Weather')")
+    tab.to_front()
+    tab.see("Weather", ".talk-link a")
+    tab.js("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+    assert tab.js("document.querySelector('.answers textarea').value") == "4 degrees"
+    tab.click(".answers button", "Send result")
+    tab.see("It is cold in Oslo")
+
+
 def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
     page.open(f"{site('slow').url}/")
     ask(page, "Go on and on")
