@@ -210,6 +210,33 @@ def test_results_of_tools_stay_typed_when_another_tab_stores(page, tab, site):
     tab.see("It is cold in Oslo")
 
 
+def test_a_tab_is_calm_while_another_streams(page, tab, site):
+    """The other tab stores its answer every two seconds. The sidebar keeps the focus, and tokens are counted when the answer has ended."""
+
+    def counts():
+        tab.chromium.deliver_events()
+        return sum(url.endswith("/tokenize") for url in tab.requests)
+
+    length = "document.querySelector('article.assistant .prose').textContent.length"
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("of 4,096 tokens", "#chat .composer")  # the count that entering the conversation began
+    begun = counts()
+    tab.js("document.querySelector('.talk-link a').focus()")
+    for _ in range(2):
+        tab.wait(f"{length} > {tab.js(length)}")
+    assert tab.js("document.activeElement.matches('.talk-link a')")
+    assert counts() == begun
+    page.js("document.querySelector('#chat .send').click()")
+    until = time.monotonic() + 20
+    while counts() == begun:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
     page.open(f"{site('slow').url}/")
     ask(page, "Go on and on")
