@@ -252,7 +252,7 @@ def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
     tab.wait("document.querySelector('article.assistant .figures').textContent.includes('stopped')")
     page.reload()
     page.see("A new title", ".talk-link a")
-    assert "stopped" in page.text("article.assistant .figures")
+    page.see("stopped", "article.assistant .figures")
 
 
 def test_a_tab_forgets_what_another_deletes(page, tab, site):
