@@ -4,7 +4,7 @@ import {ask, key} from "./core/api.js";
 import {drawIcons, find, toast} from "./core/dom.js";
 import {keep, load} from "./core/settings.js";
 import {Store} from "./core/store.js";
-import {markInterrupted, takeOver} from "./chat/conversation.js";
+import {markInterrupted} from "./chat/conversation.js";
 import {openKeys} from "./chat/keys.js";
 import {OptionsPanel} from "./chat/panel.js";
 import {acceptLink} from "./chat/share.js";
@@ -115,17 +115,17 @@ class App {
 
   /* Show what another tab has changed. */
   async #follow(id) {
-    const stored = await this.store.get(id), known = this.conversations.get(id), isShown = this.shown === id;
+    const stored = await this.store.get(id), known = this.conversations.get(id);
     if (!stored) {
       if (known) this.#forget(known);
       return;
     }
+    const {title, updated, options} = known ?? {};
     if (!known) this.conversations.set(id, stored);
-    else if (takeOver(known, stored, this.views.chat.running(id))) this.save(known);
-    this.sidebar.show();
-    if (!isShown) return;
-    this.views.chat.show();
-    if (!this.panel.root.contains(document.activeElement)) this.panel.refresh();
+    else if (this.views.chat.follow(known, stored)) this.save(known);
+    if (title !== stored.title || updated !== stored.updated) this.sidebar.show();  // drawing it anew takes the focus from it
+    const isOther = JSON.stringify(options) !== JSON.stringify(stored.options);
+    if (isOther && this.shown === id && !this.panel.root.contains(document.activeElement)) this.panel.refresh();
   }
 
   adopt(conversation) {

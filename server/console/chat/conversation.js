@@ -49,14 +49,23 @@ export function markInterrupted(conversation) {
   return conversation;
 }
 
-/* Take over what another tab has stored of a conversation. Messages that it lacks stay, and so does `running`, the answer that this tab writes.
-   Return whether it lacks any: the other tab had not heard of them yet, and has overwritten them. */
+/* Return whether nothing more comes to a message: an answer that is interrupted here may still stream in another tab. */
+export const hasEnded = ({finish, error}) => Boolean(error) || (finish !== null && finish !== "interrupted");
+
+/* Take over what another tab has stored of a conversation. Messages and ends of answers that it lacks stay, and so does `running`, the
+   answer that this tab writes. This tab stays at its branch, and follows only messages that continue it. Return whether the stored
+   conversation lacks a message or an end: the other tab had not heard of it yet, and has overwritten it. */
 export function takeOver(conversation, {nodes, leaf, ...rest}, running) {
+  let isBehind = Object.keys(conversation.nodes).some(id => !(id in nodes));
   for (const node of Object.values(nodes)) {
-    if (node.id !== running?.id) conversation.nodes[node.id] = Object.assign(conversation.nodes[node.id] ?? {}, node);
+    const own = conversation.nodes[node.id];
+    if (node.id === running?.id) continue;
+    if (own && hasEnded(own) && !hasEnded(node)) isBehind = true;
+    else conversation.nodes[node.id] = Object.assign(own ?? {}, node);
   }
-  Object.assign(conversation, rest, running ? {} : {leaf});
-  return Object.keys(conversation.nodes).some(id => !(id in nodes));
+  const goesOn = conversation.leaf === null || path(conversation, leaf).some(node => node.id === conversation.leaf);
+  Object.assign(conversation, rest, goesOn && !running ? {leaf} : {});
+  return isBehind;
 }
 
 /* Return the tool calls of the last answer that have no result yet. */

@@ -6,7 +6,7 @@ import {load} from "../core/settings.js";
 import {answersForm} from "./answers.js";
 import {Attachments} from "./attachments.js";
 import {Composer} from "./composer.js";
-import {add, choose, newConversation, openCalls, path} from "./conversation.js";
+import {add, choose, hasEnded, newConversation, openCalls, path, takeOver} from "./conversation.js";
 import {continues, noModel, trouble, welcome} from "./empty.js";
 import {Dictation} from "./dictation.js";
 import {openKeys} from "./keys.js";
@@ -25,7 +25,7 @@ export class ChatView {
   #changes = 0;  // changes of what is counted: an older count that arrives late is not shown
   #place = {conversation: null};  // where a dictation belongs: it gets the conversation that begins here
   #late = new Map();  // transcripts of recordings that were made in conversations that are not shown, by conversation
-  #form = {calls: [], element: null};  // the form for the results of the open calls
+  #form = {conversation: null, calls: [], element: null};  // the form for the results of the open calls
 
   constructor(app) {
     this.app = app;
@@ -76,11 +76,6 @@ export class ChatView {
     return this.#runs.has(id);
   }
 
-  /* Return the answer that is being written in a conversation, if there is one. */
-  running(id) {
-    return this.#runs.get(id)?.node;
-  }
-
   enter(id) {
     const found = id ? this.app.conversations.get(id) : null;
     if (id && !found) return this.app.go("#/chat");
@@ -115,6 +110,22 @@ export class ChatView {
   }
 
   show() {
+    this.#draw();
+    this.#countSoon();
+  }
+
+  /* Take over what another tab has stored of a conversation, and show it. Return whether the conversation must be stored again. */
+  follow(conversation, stored) {
+    const counted = () => JSON.stringify([conversation.leaf, path(conversation).filter(hasEnded).length, conversation.options]);
+    const before = counted(), isBehind = takeOver(conversation, stored, this.#runs.get(conversation.id)?.node);
+    if (this.app.shown === conversation.id) {
+      this.#draw();
+      if (counted() !== before) this.#countSoon();  // an answer that streams there is stored every two seconds: count its end
+    }
+    return isBehind;
+  }
+
+  #draw() {
     const {app, conversation} = this;
     const run = this.#runs.get(conversation?.id), nodes = conversation ? path(conversation) : [];
     this.composer.show({isRunning: run !== undefined, isReady: app.model !== null, continues: app.model?.chats === false});
@@ -130,7 +141,6 @@ export class ChatView {
       const last = calls.length ? this.#formOf(calls) : null;
       this.transcript.show(conversation, nodes, {isRunning: node => node === run?.node, last});
     }
-    this.#countSoon();
   }
 
   /* Obey a key that acts on the last answer. */
@@ -188,9 +198,10 @@ export class ChatView {
 
   /* Return the form for the results of calls. While the same calls are open, it is the same form, with what was entered. */
   #formOf(calls) {
-    const known = this.#form.calls;
-    if (calls.length !== known.length || calls.some((call, at) => call !== known[at])) {
-      this.#form = {calls, element: answersForm(calls, results => this.#answerCalls(results))};
+    const {conversation} = this, known = this.#form.calls;
+    const isSame = ({id, waits}, at) => id === known[at].id && Boolean(waits) === Boolean(known[at].waits);  // another tab may store copies
+    if (conversation !== this.#form.conversation || calls.length !== known.length || !calls.every(isSame)) {
+      this.#form = {conversation, calls, element: answersForm(calls, results => this.#answerCalls(results))};
     }
     return this.#form.element;
   }

@@ -130,6 +130,7 @@ def tab(page: Page, chromium: Chromium) -> Iterator[Page]:
     yield tab
     tab.expect_no_faults()
     chromium.close_tab(tab)
+    page.to_front()
 
 
 def send(page: Page, text: str) -> None:

@@ -132,30 +132,109 @@ def test_tabs_lose_nothing_of_each_other(page, tab, site):
     page.see("My seed is", "article.assistant")
 
 
-def test_a_tab_stores_again_what_another_has_overwritten(page, site):
+STORED = """new Promise((done, fail) => {
+  const opened = indexedDB.open("relaxserve");
+  opened.onerror = fail;
+  opened.onsuccess = () => {
+    const conversations = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
+    conversations.getAll().onsuccess = ({target: {result: [one]}}) => (ACT)(one, conversations, done);
+  };
+})"""
+OLDER = {
+    "without the answer": "delete one.nodes[node.id]",
+    "with the beginning of the answer": "Object.assign(node, {content: node.content.slice(0, 12), finish: null})",
+    "with an answer that seems interrupted": "Object.assign(node, {content: node.content.slice(0, 12), finish: 'interrupted'})",
+}
+
+
+@pytest.mark.parametrize("older", OLDER)
+def test_a_tab_stores_again_what_another_has_overwritten(page, site, older):
     """The other tab changes its copy before it hears that there is a newer one."""
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
-    stored = """new Promise((done, fail) => {
-      const opened = indexedDB.open("relaxserve");
-      opened.onerror = fail;
-      opened.onsuccess = () => {
-        const conversations = opened.result.transaction("conversations", "readwrite").objectStore("conversations");
-        conversations.getAll().onsuccess = ({target: {result: [one]}}) => (ACT)(one, conversations, done);
-      };
-    })"""
-    older = """(one, conversations, done) => {
+    overwrite = """(one, conversations, done) => {
       one.title = "Older";
-      one.nodes = Object.fromEntries(Object.entries(one.nodes).filter(([, node]) => node.role === "user"));
+      for (const node of Object.values(one.nodes)) if (node.role === "assistant") CHANGE;
       conversations.put(one).onsuccess = () => {
         new BroadcastChannel("relaxserve").postMessage(one.id);
-        done(Object.keys(one.nodes).length);
+        done(true);
       };
-    }"""
-    assert page.js(stored.replace("ACT", older)) == 1
+    }""".replace("CHANGE", OLDER[older])
+    assert page.js(STORED.replace("ACT", overwrite))
     page.see("Older", ".talk-link a")
-    page.wait(stored.replace("ACT", "(one, _, done) => done(Object.keys(one.nodes).length === 2)"))
+    whole = "Object.values(one.nodes).some(({finish, content}) => finish === 'stop' && content.includes('in Brazil'))"
+    page.wait(STORED.replace("ACT", f"(one, _, done) => done({whole})"), timeout_s=10)
     page.see("in Brazil")
+
+
+def test_a_tab_stays_at_its_branch(page, tab, site):
+    """Another tab may show another branch of the conversation, and store that it does."""
+    page.open(f"{site('seeded').url}/")
+    send(page, "first question")
+    page.click("article.assistant button", "Ask again")
+    page.see("2/2", "article.assistant .branches")
+    idle(page)
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("2/2", "article.assistant .branches")
+    tab.click("article.assistant button", "Previous version")
+    tab.see("1/2", "article.assistant .branches")
+    page.to_front()
+    page.js(f"({RENAME})('First')")
+    tab.see("First", ".talk-link a")
+    assert tab.text("article.assistant .branches") == "1/2"
+    tab.js(f"({RENAME})('Second')")
+    page.see("Second", ".talk-link a")
+    assert page.text("article.assistant .branches") == "2/2"
+    send(page, "a follow-up")
+    tab.wait(STORED.replace("ACT", "(one, _, done) => done(Object.keys(one.nodes).length === 5)"))
+    assert tab.text("article.assistant .branches") == "1/2"
+
+
+def test_results_of_tools_stay_typed_when_another_tab_stores(page, tab, site):
+    page.open(f"{site('caller').url}/")
+    page.click("[data-action=options]")
+    page.fill("#options [name=tools]", TOOLS)
+    send(page, "How is the weather in Oslo?")
+    page.see("The model waits for a tool", ".answers")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.fill(".answers textarea", "4 degrees")
+    page.to_front()
+    page.js(f"({RENAME})('Weather')")
+    tab.to_front()
+    tab.see("Weather", ".talk-link a")
+    tab.js("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+    assert tab.js("document.querySelector('.answers textarea').value") == "4 degrees"
+    tab.click(".answers button", "Send result")
+    tab.see("It is cold in Oslo")
+
+
+def test_a_tab_is_calm_while_another_streams(page, tab, site):
+    """The other tab stores its answer every two seconds. The sidebar keeps the focus, and tokens are counted when the answer has ended."""
+
+    def counts():
+        tab.chromium.deliver_events()
+        return sum(url.endswith("/tokenize") for url in tab.requests)
+
+    length = "document.querySelector('article.assistant .prose').textContent.length"
+    page.open(f"{site('slow').url}/")
+    ask(page, "Go on and on")
+    page.see("word word")
+    tab.to_front()
+    tab.open(page.js("location.href"))
+    tab.see("of 4,096 tokens", "#chat .composer")  # the count that entering the conversation began
+    begun = counts()
+    tab.js("document.querySelector('.talk-link a').focus()")
+    for _ in range(2):
+        tab.wait(f"{length} > {tab.js(length)}")
+    assert tab.js("document.activeElement.matches('.talk-link a')")
+    assert counts() == begun
+    page.js("document.querySelector('#chat .send').click()")
+    until = time.monotonic() + 20
+    while counts() == begun:
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
@@ -173,7 +252,7 @@ def test_a_tab_takes_over_a_title_while_it_streams(page, tab, site):
     tab.wait("document.querySelector('article.assistant .figures').textContent.includes('stopped')")
     page.reload()
     page.see("A new title", ".talk-link a")
-    assert "stopped" in page.text("article.assistant .figures")
+    page.see("stopped", "article.assistant .figures")
 
 
 def test_a_tab_forgets_what_another_deletes(page, tab, site):
