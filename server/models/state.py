@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from runtime.device.registry import NAME as DEVICE
-from runtime.files import is_there, regular
+from runtime.files import regular
 from server.defaults import Defaults
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 
@@ -79,9 +79,14 @@ class StateError(Exception):
 
 
 def read_state(path: Path) -> SavedState:
-    """Read a state file. A file that is absent counts as empty. Raise StateError if it cannot be read, or is not valid."""
+    """Read a state file. A file that is absent counts as empty, but not the target of a link: its disk may not be mounted yet. Raise
+    StateError if the file cannot be read, or is not valid."""
     try:
-        return msgspec.json.decode(regular(path).read_bytes(), type=SavedState) if is_there(path) else SavedState()
+        return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise StateError(f"state file {path}: {error.strerror}; name a file that can be read and written") from error
+        return SavedState()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"state file {path}: {error}; repair it, or remove it to start with no models") from error
     except OSError as error:

@@ -242,10 +242,12 @@ def test_a_restart_with_the_same_command_line_keeps_created_models(serve, tmp_pa
     assert names == {"friend": "null", "moved": "other", "pirate": "other"}, "the command line wins"
 
 
-def test_names_of_another_model_are_not_those_of_the_command_line(serve, tmp_path):
+def test_a_name_that_now_is_an_alias_of_another_model_brings_no_names(serve, tmp_path):
+    """The saved model called `null` is another one than the model of which `null` is now an alias."""
     state = tmp_path / "state.json"
     write_state(state, SavedState((ModelSpec("null", "elsewhere", aliases=("mate",)),)))
-    assert serve(initial=(ModelSpec("null", "null"),), state_file=state).http().get("/admin/aliases").json() == {}
+    server = serve(initial=(ModelSpec("other", "here", aliases=("null",)),), state_file=state)
+    assert server.http().get("/admin/aliases").json() == {"null": "other"}
 
 
 @pytest.mark.parametrize("slow", ["null", "other"])
