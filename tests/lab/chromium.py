@@ -50,6 +50,7 @@ KEYS = {
 NAVIGATED = ("context", "navigated")
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 # Finds the first visible element that matches a selector and, if a text is given, has this text or label.
+LOOKS = 5  # how often a click looks again if another element covers its element
 FIND = """(selector, text) => [...document.querySelectorAll(selector)].find(element => {
   const named = [element.textContent.trim(), element.getAttribute("aria-label"), element.title];
   return element.checkVisibility({visibilityProperty: true}) && (text === "" || named.includes(text));
@@ -252,15 +253,24 @@ class Page:
         return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click the middle of an element with the mouse. If another element covers this point, fail."""
+        """Click the middle of an element with the mouse. If another element covers this point, look again a few times, because the page may
+        just be scrolling; then fail."""
         found = f"({FIND})({json.dumps(selector)}, {json.dumps(text)})"
         self.wait(f"!!{found}")
-        self.js(f"{found}.scrollIntoView({{block: 'nearest', behavior: 'instant'}})")
-        self._mouse("mouseMoved", self._aim(found))  # hovering may show more elements, which may move this element
-        point = self._aim(found)
+        point = self._scroll_to(found)
+        for _ in range(LOOKS):
+            if point["above"]:
+                time.sleep(0.1)
+                point = self._scroll_to(found)
         assert not point["above"], f"{selector} {text!r} is covered by {point['above'][:200]}"
         self._mouse("mousePressed", point, button="left", clickCount=1)
         self._mouse("mouseReleased", point, button="left", clickCount=1)
+
+    def _scroll_to(self, found: str) -> dict[str, Any]:
+        """Scroll to an element, and move the mouse to its middle. Return what `_aim` returns then."""
+        self.js(f"{found}.scrollIntoView({{block: 'nearest', behavior: 'instant'}})")
+        self._mouse("mouseMoved", self._aim(found))  # hovering may show more elements, which may move this element
+        return self._aim(found)
 
     def _aim(self, found: str) -> dict[str, Any]:
         """Return the coordinates of an element's middle, and the element that covers it there, if one does."""
