@@ -27,7 +27,7 @@ encode = msgspec.json.encode
 
 
 class Order(msgspec.Struct):
-    """What the process shall do: download (`pull`) or remove the model `source`, or list the downloaded models."""
+    """An order for the process: download (`pull`) or remove the model `source`, or list the downloaded models."""
 
     what: Literal["pull", "remove", "list"]
     source: str = ""

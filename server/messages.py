@@ -67,7 +67,7 @@ class ConstraintKind(StrEnum):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """What opens a constrained part of an answer: the token `token_id`, or one of the token sequences `plain`. The part ends when its
+    """The tokens that open a constrained part of an answer: `token_id`, or one of the token sequences `plain`. The part ends when its
     grammar is complete. All other text is unconstrained. Inside a think block nothing opens such a part."""
 
     token_id: int | None = None  # the constraint's source describes what follows this token; None: only `plain` opens a part

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
 
 
 def plain_pytest(folder: Path, *arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

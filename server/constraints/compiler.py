@@ -60,8 +60,8 @@ class ConstraintCompiler:
         )
         self._zygote = Zygote(self._settings, read_tokenizer)
         self._slots = CompileSlots(self.limits.num_compiling)
-        # All grammars in use. They are found by salt and source, so that the time of compiling tells a tenant nothing about the constraints
-        # of other tenants.
+        # All grammars in use, by salt and source. The salt separates tenants, so that the time of compiling does not tell a tenant which
+        # constraints other tenants use.
         self._grammars: weakref.WeakValueDictionary[tuple[str, Source], Grammar] = weakref.WeakValueDictionary()
         self._cached: OrderedDict[tuple[str, Source], Grammar] = OrderedDict()  # least recently used first; keeps its grammars alive
 

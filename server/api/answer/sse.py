@@ -25,8 +25,8 @@ from server.http.protocol import HALF_CLOSED, PROBE_S
 log = logging.getLogger(__name__)
 
 # Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status. A framing
-# without heartbeats sends no headers before the first event, however late it comes: only before the headers can the connection find out,
-# by interim answers, that its client has left. HTTP/1.0 has no interim answers, so its headers wait no longer than PATIENCE_S.
+# without heartbeats sends no headers before the first event, however late it comes: the server finds out by interim answers whether the
+# client has left, and it can send these only before the headers. HTTP/1.0 has none, so its headers wait no longer than PATIENCE_S.
 PATIENCE_S = 1.0
 
 

@@ -106,7 +106,7 @@ def test_a_title_lasts_if_the_page_is_reloaded_at_once(page, site):
 
 
 def test_tabs_lose_nothing_of_each_other(page, tab, site):
-    """What one tab stores, another shows, and does not overwrite with an older copy."""
+    """A tab shows the messages that another tab stores, and does not overwrite them with an older copy."""
     url = f"{site('writer', 'seeded').url}/"
     page.open(url)
     send(page, "Tell me about rivers")

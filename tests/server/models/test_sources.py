@@ -12,7 +12,7 @@ from server.settings import ServerSettings
 
 
 def test_a_model_among_many_folders_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its folder, only the first entries are examined, and none of these may be a file."""
+    """The server examines only the first entries of the folder. It offers the model also if none of these entries is a file."""
     monkeypatch.setattr(sources, "MOST_ENTRIES", 2)
     found = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(sorted(found(path))))
