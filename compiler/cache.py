@@ -20,8 +20,8 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -145,9 +145,15 @@ class Cache:
         path = self.folder / f"{key.digest}-{hashlib.sha256(ranges).hexdigest()[:8]}{SUFFIX}"
         executable.save(path, ranges.decode())
         fresh = path.with_suffix(f".json.{os.getpid()}")
-        fresh.write_bytes(ranges)
-        # replaces the old file instead of opening it: if it were a FIFO, opening it would wait for a reader
-        fresh.replace(path.with_suffix(".json"))
+        try:
+            fresh.write_bytes(ranges)
+            # replaces the old file instead of opening it: if it were a FIFO, opening it would wait for a reader
+            fresh.replace(path.with_suffix(".json"))
+        except OSError:  # for example a full disk, whose room an executable without ranges would only take
+            fresh.unlink(missing_ok=True)
+            if not path.with_suffix(".json").exists():  # an older one, perhaps of another process, states the same ranges
+                path.unlink(missing_ok=True)
+            raise
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:
@@ -171,10 +177,13 @@ class Cache:
         load(_entry(path), key_of(self.folder))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
-        """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. Raise
-        CacheError if the file cannot be written."""
+        """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. An older file
+        is replaced when the new one is complete. Raise CacheError if the file cannot be written."""
         try:
-            with tarfile.open(archive, "w") as tar:
+            with (
+                _fresh_file(archive) as fresh,
+                tarfile.open(fresh, "w", dereference=True) as tar,  # without links: the import refuses them
+            ):
                 for entry in entries:
                     for path in (entry.path, entry.path.with_suffix(".json")):
                         tar.add(path, path.name)
@@ -202,17 +211,16 @@ class Cache:
             try:
                 with tarfile.open(archive, "r:") as tar:
                     for member in tar:
-                        path, content = Path(member.name), tar.extractfile(member)
-                        if (
-                            content is None
-                            or path.suffix not in (SUFFIX, ".json")
-                            or not _NAME.fullmatch(member.name.removesuffix(path.suffix))
-                        ):
+                        path = Path(member.name)
+                        is_entry = path.suffix in (SUFFIX, ".json") and _NAME.fullmatch(member.name.removesuffix(path.suffix))
+                        content = tar.extractfile(member) if member.isreg() and is_entry else None  # a link may lead nowhere
+                        if content is None:
                             raise CacheError(f"{archive} holds {member.name!r}; expected only files that `cache export` writes")
                         (arrived.folder / path).touch(mode=0o600)
                         (arrived.folder / path).write_bytes(content.read())
-            except tarfile.TarError as error:
-                raise CacheError(f"{archive} is not an archive of cache entries ({error}); write one with `cache export`") from None
+            except (tarfile.TarError, OverflowError, MemoryError) as error:  # the last two: a damaged size
+                cause = str(error) or "a size in it is damaged"
+                raise CacheError(f"{archive} is not an archive of cache entries ({cause}); write one with `cache export`") from None
             paths, seals = arrived.paths(), key_of(self.folder)
             for path in paths:
                 try:
@@ -235,6 +243,22 @@ class Cache:
     def remove(self, entry: Entry) -> None:
         entry.path.unlink(missing_ok=True)
         entry.path.with_suffix(".json").unlink(missing_ok=True)
+
+
+@contextmanager
+def _fresh_file(path: Path) -> Generator[Path]:
+    """Yield the path of a temporary file that replaces the file `path` at the end, unless there is an error. If there is something else at
+    `path`, such as a device, or a file in a folder that takes no new file, yield that."""
+    place = Path(os.path.realpath(path))  # a link stays one; Path.resolve would raise RuntimeError for a link to itself
+    if place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK | os.X_OK)):
+        yield place
+        return
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        yield fresh
+        fresh.replace(place)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 # --- ranges, of the sidecar and of the executable ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from compiler.codegen.machine_code import llvm_machine, optimised
 from compiler.llvm.ssa import Code, float_literal
 from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record
-from runtime.sampling import SHARE_ONE
+from runtime.sampling import NOTHING_LEFT, SHARE_ONE
 
 FUNCTIONS: Final = ("fingerprint", "open", "new", "step", "sample", "rewind", "help", "stop", "free", "close")
 WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # offsets of the fields of a model's block, and its size
@@ -180,11 +180,16 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that makes a sequence, or returns null if `allocate` does. The function clears the block, stores the number of
-    threads, which is at least 1, and fills page tables with the pages from 1 on, in order: page 0 is padding."""
+    """Emit the function that makes a sequence, or returns null if the model is null or `allocate` returns null. The function clears the
+    block, stores the number of threads, which is at least 1, and fills page tables with the pages from 1 on, in order: page 0 is
+    padding."""
     code = Code()
-    allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
-    made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
+
+    def allocated() -> str:
+        allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
+        return code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
+
+    made = code.choose(code.op("icmp ne ptr %model, null"), "ptr", allocated, lambda: "null")
     with code.when(code.op(f"icmp ne ptr {made}, null")):
         with code.loop("0", str(layout.num_bytes // WORD), runs=True) as i:
             code.do(f"store i64 0, ptr {code.op(f'getelementptr i64, ptr {made}, i64 {i}')}")
@@ -266,9 +271,17 @@ def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
 
 
 def _sample(decoder: Decoder, layout: Layout) -> str:
-    """Emit the function that draws a token: it writes the settings in the order of runtime/sampling.py, calls the sampler, and returns the
-    token or the negative number that takes its place."""
-    code, one = Code(), float_literal(1.0)
+    """Emit the function that draws a token, or returns NOTHING_LEFT before the first step, which has no logits yet."""
+    code = Code()
+    logits = _load(code, "ptr", "%sequence", LOGITS)
+    token = code.choose(code.op(f"icmp ne ptr {logits}, null"), "i32", lambda: _drawn(code, decoder, layout), lambda: str(NOTHING_LEFT))
+    return _function(f"i32 @{decoder.prefix}_sample(ptr %sequence, ptr %sampling)", code, f"i32 {token}")
+
+
+def _drawn(code: Code, decoder: Decoder, layout: Layout) -> str:
+    """Write the settings in the order of runtime/sampling.py, and call the sampler. Return the token, or the negative number that takes its
+    place."""
+    one = float_literal(1.0)
     temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
     warm = code.op(f"fcmp ogt float {temperature}, 0.0")
     inverse = code.op(f"fdiv float {one}, {code.op(f'select i1 {warm}, float {temperature}, float {one}')}")
@@ -289,8 +302,7 @@ def _sample(decoder: Decoder, layout: Layout) -> str:
     function = decoder.program.functions[SAMPLE]
     place = literal(function, function.outputs[0].offset)
     assert place is not None, "the sampler's tokens have a fixed place"
-    token = _load(code, "i32", "%sequence", layout.arena + function.arena_begin + place)
-    return _function(f"i32 @{decoder.prefix}_sample(ptr %sequence, ptr %sampling)", code, f"i32 {token}")
+    return _load(code, "i32", "%sequence", layout.arena + function.arena_begin + place)
 
 
 def _rewind(decoder: Decoder) -> str:
@@ -317,17 +329,19 @@ def _stop(decoder: Decoder) -> str:
 
 
 def _free(decoder: Decoder) -> str:
-    """Emit the function that gives the memory of a sequence to the caller's function `release`."""
+    """Emit the function that gives the memory of a sequence to the caller's function `release`. It does nothing for null."""
     code = Code()
-    model = _load(code, "ptr", "%sequence", MODEL)
-    code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
+    with code.when(code.op("icmp ne ptr %sequence, null")):
+        model = _load(code, "ptr", "%sequence", MODEL)
+        code.do(f"call void {_load(code, 'ptr', model, RELEASE)}(ptr {_load(code, 'ptr', model, CONTEXT)}, ptr %sequence)")
     return _function(f"void @{decoder.prefix}_free(ptr %sequence)", code, "void")
 
 
 def _close(decoder: Decoder) -> str:
-    """Emit the function that gives the memory of a model to the caller's function `release`."""
+    """Emit the function that gives the memory of a model to the caller's function `release`. It does nothing for null."""
     code = Code()
-    code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
+    with code.when(code.op("icmp ne ptr %model, null")):
+        code.do(f"call void {_load(code, 'ptr', '%model', RELEASE)}(ptr {_load(code, 'ptr', '%model', CONTEXT)}, ptr %model)")
     return _function(f"void @{decoder.prefix}_close(ptr %model)", code, "void")
 
 

@@ -344,6 +344,12 @@ def read_activation(fields: Fields, name: str, default: str, *, in_decoder: bool
     return found
 
 
+def require_silu(fields: Fields, config: ModelConfig) -> None:
+    """Raise ConfigError if the activation is another than SiLU, the only one of layers that keep a state."""
+    if config.activation is not Activation.SILU:
+        raise fields.error("hidden_act", "silu")
+
+
 def read_windows(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Return the window of each layer: `window` tokens, or None. By the family's rule, the layers for which `has_window(layer)` is true
     have a window, or no layer if `window` is None. If the field `layer_types` is present, it overrides the rule; raise ConfigError if it is

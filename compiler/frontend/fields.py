@@ -12,6 +12,7 @@ from compiler.frontend.errors import ConfigError
 from runtime.files import AGAIN, STAND_IN_BYTES, regular, stand_in
 
 MAX_CONFIG_BYTES = 4 << 20
+MAX_TOKENIZER_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 REQUIRED: Any = object()
 EMPTY: Mapping[str, Any] = {}
 SPECIAL, SPECIAL_FLOATS = "__float__", {"Infinity": math.inf, "-Infinity": -math.inf}

@@ -15,7 +15,7 @@ METADATA = (
         "name_or_path",
         "architectures",
         "auto_map",
-        "transformers*",
+        "transformers_version",
         "js_config",
         "sentence_transformers",
         "tokenizer_class",

@@ -27,7 +27,7 @@ from compiler.frontend.reranker import FIELDS as JUDGING
 from compiler.frontend.reranker import read_pair_prompt, read_verdict
 from compiler.frontend.sentence import load_embedding
 from compiler.frontend.towers import require_windows
-from compiler.frontend.weights import Renamed, WeightSource
+from compiler.frontend.weights import INDEX_FILE, WHOLE_FILE, Renamed, WeightSource
 from runtime.files import is_there
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
@@ -98,10 +98,15 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def read_config(directory: Path) -> Mapping[str, Any]:
-    """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, and ConfigError if the file cannot
-    be read."""
+    """Return the fields of a model directory's config.json. Raise ModelError if the directory has none, or has an adapter with weights
+    beside it, and ConfigError if the file cannot be read."""
     if not is_there(file := directory / "config.json"):
         raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
+    # With peft, transformers applies the adapter: version 4 to the base that it names, without reading the weights beside it, and later
+    # releases of version 5 to these weights. Nothing says whether the weights have the adapter already.
+    if is_there(directory / ADAPTER) and any(map(is_there, directory.glob("adapter_model.*"))):
+        text = f"{directory} has {ADAPTER} beside its config.json: {_adapter_in(directory)}"
+        raise ModelError(f"{text}. If the weights have the adapter already, load a copy of the folder without {ADAPTER}")
     return read_json(file)
 
 
@@ -127,16 +132,21 @@ def config_of(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
 
 def _what_is_there(directory: Path) -> str:
     """Return what a directory without a config.json contains, and what to do about it."""
-    if (file := directory / ADAPTER).is_file():
-        base = Fields(read_json(file), ADAPTER).raw("base_model_name_or_path", "another model")
-        return (
-            f"it is an adapter (LoRA) for {base!r:.200}, and adapters are not supported. Merge it once with peft and transformers: "
-            "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
-        )
+    if is_there(directory / ADAPTER):
+        return f"it is {_adapter_in(directory)}"
     if (directory / "params.json").is_file():
         return "params.json belongs to a publisher's own format; take the model's files for transformers, which have a config.json"
     models = [entry.name for entry in sorted(directory.iterdir()) if entry.suffix == ".gguf" or (entry / "config.json").is_file()]
     return f"name one of the models in it: {listed(models)}" if models else NO_MODEL
+
+
+def _adapter_in(directory: Path) -> str:
+    """Say for which model the adapter in a directory is, and what to do about it."""
+    base = Fields(read_json(directory / ADAPTER), ADAPTER).raw("base_model_name_or_path", "another model")
+    return (
+        f"an adapter (LoRA) for {base!r:.200}, and adapters are not supported. Merge it once with peft and transformers: "
+        "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
+    )
 
 
 def parse_config(values: object) -> ModelConfig:
@@ -149,6 +159,8 @@ def parse_config(values: object) -> ModelConfig:
     family = FAMILIES.get(model_type)
     if family is None:
         raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
+    if fields.raw("transformers_weights", WHOLE_FILE) not in (WHOLE_FILE, INDEX_FILE):  # the file that transformers reads
+        raise fields.error("transformers_weights", f"{WHOLE_FILE} or {INDEX_FILE}: no other file is read")
     if not fields.flag("is_causal", True):
         family = BOTH_WAYS.get(model_type, family)
     if isinstance(family, DecoderFamily):

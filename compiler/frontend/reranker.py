@@ -10,14 +10,13 @@ from typing import Any
 
 from compiler.frontend.classes import Classes, read_scores
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.fields import MAX_TOKENIZER_BYTES, Fields, read_json
 from compiler.frontend.sentence import read_kinds, settings_of
 from runtime.files import is_there
 
 FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # fields of config.json, named as in vLLM
 FAMILY = "qwen3"
 WORDS = ("no", "yes")  # the tokens with which Qwen3-Reranker answers
-MAX_TOKENIZER_BYTES = 256 << 20
 TASK = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".'

@@ -22,11 +22,11 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """The base grows with the context beyond the training length. The longest context served determines the base, not the present length of
+    """The base grows with the context beyond the declared one. The longest context served determines the base, not the present length of
     a sequence, since cached keys keep their rotation."""
 
     factor: float
-    original_context: int
+    declared_context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Rope:
                 turns = plain
             case LinearScaling(factor):
                 turns = plain / factor
-            case DynamicScaling(factor, original):
-                stretch = factor * max(context, original) / original - (factor - 1)
+            case DynamicScaling(factor, declared):
+                stretch = factor * max(context, declared) / declared - (factor - 1)
                 turns = (self.theta * stretch ** (self.size / (self.size - 2))) ** -exponents
             case Llama3Scaling() as llama3:
                 turns = _llama3(plain, llama3)
@@ -187,7 +187,7 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
         case "dynamic":
             if size < 4:
                 raise ConfigError(f"a rope with dynamic scaling rotates {size} dimensions; expected at least 4")
-            return DynamicScaling(_at_least_one(fields, "factor"), original)
+            return DynamicScaling(_at_least_one(fields, "factor"), declared)  # transformers ignores the original context here
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
             if not low <= high:

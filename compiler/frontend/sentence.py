@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.fields import MAX_TOKENIZER_BYTES, Fields, read_json
 from runtime.files import is_there
 
 
@@ -45,6 +45,10 @@ POOLING_NAMES = {
 }
 
 
+# Of these files, the first one that exists counts. The first versions of sentence-transformers named the file by the kind of model.
+SENTENCE_FILES = tuple(
+    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 MOST_TOKENS = 8192  # the tokenizer's file counts as a statement of the longest text only up to this number of tokens
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
@@ -82,8 +86,10 @@ class EmbeddingConfig:
 def load_embedding(directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
     """Read from the files of sentence-transformers how texts are embedded. Without these files, it is the family's `default`. Raise
     ConfigError if they ask for something that is not supported."""
-    sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
-    sentence.require("because the tokenizer must do the lower-casing", do_lower_case=False)
+    stated = next((file for file in SENTENCE_FILES if is_there(directory / file)), SENTENCE_FILES[0])
+    sentence, prompts = (_load(directory / file) for file in (stated, "config_sentence_transformers.json"))
+    if sentence.flag("do_lower_case", False) and not _tokenizer_lowers(directory):
+        raise sentence.error("do_lower_case", "false, because the tokenizer must do the lower-casing")
     embedding, max_tokens = default, sentence.integer("max_seq_length", None)
     if is_there(modules := directory / "modules.json"):
         embedding = _read_modules(read_json(modules), directory, default)
@@ -104,6 +110,25 @@ def _length_of_tokenizer(directory: Path) -> int | None:
     a decoder state its context."""
     found = _load(directory / "tokenizer_config.json").raw("model_max_length")
     return found if type(found) is int and 0 < found <= MOST_TOKENS else None
+
+
+def _tokenizer_lowers(directory: Path) -> bool:
+    """Return whether the normalizer of tokenizer.json makes texts lower case. If it does, texts that are made lower case before have the
+    same tokens, except that of a capital sigma at the end of a word."""
+    if not is_there(file := directory / "tokenizer.json"):
+        return False
+    return _lowers(Fields(read_json(file, most_bytes=MAX_TOKENIZER_BYTES), file.name).raw("normalizer"))
+
+
+def _lowers(normalizer: object) -> bool:
+    """Return whether a normalizer of tokenizer.json, or one in a sequence of them, makes texts lower case."""
+    match normalizer:
+        case {"type": "Lowercase"} | {"type": "BertNormalizer", "lowercase": True}:
+            return True
+        case {"type": "Sequence", "normalizers": [*parts]}:
+            return any(map(_lowers, parts))
+        case _:
+            return False
 
 
 def _load(path: Path) -> Fields:

@@ -27,7 +27,7 @@ from runtime.split_files import parts_of
 
 MAX_HEADER_BYTES = 16 << 20  # a header with names and shapes of about 100 000 tensors has this size
 MAX_RANK = 8
-INDEX_FILE = "model.safetensors.index.json"
+WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 DIGEST_SAMPLES = 64  # number of samples of a file's bytes that enter the file's digest
 SAMPLE_BYTES = 4096
@@ -259,7 +259,7 @@ def open_safetensors(path: str | Path) -> Safetensors:
     if (index := path / INDEX_FILE).is_file():
         return _open_sharded(path, index)
     found = sorted(path.glob("*.safetensors"))
-    whole = path / "model.safetensors"
+    whole = path / WHOLE_FILE
     if whole in found:
         return Safetensors([whole])
     if (parts := _parts(found)) is not None:
@@ -269,7 +269,7 @@ def open_safetensors(path: str | Path) -> Safetensors:
         raise ModelError(f"{path} has several weight files and no {INDEX_FILE} to say which belong together: {names}")
     if pickles := sorted(file.name for file in path.iterdir() if file.suffix in PICKLE_SUFFIXES):
         raise _unsafe(pickles)
-    raise ModelError(f"{path} has no weights; expected model.safetensors, {INDEX_FILE} with its shards, or a .gguf file")
+    raise ModelError(f"{path} has no weights; expected {WHOLE_FILE}, {INDEX_FILE} with its shards, or a .gguf file")
 
 
 def _parts(found: list[Path]) -> list[Path] | None:
@@ -292,8 +292,10 @@ def _unsafe(names: list[str]) -> UnsafeFile:
 
 
 def _open_sharded(directory: Path, index: Path) -> Safetensors:
-    """Open the shards that an index names. Raise ModelError if shards are missing, and DamagedFile if the index is malformed, or names
-    files elsewhere or tensors that no shard has."""
+    """Open the shards that an index names, as vLLM does. If none of them is there, open the whole file beside the index: when transformers
+    overwrites shards with a whole file, it removes the shards and leaves their index. Raise ModelError if only some shards are missing, or
+    all and there is no whole file, or if the whole file and complete shards have different values, since either may be the older ones.
+    Raise DamagedFile if the index is malformed, or names files elsewhere or tensors that no shard has."""
     if index.stat().st_size > MAX_HEADER_BYTES:
         raise DamagedFile(f"{index.name} has {index.stat().st_size} bytes; at most {MAX_HEADER_BYTES} are read")
     content = _parse_object(index.read_bytes(), index.name)
@@ -303,12 +305,44 @@ def _open_sharded(directory: Path, index: Path) -> Safetensors:
     files: list[str] = sorted(set(shards.values()))
     if strange := [file for file in files if Path(file).name != file or not file.endswith(".safetensors")]:
         raise DamagedFile(f"{index.name} names {strange[0]!r}, expected a .safetensors file of the same directory")
+    whole = directory / WHOLE_FILE
+    has_whole = WHOLE_FILE not in files and whole.is_file()
     if absent := [file for file in files if not (directory / file).is_file()]:
-        raise ModelError(f"shards named by {index.name} are missing: {', '.join(absent)}. Is the download complete?")
+        if has_whole and len(absent) == len(files):
+            return Safetensors([whole])
+        remedy = f" If {whole.name} has the newer weights, remove {index.name} and its shards" if has_whole else ""
+        raise ModelError(f"shards named by {index.name} are missing: {', '.join(absent)}. Is the download complete?{remedy}")
     source = Safetensors(directory / file for file in files)
     if absent := sorted(shards.keys() - source.tensors.keys()):
         raise DamagedFile(f"{index.name} names tensors that no shard holds: {listed(absent)}")
+    if has_whole and (found := _differing(source, whole)):
+        both = f"{directory} has {whole.name} and the shards that {index.name} names, with different values or types of {listed(found)}"
+        raise ModelError(
+            f"{both}. Load a copy of the folder without those that are out of date: {whole.name}, or {index.name} and its shards"
+        )
     return source
+
+
+def _differing(source: Safetensors, whole: Path) -> list[str]:
+    """Return the names of tensors of which a whole file has other values or another type than `source`, judged by samples. There are none
+    if the file is no readable safetensors file, or if a tensor has another shape in it: Trainers of transformers left such a file without
+    values, beside which DeepSpeed writes shards."""
+    try:
+        other = Safetensors([whole])
+    except DamagedFile:
+        return []
+    shared = [name for name in other.tensors if name in source.tensors]
+    if any(other.tensors[name].shape != source.tensors[name].shape for name in shared):
+        return []
+    return [name for name in shared if _samples(other, name) != _samples(source, name)]
+
+
+def _samples(source: Safetensors, name: str) -> bytes:
+    """Return the first and the middle bytes of a tensor, at most SAMPLE_BYTES each."""
+    values = source.read(name).reshape(-1).view(np.uint8)
+    found = b"".join(values[start : start + SAMPLE_BYTES].tobytes() for start in (0, values.size // 2))
+    source.release(name)
+    return found
 
 
 def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:

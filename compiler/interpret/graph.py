@@ -28,7 +28,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET
 from runtime.library import routine
-from runtime.vm.matching import INT64, readable
+from runtime.vm.matching import INT64, described, readable, scalar_word
 
 
 class MismatchError(CompileError):
@@ -63,10 +63,22 @@ class Interpreter:
             frame.values[param] = arg
         check_bounds(frame.dims, name)
         if func.arena is not None:
-            frame.arena = uninitialised((func.arena.evaluate(frame.dims),), DType.U8)
+            frame.arena = uninitialised((frame.size(func.arena),), DType.U8)
         result = frame.body(func.body)
         match_value(func.result_type, result, frame.dims, f"{name}: return")
         return result
+
+
+def value_of(dim: Dim, dims: Mapping[DimVar, int], place: str) -> int:
+    """Return the value of a dimension. Raise MismatchError, which names `place`, if the dimension divides by zero, or does not fit 64
+    bits."""
+    try:
+        value = dim.evaluate(dims)
+    except ZeroDivisionError:
+        raise MismatchError(f"{place}: {dim} divides by zero; declare the ranges of its variables") from None
+    if value not in INT64:
+        raise MismatchError(f"{place}: {dim} does not fit 64 bits; declare the ranges of its variables")
+    return value
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
@@ -81,7 +93,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
         missing = [v for v in wanted.vars() if v not in dims]
         if missing and not last:
             return
-        expected = wanted.evaluate(dims)
+        expected = value_of(wanted, dims, f"{place}: {where}")
         if expected != actual:
             raise MismatchError(f"{place}: {where} is {actual}, expected {readable(str(wanted), expected)}")
 
@@ -98,15 +110,18 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
         case ShapeType(dims=wanted_dims, ndim=ndim):
             if not isinstance(value, tuple) or (ndim is not None and len(value) != ndim):
                 raise MismatchError(f"{place}: expected a shape of {ndim} dimensions, got {value!r}")
-            if unfit := [n for n in value if not INT64.start <= n < INT64.stop]:
-                raise MismatchError(f"{place}: an entry is {unfit[0]}, expected a 64-bit integer")
+            if unfit := [n for n in value if not isinstance(n, int) or n not in INT64]:
+                raise MismatchError(f"{place}: an entry is {described(unfit[0])}, expected a 64-bit integer")
             for i, (wanted, actual) in enumerate(zip(wanted_dims or (), value, strict=wanted_dims is not None)):
                 match_dim(wanted, int(actual), f"entry {i}")
-        case ScalarType(value=wanted):
-            if not isinstance(value, int | float | np.generic):
+        case ScalarType(dtype=dtype, value=wanted):
+            word = scalar_word(value, None if dtype is None else dtype.numpy)
+            if word is None:
+                if isinstance(value, int | float | np.generic):
+                    raise MismatchError(f"{place}: expected a scalar of type {dtype}, got {described(value)}")
                 raise MismatchError(f"{place}: expected a scalar, got {type(value).__name__}")
             if wanted is not None:
-                match_dim(wanted, int(value), "the value")
+                match_dim(wanted, word, "the value")
         case TupleType(fields=fields):
             if not isinstance(value, tuple) or len(value) != len(fields):
                 raise MismatchError(f"{place}: expected a tuple of {len(fields)} fields")
@@ -155,7 +170,7 @@ def _type_of_value(value: Any, stated: Type) -> Type:
 def check_bounds(dims: dict[DimVar, int], place: str) -> None:
     """Raise MismatchError, which names `place`, if a variable is outside its declared range."""
     for var, value in dims.items():
-        upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
+        upper = value_of(var.upper, dims, f"{place}: the range of {var.name}") if isinstance(var.upper, Dim) else var.upper
         if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
             declared = f"{var.lower}..{'' if upper is None else upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
             raise MismatchError(f"{place}: {var.name} is {value}, outside its declared range {declared}")
@@ -177,6 +192,10 @@ class _Frame:
             match_value(binding.var.type, value, self.dims, f"annotation of {binding.var.name!r}")
         return self.atom(body.result)
 
+    def size(self, dim: Dim) -> int:
+        """Return the value of a dimension, as `value_of` does."""
+        return value_of(dim, self.dims, "a dimension")
+
     def atom(self, atom: Atom) -> Any:
         match atom:
             case Var():
@@ -184,9 +203,9 @@ class _Frame:
             case Constant(data=data):
                 return data
             case ShapeValue(dims=dims):
-                return tuple(d.evaluate(self.dims) for d in dims)
+                return tuple(map(self.size, dims))
             case ScalarValue(value=value, dtype=dtype):
-                number = value.evaluate(self.dims) if isinstance(value, Dim) else value
+                number = self.size(value) if isinstance(value, Dim) else value
                 return DType(dtype).numpy.type(number)
             case FuncRef(name=name):
                 return Closure(name)
@@ -198,7 +217,7 @@ class _Frame:
         def known(value: Any) -> Any:
             match value:
                 case Dim() | DimVar():
-                    return number(Dim.of(value).evaluate(self.dims))
+                    return number(self.size(Dim.of(value)))
                 case list() | tuple():
                     return tuple(known(item) for item in value)
                 case _:
@@ -255,12 +274,12 @@ class _Frame:
         """Return a tensor at an offset of the arena, or in new memory. Raise MismatchError if an extent is negative, or if the tensor is
         not inside the arena."""
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
-        shape = [d.evaluate(self.dims) for d in type_.shape]
+        shape = list(map(self.size, type_.shape))
         if min(shape, default=0) < 0:
             raise MismatchError(f"{type_} gets the extents {shape}, expected extents of at least 0")
         if offset is None:
             return uninitialised(shape, type_.dtype)
-        begin, size = offset.evaluate(self.dims), prod(shape) * type_.dtype.num_bytes
+        begin, size = self.size(offset), prod(shape) * type_.dtype.num_bytes
         if begin < 0 or begin + size > len(self.arena):
             raise MismatchError(f"{type_} at {offset} = {begin} needs {size} bytes, but the arena has {len(self.arena)}")
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)

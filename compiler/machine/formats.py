@@ -105,7 +105,7 @@ class Panels(Format):
         count, lines, wide = panels.shape
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
-        return fours[..., self.order].transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+        return fours[..., self.order].transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, lines * self.per_byte * FOUR)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +150,8 @@ class SixBitPanels(Panels):
         count, lines, wide = panels.shape
         thirds = panels.reshape(count, lines // THIRDS, THIRDS, wide // FOUR, FOUR)
         last = sum(thirds[:, :, [third]] >> 6 << 2 * third for third in range(THIRDS))
-        return np.concatenate([thirds & 63, last], 2).transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+        numbers = np.concatenate([thirds & 63, last], 2).transpose(0, 3, 1, 2, 4)
+        return numbers.reshape(count * wide // FOUR, lines // THIRDS * (THIRDS + 1) * FOUR)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

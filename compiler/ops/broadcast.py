@@ -67,6 +67,13 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
     return tuple(dims)
 
 
+def agree_stretched(given: Shape, wanted: Shape) -> None:
+    """Raise AnnotationError if an extent of `given`, which is stretched to `wanted`, is proved to be neither 1 nor the wanted extent."""
+    for g, w in zip(reversed(given), reversed(wanted), strict=False):
+        if prove_ne(g, w) and prove_ne(g, 1):
+            raise AnnotationError(f"extent {g} does not broadcast to {w}")
+
+
 def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
     """Return the annotation of an elementwise result whose element type is `dtype`. It has no shape if the shape of a tensor is unknown.
     Raise AnnotationError if an operand is neither a tensor nor a scalar, if no operand is a tensor, or if the shapes do not broadcast."""

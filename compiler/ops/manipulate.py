@@ -15,9 +15,9 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar, dtype_of
 from compiler.ir.loops.write import Kernel, const, guard
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq, prove_lt, prove_ne
+from compiler.ir.prove import prove_eq, prove_lt
 from compiler.ir.types import ShapeType, TensorType, TupleType, Type
-from compiler.ops.broadcast import ONE, broadcast_fits, element, output, sized_buffer
+from compiler.ops.broadcast import ONE, agree_stretched, broadcast_fits, element, output, sized_buffer
 from compiler.ops.operands import (
     agree,
     axes_attr,
@@ -112,9 +112,7 @@ def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
     if x.ndim is not None and shape.ndim is not None and x.ndim > shape.ndim:
         raise AnnotationError(f"x has rank {x.ndim}, expected at most {shape.ndim}, the rank of the shape")
     if x.shape is not None and shape.dims is not None:
-        for given, wanted in zip(reversed(x.shape), reversed(shape.dims), strict=False):
-            if not prove_eq(given, 1) and prove_ne(given, wanted) and prove_ne(given, 1):
-                raise AnnotationError(f"extent {given} does not broadcast to {wanted}")
+        agree_stretched(x.shape, shape.dims)
     return _of_shape(x, shape)
 
 

@@ -112,6 +112,8 @@ def _type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
         _agree_heads(v.shape, k, states, {name: types[name].shape for name in ("decay", "beta") if name in types})
     if (saved := lists["saved"].shape) is not None and (pages := lists["pages"].shape) is not None:
         agree(saved[0], pages[0], "the length of pages")
+    if (sources := lists["sources"].shape) is not None and (starts := lists["starts"].shape) is not None:
+        agree(sources[0] + 1, starts[0], "the length of starts")
     return TupleType((v, states))
 
 

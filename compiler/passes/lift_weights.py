@@ -1,25 +1,30 @@
 """Move work that depends only on weights out of the step, into functions that run once, when weights are bound.
 
 Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
-step still reads, or whose shapes define its variables. The functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each
-return a tuple of `prepared` values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so
-packing loops are fast. The results of one function take up to PART_BYTES. They take more if a single result does, or if they share a
-computed value and cannot be separated. So memory need not hold the whole checkpoint and all prepared weights at once. A function that
-others call stays as it is.
+step still reads, and all weights with symbolic extents, because the step may use or check these extents. The functions
+`step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared` values, in this order: packed, transposed,
+quantised or folded weights. They are compiled like any function, so packing loops are fast. The results of one function take up to
+PART_BYTES. They take more if a single result does, or if they share a computed value and cannot be separated. So memory need not hold the
+whole checkpoint and all prepared weights at once. A function that others call stays as it is.
+
+A preparation checks nothing but its own parameters. So work on weights with symbolic extents moves only if no other parameter mentions
+these variables, and no check before the work concerns them. Work on a weight that is a number stays, because the step checks the number.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from itertools import chain, count
 from math import prod
 
+from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ShapeValue, Var
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
-from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
-from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
+from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, MatchCast, TupleGet
+from compiler.ir.graph.visit import free_vars, fresh_function, map_atoms, operands, used_vars
 from compiler.ir.module import IRModule
-from compiler.ir.types import TensorType, TupleType, Type, binders_of, vars_of
+from compiler.ir.types import ScalarType, TensorType, TupleType, Type, binders_of, vars_of
 from compiler.ops.ranks import RANKS
 from compiler.passes.eliminate_dead_code import has_effect, with_nests
 from compiler.passes.memory.protect_operands import destroyed, taken_in
@@ -42,13 +47,15 @@ def lift_weights(module: IRModule) -> IRModule:
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     """Return the step and the preparations that replace an entry point, by name, or nothing if no work can move."""
     early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
-    defined = {d for v in func.weights for d in binders_of(v.type)}
+    alone = _own_variables(func)  # those that no check has concerned so far
     fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
     moved: list[Binding] = []
     for binding in func.body.bindings:
+        if isinstance(binding.value, MatchCast):
+            alone.difference_update(_variables(binding))
         if binding.var in fresh:
             continue
-        if _movable(binding, early, module) and defined.issuperset(used_vars(binding.value).dims):
+        if _movable(binding, early, module) and alone.issuperset(_variables(binding)):
             early[binding.var] = None
             moved.append(binding)
     if not moved:
@@ -62,13 +69,27 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     wanted = [var for result in results for var in result]
     assert func.num_inputs is not None
     inputs = func.params[: func.num_inputs]
-    kept = _with_definitions([v for v in func.weights if v in used], (*inputs, *wanted), func.weights, free_vars(body))
+    kept = [v for v in func.weights if v in used or vars_of(v.type)]
     own = _own_names(wanted, [p.name for p in func.params])
     params = (*inputs, *kept, *(own[v] for v in wanted))
     body = map_atoms(body, lambda atom: own.get(atom, atom) if isinstance(atom, Var) else atom)
     step = Function(params, body, func.result_type, func.pure, func.num_inputs, func.arena)
     prepare = {f"{name}{PREPARATION}{i}": _preparation(parts[i], results[i], func.weights) for i in range(len(parts))}
     return {name: step, **prepare}
+
+
+def _own_variables(func: Function) -> set[DimVar]:
+    """Return the symbolic variables of each weight whose shape defines all of its variables, if no other parameter mentions any of them,
+    and none of their ranges mentions a variable."""
+    counts = Counter(d for p in func.params for d in set(vars_of(p.type)))
+    own = {d for w in func.weights for d in binders_of(w.type) if counts[d] == 1 and not isinstance(d.upper, Dim)}
+    return {d for w in func.weights if own.issuperset(vars_of(w.type)) for d in vars_of(w.type)}
+
+
+def _variables(binding: Binding) -> set[DimVar]:
+    """Return the symbolic variables in the binding and in the annotations of its operands."""
+    types = [atom.type for atom in operands(binding.value) if isinstance(atom, Var)]
+    return {*used_vars(binding.value).dims, *(d for type_ in (binding.var.type, *types) for d in vars_of(type_))}
 
 
 def num_prepared(module: IRModule, entry: str) -> int:
@@ -149,25 +170,14 @@ def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: S
     prepared = Var("prepared", TupleType(tuple(v.type for v in results)))
     block = Block((*bindings, Binding(prepared, MakeTuple(tuple(results)))), BlockKind.DATAFLOW)
     body = Body((block,), prepared)
-    read = count_uses(body)
-    sources = _with_definitions([v for v in weights if v in read], (), weights, free_vars(body))
+    needs = free_vars(body)
+    sources = [v for v in weights if v in needs.values or not set(needs.dims).isdisjoint(binders_of(v.type))]
     return fresh_function(Function(tuple(sources), body, prepared.type))
-
-
-def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
-    """Return the chosen weights, and the weights needed to define all variables in shapes, in the order of `weights`. `others` are further
-    parameters, whose shapes also define variables; `needs` has the variables that the function uses."""
-    given = {*chosen, *others}
-    mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
-    for dim in mentioned:
-        if not any(dim in binders_of(v.type) for v in given):
-            given.update([w for w in weights if dim in binders_of(w.type)][:1])
-    return [w for w in weights if w in given]
 
 
 def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
     """Whether only weights determine the value and a file of tensors can store it. Shapes and numbers are computed again at every call, and
-    so is a value with a number (`ScalarValue`) among its operands."""
+    so is a value with a number among its operands (a `ScalarValue`, or a variable that is a scalar)."""
     value = binding.value
     if isinstance(value, CallTir) and RANKS in module.prim(value.func).attrs:  # preparations run on one rank
         return False
@@ -178,4 +188,8 @@ def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
 
 
 def _early(atom: Atom, early: Container[Var]) -> bool:
-    return atom in early if isinstance(atom, Var) else isinstance(atom, Constant | ShapeValue)
+    """Whether the operand is known when weights are bound. A number is not: the step checks it, and the call reads the number itself, not
+    the result of the check."""
+    if isinstance(atom, Var):
+        return atom in early and not isinstance(atom.type, ScalarType)
+    return isinstance(atom, Constant | ShapeValue)

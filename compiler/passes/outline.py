@@ -1,5 +1,6 @@
 """Turn a loop nest into a function (outlining). The variables of the nest are renamed. A variable from outside that is no whole extent of
-an operand or output becomes a parameter. If the module has an equal function, that one is used."""
+an operand or output becomes a parameter, and so does a variable that only the range of another one mentions. If the module has an equal
+function, that one is used."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class Outliner:
         passes for it. `inplace[i]` is the index of the operand whose memory output `i` reuses, or None; () if no output reuses memory."""
         buffers = [place for place, _ in operands] + list(outputs)
         shaped = {v for b in buffers if isinstance(b, Buffer) for d in b.shape if (v := d.var) is not None}
-        mentioned = dict.fromkeys(v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars())
-        passed = [v for v in dict.fromkeys([*mentioned, *free_dims(body)]) if v not in shaped]
+        mentioned = [v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars()]
+        passed = [v for v in with_ranges([*mentioned, *free_dims(body)]) if v not in shaped]
         kept = dict(attrs or {})
         if any(i is not None for i in inplace):
             kept["inplace"] = [list(pair) for pair in shared_buffers([place for place, _ in operands], inplace)]
@@ -64,6 +65,18 @@ class Outliner:
         if digest not in self.names:
             self.names[digest] = self.builder.add(self.builder.fresh_name(name), prim)
         return self.names[digest]
+
+
+def with_ranges(variables: Sequence[DimVar]) -> list[DimVar]:
+    """Return the variables, and those that their ranges mention, each once."""
+    found = dict.fromkeys(variables)
+    pending = list(found)
+    while pending:
+        upper = pending.pop().upper
+        new = [v for v in upper.vars() if v not in found] if isinstance(upper, Dim) else []
+        found |= dict.fromkeys(new)
+        pending += new
+    return list(found)
 
 
 def shared_buffers(params: Sequence[Buffer | ScalarParam | DimVar], inplace: Sequence[int | None]) -> list[tuple[int, int]]:

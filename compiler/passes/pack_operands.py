@@ -4,8 +4,8 @@ Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n 
 are adjacent, and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]`
 instead, or the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of
 weights moves to load time; packing of activations is a parallel stage before the product. The product multiplies the same numbers, in the
-same order of summation. A product stays as it is if it already has a schedule, if no option below has a tile or panel for it, or if a right
-operand is no variable of known shape.
+same order of summation. A variable that only the shape of a packed operand defined becomes a parameter. A product stays as it is if it
+already has a schedule, if no option below has a tile or panel for it, or if a right operand is no variable of known shape.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compiler.idioms.product import Product, product_in
 from compiler.idioms.scaled import scaled_numbers, stored_number
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -30,6 +30,7 @@ from compiler.ir.loops.visit import fresh_prim, loads, map_scalars, replace_load
 from compiler.ir.loops.write import Kernel, cast, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
+from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import I32, Elements, IntegerFragments, Ordered
 from compiler.machine.products import ProductTile
@@ -85,6 +86,8 @@ class PackOperands:
             assert isinstance(source, Var)
             packed = CallTir(packing.func, (source, *packing.args[1:]), packing.out)
             args[number] = builder.emit(packed, f"{source.name}.packed")
+        values = unify(tuple(TensorType(p.buffer.shape, p.buffer.dtype) for p in plan), tuple(types))
+        args += [ScalarValue(values[v]) for v in self._lost(prim, plan)]
         return CallTir(name, tuple(args), call.out, call.inplace)
 
     def _packed(self, prim: PrimFunc, plan: list[_Packed]) -> PrimFunc:
@@ -98,7 +101,16 @@ class PackOperands:
             else:
                 body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: self._element(p, b, indices))
             params[params.index(packed.buffer)] = panel
+        num_inputs = len(params) - prim.num_outputs
+        params[num_inputs:num_inputs] = self._lost(prim, plan)  # outputs come last
         return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
+
+    def _lost(self, prim: PrimFunc, plan: list[_Packed]) -> list[DimVar]:
+        """Return the variables that only the shapes of the operands to pack define, and that the shapes of their panels do not define."""
+        packed = {p.buffer: self.shape(p, p.buffer.shape) for p in plan}
+        shapes = [packed.get(b, b.shape) for b in prim.buffers]
+        defined = {d.var for shape in shapes for d in shape} | {p for p in prim.params if isinstance(p, DimVar)}
+        return [v for v in prim.dim_vars if v not in defined]
 
     def _element(self, packed: _Packed, panel: Buffer, indices: tuple[Dim, ...]) -> Scalar:
         """Return the element of the panels that stands for the operand's element at `indices`."""

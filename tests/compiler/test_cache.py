@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import resource
 import shutil
+import signal
 import tarfile
 from functools import cache as cache_results
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -289,9 +292,59 @@ def test_an_archive_carries_entries_to_another_folder(tmp_path: Path) -> None:
     assert sorted(p.name for p in there.folder.iterdir()) == sorted(p.name for p in here.folder.iterdir())
 
 
+def test_entries_that_a_tool_has_linked_travel_whole(tmp_path: Path, executable: Executable) -> None:
+    """Tools that find equal files replace them by hard links."""
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    paths = [here.store(key(text(body=body)), executable) for body in ("y = exp(x)", "y = tanh(x)")]
+    first, second = (path.with_suffix(".json") for path in paths)
+    assert first.read_bytes() == second.read_bytes()
+    second.unlink()
+    second.hardlink_to(first)
+    here.export(tmp_path / "all.tar", here.entries())
+    there.folder.mkdir()
+    shutil.copy(here.folder / KEY_FILE, there.folder / KEY_FILE)
+    assert len(there.load_archive(tmp_path / "all.tar")) == 2
+
+
 def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="cannot be written: No such file or directory"):
         Cache(tmp_path).export(tmp_path / "none" / "x.tar", [])
+
+
+def test_an_older_archive_stays_if_the_new_one_has_no_room(tmp_path: Path, executable: Executable) -> None:
+    cache, archive = Cache(tmp_path / "cache"), tmp_path / "all.tar"
+    cache.store(key(text()), executable)
+    archive.write_bytes(b"older")
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(CacheError, match="cannot be written: File too large"):
+            cache.export(archive, cache.entries())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert archive.read_bytes() == b"older" and {path.name for path in tmp_path.iterdir()} == {"cache", "all.tar"}
+    (link := tmp_path / "link.tar").symlink_to(archive)
+    cache.export(link, cache.entries())
+    assert link.is_symlink() and tarfile.is_tarfile(archive)
+
+
+def test_an_archive_is_written_over_in_a_folder_that_takes_no_new_file(tmp_path: Path, executable: Executable) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write to any folder")
+    cache, archive = Cache(tmp_path / "cache"), tmp_path / "closed" / "all.tar"
+    cache.store(key(text()), executable)
+    archive.parent.mkdir()
+    archive.write_bytes(b"older")
+    archive.parent.chmod(0o500)
+    cache.export(archive, cache.entries())
+    assert tarfile.is_tarfile(archive)
+
+
+def test_an_archive_takes_the_place_of_a_link_to_itself(tmp_path: Path) -> None:
+    (loop := tmp_path / "loop.tar").symlink_to(loop)
+    Cache(tmp_path / "cache").export(loop, [])
+    assert not loop.is_symlink() and tarfile.is_tarfile(loop)
 
 
 @pytest.mark.parametrize("name", ["../evil.rsx", "/tmp/evil.rsx", "notes.txt", f"{'0' * 32}-{'0' * 8}.py"])
@@ -305,6 +358,16 @@ def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: st
     assert not list(cache.folder.iterdir())
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
+def test_an_archive_with_a_link_or_a_special_file_is_refused(tmp_path: Path, kind: bytes) -> None:
+    archive, member = tmp_path / "bad.tar", tarfile.TarInfo(f"{'0' * 32}-{'0' * 8}.rsx")
+    member.type, member.linkname = kind, "nowhere"
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(member)
+    with pytest.raises(CacheError, match="expected only files that `cache export` writes"):
+        Cache(tmp_path / "cache").load_archive(archive)
+
+
 def test_an_archive_that_cannot_be_taken_in_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CacheError, match=r"all.tar cannot be imported into .*/file/executables: Not a directory"):
@@ -313,11 +376,25 @@ def test_an_archive_that_cannot_be_taken_in_is_named(tmp_path: Path) -> None:
         Cache(tmp_path / "cache").load_archive(tmp_path / "all.tar")
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def header_of_huge_extension() -> bytes:
+    """Return a damaged header, with more bytes than Python can count."""
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 66
+    return header.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize("content", [b"nothing of the kind", header_of_huge_extension()], ids=["text", "size"])
+def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     archive = tmp_path / "bad.tar"
-    archive.write_bytes(b"nothing of the kind")
+    archive.write_bytes(content)
     with pytest.raises(CacheError, match="is not an archive of cache entries"):
         Cache(tmp_path / "cache").load_archive(archive)
+
+
+def test_an_archive_with_a_size_beyond_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tarfile, "open", Mock(side_effect=MemoryError))
+    with pytest.raises(CacheError, match=r"is not an archive of cache entries \(a size in it is damaged\)"):
+        Cache(tmp_path / "cache").load_archive(tmp_path / "bad.tar")
 
 
 def test_a_damaged_executable_in_an_archive_leaves_the_cache_as_it_was(tmp_path: Path, executable: Executable) -> None:

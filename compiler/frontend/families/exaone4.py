@@ -17,23 +17,22 @@ from compiler.frontend.layers.decoder import head_norm_attention, post_norm
 def read(fields: Fields) -> ModelConfig:
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5))
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
-    local = _read_local(fields) if window is not None else [False]
+    local = _read_local(fields, config.num_layers) if window is not None else [False] * config.num_layers
     fields.skip("sliding_window_pattern")  # transformers writes 0 if there is no window
-    # The last layer of the model has no window, also if the pattern gives it one.
-    windows = read_windows(fields, window, lambda layer: local[layer % len(local)] and layer + 1 < config.num_layers)
+    windows = read_windows(fields, window, local.__getitem__)
     unrotated = frozenset(layer for layer, size in enumerate(windows) if size is None) if window is not None else frozenset[int]()
     return replace(config, windows=windows, unrotated=unrotated)
 
 
-def _read_local(fields: Fields) -> list[bool]:
-    """Return, for each layer of one period, whether it has a window. The field `sliding_window_pattern` is a pattern such as "LLLG" (L: a
-    window, G: none), or the number of layers in a period, of which the last has no window. If the field is absent, this number is 4. Raise
-    ConfigError for other values."""
+def _read_local(fields: Fields, num_layers: int) -> list[bool]:
+    """Return, for each layer, whether it has a window. The field `sliding_window_pattern` is a pattern such as "LLLG" (L: a window, G:
+    none), which the last layer of the model does not follow: it has no window. Or the field is the number of layers in a period, of which
+    the last has no window. If the field is absent, this number is 4. Raise ConfigError for other values."""
     pattern = fields.raw("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-        return [letter == "L" for letter in pattern]
+        return [pattern[layer % len(pattern)] == "L" and layer + 1 < num_layers for layer in range(num_layers)]
     period = fields.integer("sliding_window_pattern", 4, maximum=1000)
-    return [True] * (period - 1) + [False]
+    return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import Activation, BranchFactors, ModelConfig
+from compiler.frontend.config import BranchFactors, ModelConfig, require_silu
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.families import llama
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -23,8 +23,7 @@ from compiler.ops.elementwise import MULTIPLY
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=8192, rms_norm_eps=1e-5)
     config = llama.read(fields)
-    if config.activation is not Activation.SILU:
-        raise fields.error("hidden_act", "silu")
+    require_silu(fields, config)
     fields.require("as in all models of the family", mamba_use_mlp=True)
     fields.skip("num_logits_to_keep", "mlp_expansion_factor")
     return replace(

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import Activation, ModelConfig, read_kinds
+from compiler.frontend.config import ModelConfig, read_kinds, require_silu
 from compiler.frontend.families import granite, granitemoe, llama
 from compiler.frontend.families.granitemoe import EXPERTS, NAMES
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -29,8 +29,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.require(normalization_function="rmsnorm")
     if (position := fields.text("position_embedding_type", "nope")) not in ("nope", "rope"):
         raise fields.error("position_embedding_type", "nope or rope")
-    if config.activation is not Activation.SILU:
-        raise fields.error("hidden_act", "silu")
+    require_silu(fields, config)
     fields.skip("init_method")
     return replace(
         config,

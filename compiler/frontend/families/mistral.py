@@ -1,4 +1,5 @@
-"""Mistral: Llama with optional sliding windows."""
+"""Mistral: Llama with optional sliding windows. transformers since 4.57 calls the type ministral if a file states the kind of each
+layer."""
 
 from __future__ import annotations
 
@@ -26,4 +27,4 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 
 # GGUF files of Mistral Small 3.1 and later models name this architecture. Those of earlier models name llama, and omit the window.
 GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
-FAMILY = DecoderFamily(("mistral",), read, llama.layer, divides=True, gguf=GGUF)
+FAMILY = DecoderFamily(("mistral", "ministral"), read, llama.layer, divides=True, gguf=GGUF)

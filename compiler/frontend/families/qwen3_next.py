@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, read_decoder, read_kinds
+from compiler.frontend.config import ModelConfig, read_decoder, read_kinds, require_silu
 from compiler.frontend.families import qwen3_moe
 from compiler.frontend.families.qwen3_moe import read_dense
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -34,6 +34,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     """Read the whole configuration except the fields of the experts."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
     config = read_decoder(fields, bias="attention_bias")
+    require_silu(fields, config)
     fields.require("because attention is gated in all models of the family", attn_output_gate=True)
     fields.require("the type in which states are stored", mamba_ssm_dtype="float32")
     fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction

@@ -246,8 +246,11 @@ def _put(step: Step, seen: SeenRows, x: Var, rows: Var) -> Var:
 
 def logits(step: Step, x: Var) -> Var:
     """Compute the logits, with the scale of the configuration, and with its soft cap if it has one."""
-    c, net = step.config, step.net
-    found = scaled(step, net.head(x, _head(step), c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
+    c, net, name, own = step.config, step.net, _head(step), own_head(step.prefix)
+    found = net.head(x, name, c.hidden_size, c.vocab_size, bias=c.head_bias and name == own)
+    if c.head_bias and name != own:  # a tied head has the weights of the embedding, but its own bias
+        found = net.add(found, net.vector(f"{own}.bias", c.vocab_size))
+    found = scaled(step, found, c.logit_scale)
     if c.logit_softcap is None:
         return found
     limit = ScalarValue(c.logit_softcap, "f32")

@@ -113,8 +113,8 @@ class QuantizedWeights:
         return self._stored.digest()
 
     def _form(self, name: str) -> Form | None:
-        """Return what the matrix's method returns as its form. Raise DamagedFile, with the matrix's name, if its parts do not fit
-        together."""
+        """Return the form in which a program keeps the matrix, as numbers with scales. Return None if it keeps the decoded floats. Raise
+        DamagedFile, with the matrix's name, if its parts do not fit together."""
         try:
             return self._methods[name].form(self._infos(name), self._read_part(name))
         except DamagedFile as error:

@@ -4,7 +4,7 @@ the bindings that it changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -115,20 +115,19 @@ def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -
     """Deduce the annotation of a call from the annotations of its operands and all attributes of the operator. Raise AnnotationError if the
     operator cannot take these operands."""
     try:
-        stated = tuple(attrs.items())
-        hash(stated)  # a list cannot be hashed, so annotations of calls with a list attribute are not cached
-    except TypeError:
-        stated = None
-    try:
-        return _related(op, args, attrs) if stated is None else _remembered(op, args, stated)
+        # A tuple may hold 1, 1.0 or True, which are equal, and what cannot be hashed cannot be a key. Such calls are not cached.
+        if any(isinstance(value, tuple) or not isinstance(value, Hashable) for value in attrs.values()):
+            return _related(op, args, attrs)
+        return _remembered(op, args, tuple((name, type(value), value) for name, value in attrs.items()))
     except AnnotationError as error:
         raise AnnotationError(f"{op.name}({', '.join(map(str, args))}): {error}") from None
 
 
 @lru_cache(maxsize=4096)
-def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> Type:
-    """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls."""
-    return _related(op, args, dict(attrs))
+def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, type, Any], ...]) -> Type:
+    """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls. The
+    key has the types of the attributes, because 1, 1.0 and True are equal, and an operator may refuse two of them."""
+    return _related(op, args, {name: value for name, _, value in attrs})
 
 
 def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
@@ -170,12 +169,14 @@ def _difference(a: Type, b: Type) -> str:
 
 
 def require_size(type_: Type) -> None:
-    """Raise AnnotationError if a tensor whose extents are all constants, also one inside a tuple, has more than MOST_BYTES bytes. Symbolic
-    extents are not checked."""
+    """Raise AnnotationError if a tensor whose extents are all constants, also one inside a tuple, has more than MOST_BYTES bytes, or if an
+    extent is 0 and the product of the others does not fit 64 bits. Symbolic extents are not checked."""
     match type_:
         case TensorType(shape=tuple() as shape, dtype=DType() as dtype) if all(d.is_const for d in shape):
             if (num_bytes := prod(d.const for d in shape) * dtype.num_bytes) > MOST_BYTES:
                 raise AnnotationError(f"the result {type_} has {num_bytes} bytes, expected at most {MOST_BYTES}")
+            if prod(d.const or 1 for d in shape) * dtype.num_bytes >= 1 << 63:
+                raise AnnotationError(f"the result {type_} has no elements, but its other extents are too large together")
         case TupleType(fields=fields):
             for inner in fields:
                 require_size(inner)

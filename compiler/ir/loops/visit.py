@@ -242,6 +242,21 @@ def fresh_prim(func: PrimFunc) -> PrimFunc:
     return _Rewriter({}, {}, fresh=True).prim(func)
 
 
+def _ranges_first(variables: Sequence[DimVar]) -> list[DimVar]:
+    """Return the variables in an order in which each comes after those that its range mentions."""
+    found: dict[DimVar, None] = {}
+
+    def add(var: DimVar) -> None:
+        for other in var.upper.vars() if isinstance(var.upper, Dim) else ():
+            if other in variables and other not in found:
+                add(other)
+        found[var] = None
+
+    for var in variables:
+        add(var)
+    return list(found)
+
+
 class _Rewriter:
     """Replaces variables and buffers in statements and scalars. With `fresh`, it copies a function: every variable, buffer and scalar
     parameter that the function defines gets a new one in its place."""
@@ -265,7 +280,7 @@ class _Rewriter:
         }
 
     def prim(self, func: PrimFunc) -> PrimFunc:
-        for var in func.dim_vars:
+        for var in _ranges_first(func.dim_vars):
             self.declare(var)
         params = tuple(self._param(p) for p in func.params)
         return PrimFunc(params, func.num_outputs, self.stmt(func.body), func.attrs)

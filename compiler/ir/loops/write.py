@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-from compiler.ir.dims import Dim, DimLike, DimVar, dim_max
+from compiler.ir.dims import Dim, DimLike, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.functions import Fn, ReduceFn
@@ -175,7 +175,7 @@ class Kernel:
         and extent of each axis. Axes may share a name."""
         point: list[Dim] = []
         for name, extent in reversed(axes):
-            extent = dim_max(extent, 1) if extent.is_const else extent  # index arithmetic divides by the extent, which must not be 0
+            extent = Dim.of(1) if prove_le(extent, 0) else extent  # index arithmetic divides by the extent, which must not be 0
             if len(point) == len(axes) - 1:  # the index on the first axis is the remaining quotient
                 point.insert(0, self.let(name, number, extent - 1))
             else:

@@ -35,8 +35,8 @@ _BOOL_FOLDS = frozenset((ReduceFn.ANY, ReduceFn.ALL))
 
 
 class Site(NamedTuple):
-    """A statement, or a scalar or the operand of a tile and the statement that contains it, with the variables and buffers that are defined
-    there. For a statement, `node` and `stmt` are the same."""
+    """A node of a function: a statement, a scalar or an operand of a tile. `stmt` is the statement that contains the node, or the node
+    itself if it is a statement. `dims` and `buffers` are the variables and buffers that are defined at the node."""
 
     node: Stmt | Scalar
     stmt: Stmt

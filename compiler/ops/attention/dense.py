@@ -24,7 +24,7 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.relations import Relation, at_least, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import capped
-from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
+from compiler.ops.broadcast import Shape, agree_stretched, element, fits, output
 from compiler.ops.operands import agree, bool_attr, float_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
 
@@ -64,8 +64,10 @@ def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         mask, scores = tensor_operand(args, 3, "mask"), (batch, heads, queries, k.shape[2])
         if mask.dtype not in (None, DType.BOOL) and not mask.dtype.is_float:
             raise AnnotationError(f"mask holds {mask.dtype}, expected bool or floats")
-        if mask.shape is not None and len(broadcast_shapes(scores, mask.shape)) > 4:
-            raise AnnotationError(f"mask has rank {mask.ndim}, expected at most 4")
+        if mask.ndim is not None and mask.ndim > len(scores):
+            raise AnnotationError(f"mask has rank {mask.ndim}, expected at most {len(scores)}")
+        if mask.shape is not None:
+            agree_stretched(mask.shape, scores)
     return TensorType((batch, heads, queries, v.shape[3]), q.dtype)
 
 

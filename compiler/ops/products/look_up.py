@@ -220,7 +220,7 @@ def _look_up_numpy(ids: Any, numbers: Any, scale: Any, *others: Any, **attrs: An
 def _numbers_numpy(table: _Table, numbers: Any, rows: Any, columns: int) -> Any:
     if table.panels is not None:
         stored = table.panels.stored(numbers[rows // columns])
-        return stored.reshape(len(rows), columns, -1)[np.arange(len(rows)), rows % columns]
+        return stored.reshape(len(rows), columns, table.length)[np.arange(len(rows)), rows % columns]
     stored = half_bytes(numbers[rows]) if table.bits == 4 else numbers[rows]
     return TABLES[table.kind][stored] if table.kind in TABLES else stored
 

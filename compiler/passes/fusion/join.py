@@ -277,7 +277,8 @@ def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
     """Return the renaming of buffers, and the operands of both calls without `target`, which stands for the joined value. If two operands
-    have the same value, the second is renamed to the first. An operand of `b` whose memory a result of `b` takes is never renamed."""
+    have the same value, the second is renamed to the first. An operand of `b` whose memory a result of `b` takes is never renamed, and none
+    is renamed to it."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}
@@ -289,7 +290,8 @@ def _merged(
             if isinstance(atom, Var) and atom in seen and number not in kept:
                 renamed[place] = seen[atom]
                 continue
-            seen[atom] = place
+            if number not in kept:
+                seen[atom] = place
         operands.append((place, atom))
     return renamed, operands
 

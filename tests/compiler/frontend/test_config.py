@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers
+from tokenizers.models import WordLevel
 
 from compiler.frontend.config import Activation, EncoderConfig
 from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
@@ -266,6 +268,46 @@ def test_the_longest_text_may_be_that_of_the_tokenizer(
     assert load_config(tmp_path).embedding.max_tokens == sentence.get("max_seq_length")
 
 
+@pytest.mark.parametrize("kind", ["roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"])
+def test_the_first_versions_of_sentence_transformers_named_a_file_by_the_model(tmp_path: Path, kind: str) -> None:
+    shutil.copytree(MODELS / "bert", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "sentence_bert_config.json").rename(tmp_path / f"sentence_{kind}_config.json")
+    assert load_config(tmp_path).embedding.max_tokens == 48
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
+    assert load_config(tmp_path).embedding.max_tokens == 20
+    (tmp_path / "sentence_bert_config.json").unlink()
+    (tmp_path / f"sentence_{kind}_config.json").write_text(json.dumps({"do_lower_case": True}))
+    with pytest.raises(ConfigError, match=f"do_lower_case of sentence_{kind}_config.json is True, expected false"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "lowers"),
+    [
+        (normalizers.BertNormalizer(), True),
+        (normalizers.BertNormalizer(lowercase=False), False),
+        (normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()]), True),
+        (normalizers.Sequence([normalizers.NFD()]), False),
+        (None, False),
+    ],
+)
+def test_texts_may_be_lower_case_if_the_tokenizer_makes_them_so(tmp_path: Path, normalizer: Any, lowers: bool) -> None:
+    """sentence-transformers then lower-cases a second time, which changes nothing but a capital sigma at the end of a word."""
+    shutil.copytree(MODELS / "distilbert", tmp_path, dirs_exist_ok=True)
+    expected = load_config(tmp_path)
+    tokenizer = Tokenizer(WordLevel({"a": 0}, "a"))
+    tokenizer.normalizer = normalizer
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    stated = json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    (tmp_path / "sentence_bert_config.json").unlink()
+    (tmp_path / "sentence_distilbert_config.json").write_text(json.dumps({**stated, "do_lower_case": True}))
+    if lowers:
+        assert load_config(tmp_path) == expected
+    else:
+        with pytest.raises(ConfigError, match=r"do_lower_case of sentence_distilbert_config\.json is True, expected false, because"):
+            load_config(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -381,6 +423,14 @@ def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     values = json.loads((GOLDEN / "deepseek_v3" / "config.json").read_text())
     expected, found = parse_config(values), parse_config({**values, "model_type": "kimi_k2"})
     assert replace(found, family="deepseek_v3") == expected and FAMILIES["kimi_k2"] is FAMILIES["deepseek_v3"]
+
+
+def test_transformers_calls_a_mistral_with_kinds_of_layers_ministral() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    written = small("ministral", layer_types=kinds, sliding_window=16)
+    found = parse_config(written)
+    assert found.windows == (16, None, 16)
+    assert replace(found, family="mistral") == parse_config({**written, "model_type": "mistral"})
 
 
 PHI_MOE = json.loads((MODELS / "phimoe" / "config.json").read_text())
@@ -523,6 +573,26 @@ def test_metadata_and_what_asks_for_nothing_may_stay_unread() -> None:
     assert parse_config(small(**metadata, **nothing)) == parse_config(small())
 
 
+@pytest.mark.parametrize("case", ["llama", "mistral3"])
+def test_a_field_that_names_another_file_of_weights_is_refused(case: str) -> None:
+    """transformers reads the weights from the file that the field names, even if there is a model.safetensors."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    for name in (None, "model.safetensors", "model.safetensors.index.json"):
+        assert parse_config({**values, "transformers_weights": name}) == parse_config(values)
+    with pytest.raises(ConfigError, match=r"transformers_weights of config\.json is 'other\.safetensors', expected model\.safetensors or"):
+        parse_config({**values, "transformers_weights": "other.safetensors"})
+    assert parse_config({**values, "transformers.js_config": {"dtype": "q4"}}) == parse_config(values)
+
+
+def test_dynamic_scaling_grows_from_the_declared_context() -> None:
+    """transformers and vLLM do not read the original context for this scaling, which changes nothing within the declared context."""
+    plain = small(max_position_embeddings=64, rope_scaling={"type": "dynamic", "factor": 2.0})
+    stated = small(max_position_embeddings=64, rope_scaling={**plain["rope_scaling"], "original_max_position_embeddings": 16})
+    rope = parse_config(stated).rope
+    assert rope == parse_config(plain).rope and rope is not None
+    np.testing.assert_array_equal(rope.frequencies(64)[0], Rope(10000.0, 16).frequencies(64)[0])
+
+
 def test_mscale_of_zero_counts_as_absent() -> None:
     yarn = {"type": "yarn", "factor": 4.0}
     assert parse_config(small(rope_scaling={**yarn, "mscale": 1.0, "mscale_all_dim": 0.0})) == parse_config(small(rope_scaling=yarn))
@@ -561,6 +631,7 @@ def test_layers_without_rotation() -> None:
     assert parse_config(small("smollm3", no_rope_layers=[1, 0, 1])).unrotated == {1}
     assert parse_config(small("cohere2", num_hidden_layers=4)).unrotated == {3}
     assert parse_config(small("exaone4", sliding_window_pattern="LG")).unrotated == {1, 2}
+    assert parse_config(small("exaone4", sliding_window_pattern=2)).unrotated == {1}  # a number gives the last layer a window, too
     assert parse_config(small("exaone4", sliding_window=None)).unrotated == set()
     with pytest.raises(ConfigError, match="no_rope_layers"):
         parse_config(small("smollm3", no_rope_layers=[1, 2, 0]))
@@ -590,6 +661,17 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "params.json").write_text("{}")
     with pytest.raises(ModelError, match=r"params\.json belongs to a publisher's own format; take the model's files for transformers"):
+        load_config(tmp_path)
+
+
+def test_an_adapter_beside_a_model_is_refused(tmp_path: Path) -> None:
+    """With peft, transformers applies it to its base or to the weights. The folder does not say whether the weights have it already."""
+    (tmp_path / "config.json").write_text(json.dumps(small()))
+    assert load_config(tmp_path).family == "llama"
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
+    assert load_config(tmp_path).family == "llama", "without weights of an adapter, only its configuration is left over"
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"has adapter_config\.json beside its config\.json: .* adapter \(LoRA\) for 'org/base'.*a copy"):
         load_config(tmp_path)
 
 

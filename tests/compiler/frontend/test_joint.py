@@ -52,7 +52,7 @@ def made(subject: Joint, *, is_compiled: bool) -> EncoderModel:
 
 
 @cache
-def model_of(name: str, *, is_compiled: bool = True) -> EncoderModel:
+def model_of(name: str, *, is_compiled: bool) -> EncoderModel:
     return made(SUBJECTS[name], is_compiled=is_compiled)
 
 
@@ -83,7 +83,7 @@ def test_vectors_are_those_of_transformers(name: str, is_compiled: bool) -> None
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_vectors_are_the_same_bits_alone(name: str) -> None:
-    subject, model = SUBJECTS[name], model_of(name)
+    subject, model = SUBJECTS[name], model_of(name, is_compiled=True)
     crops, texts = crops_of(subject) * 2, tokens_of(subject)
     np.testing.assert_array_equal(whole(model.see(crops)), np.concatenate([whole(model.see([crop])) for crop in crops]))
     np.testing.assert_array_equal(run(model, texts), np.concatenate([run(model, [text]) for text in texts]))

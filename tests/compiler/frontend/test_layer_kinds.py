@@ -35,6 +35,7 @@ def test_a_hybrid_has_states_in_all_layers_but_each_fourth() -> None:
         ("layer_types", ["sliding_attention"] * 4, "a list of 4 entries, each linear_attention or full_attention"),
         ("attn_output_gate", False, "true"),
         ("mamba_ssm_dtype", "bfloat16", "float32"),
+        ("hidden_act", "gelu", "silu"),
     ],
 )
 def test_what_a_hybrid_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:

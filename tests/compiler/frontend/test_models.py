@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from compiler.frontend.registry import FAMILIES
+from compiler.frontend.registry import FAMILIES, load_config
+from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
 from compiler.ir.graph.visit import walk_values
@@ -67,6 +70,19 @@ def test_the_program_means_the_model(case: str, interpreted: Callable[..., Any])
     logits = model.start().feed({"a": np.concatenate([prompt, continuation[:-1]])})["a"]
     assert largest_error(logits[: len(prompt)], model.golden["logits"]) < 2e-4
     np.testing.assert_array_equal(logits[len(prompt) - 1 :].argmax(-1), continuation)
+
+
+def test_a_tied_head_has_a_bias_of_its_own(tmp_path: Path, interpreted_from: Callable[..., Any]) -> None:
+    """A model with tied embeddings gives the logits of one whose head repeats the table, and both add the head's bias."""
+    config, source = load_config(GOLDEN / "phi"), open_safetensors(GOLDEN / "phi")
+    tied = {name: source.read(name) for name in source.tensors if name != "lm_head.weight"}
+    found: list[Any] = []
+    for is_tied, tensors in ((True, tied), (False, {**tied, "lm_head.weight": tied["model.embed_tokens.weight"]})):
+        save_file(tensors, file := tmp_path / "model.safetensors")
+        model = interpreted_from(replace(config, tie_word_embeddings=is_tied), open_safetensors(file))
+        found.append(model.feed({"a": [3, 1, 4]})["a"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+    assert np.abs(tied["lm_head.bias"].astype(np.float32)).max() > 0.01
 
 
 def kinds_of_calls(module: IRModule) -> set[Any]:
@@ -140,7 +156,7 @@ def test_every_model_type_has_a_case() -> None:
     types = {part["model_type"] for config in configs for part in (config, config.get("text_config", config))}
     # The config of these types contains the config of a text model, which has another type; see test_config.py.
     nesting = {"gemma3", "gemma3n", "gemma4_unified"}
-    same = {"kimi_k2", "lfm2-vl"}  # read as deepseek_v3 and lfm2_vl are; see test_config.py
+    same = {"kimi_k2", "lfm2-vl", "ministral"}  # read as deepseek_v3, lfm2_vl and mistral are; see test_config.py
     heard, seen = (
         {"whisper", "qwen2_audio", "voxtral", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen3_omni_moe", "qwen3_omni_moe_thinker"},
         {"idefics3", "internvl", "llava", "smolvlm", "clip", "siglip", "siglip2"},

@@ -43,6 +43,7 @@ WITHOUT_ADVICE |= {
     "llama4",
     "llama_bidirec",
     "llava",
+    "ministral",
     "qwen2_vl",
     "qwen2_vl_text",
     "qwen3_vl_moe",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile
 from compiler.frontend.weights import DTYPES, Renamed, open_safetensors
@@ -26,6 +26,7 @@ TENSORS = {
     "empty": np.zeros((0, 4), np.float32),
     "ids": np.arange(6, dtype=np.int64).reshape(1, 2, 3),
 }
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000\n"
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
@@ -126,6 +127,64 @@ def test_an_index_must_match_its_shards(tmp_path: Path, changes: dict[str, str],
     shard(tmp_path, dict.fromkeys(TENSORS, "one.safetensors"), **changes)
     with pytest.raises(error, match=message):
         open_safetensors(tmp_path)
+
+
+def test_a_whole_file_is_read_beside_an_index_without_its_shards(tmp_path: Path) -> None:
+    """transformers removes the shards of an earlier save in the same folder, but not their index, and then reads model.safetensors."""
+    shard(tmp_path, {name: f"model-{i % 2}.safetensors" for i, name in enumerate(TENSORS)})
+    (tmp_path / "model.safetensors").write_bytes(POINTER)
+    (tmp_path / "model-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-1\.safetensors\. Is the download complete\? If model\.safetensors has the newer weights"):
+        open_safetensors(tmp_path)
+    (tmp_path / "model-0.safetensors").unlink()
+    with pytest.raises(DamagedFile, match=r"model\.safetensors is a Git LFS pointer"):
+        open_safetensors(tmp_path)
+    save_file({**TENSORS, "a.bias": TENSORS["a.bias"] + 1}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(open_safetensors(tmp_path).read("a.bias"), TENSORS["a.bias"] + 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"a.weight": TENSORS["a.weight"] + 1},
+        {"a.bias": TENSORS["a.bias"].astype(np.float32)},
+        {"scalar": np.array(2.0, np.float16), "more": TENSORS["ids"]},
+    ],
+)
+def test_shards_and_a_whole_file_may_not_differ(changed: Mapping[str, Any], tmp_path: Path) -> None:
+    """vLLM reads the shards, and transformers the whole file. Nothing says which of the two are the weights of an earlier save."""
+    shard(tmp_path, {name: f"model-{i % 2}.safetensors" for i, name in enumerate(TENSORS)})
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    assert open_safetensors(tmp_path).tensors.keys() == TENSORS.keys()
+    save_file({**TENSORS, **changed}, tmp_path / "model.safetensors")
+    message = rf"different values or types of {next(iter(changed))}\. Load a copy of the folder without those that are out of date: model\."
+    with pytest.raises(ModelError, match=message):
+        open_safetensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        POINTER,
+        save({}),
+        save({"other": TENSORS["ids"]}),
+        save({"a.weight": np.zeros(0, np.float32), "a.bias": TENSORS["a.bias"] + 1}),
+        save(TENSORS)[:-1],
+    ],
+    ids=["pointer", "empty", "other tensors", "other shapes", "cut off"],
+)
+def test_shards_are_read_beside_a_file_that_is_no_whole_model(whole: bytes, tmp_path: Path) -> None:
+    """Trainers of transformers left a file without values, or with those of small tensors only, beside which DeepSpeed writes shards."""
+    shard(tmp_path, {name: f"model-{i % 2}.safetensors" for i, name in enumerate(TENSORS)})
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    source = open_safetensors(tmp_path)
+    for name, expected in TENSORS.items():
+        np.testing.assert_array_equal(source.read(name), expected)
+
+
+def test_an_index_may_name_the_whole_file_among_others(tmp_path: Path) -> None:
+    shard(tmp_path, {name: "model.safetensors" if name == "ids" else "other.safetensors" for name in TENSORS})
+    assert open_safetensors(tmp_path).tensors.keys() == TENSORS.keys()
 
 
 def test_one_tensor_in_two_shards(tmp_path: Path) -> None:

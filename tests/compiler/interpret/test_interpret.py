@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter, MismatchError
 from compiler.interpret.loops import InterpretError, run_prim
 from compiler.ir.dims import Dim, UnboundDimError
@@ -14,6 +17,8 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.tiles import Operand, TileOp, tile_op
 from compiler.ops.elementwise import numpy_cast
+from runtime.errors import ArgumentMismatch
+from runtime.session import Session
 
 F32 = np.float32
 
@@ -102,7 +107,7 @@ def test_parameters_are_checked():
         ("rank is 1, expected 2", (np.zeros(2, F32), (7,), 7)),
         ("parameter 0 \\(x\\): expected a tensor, got int", (3, (7,), 7)),
         ("expected a shape of 1 dimensions", (good, (7, 8), 7)),
-        ("parameter 1 \\(s\\): an entry is 9223372036854775808, expected a 64-bit integer", (good, (2**63,), 7)),
+        ("parameter 1 \\(s\\): an entry is a int 9223372036854775808, expected a 64-bit integer", (good, (2**63,), 7)),
         ("the value is 6, expected k = 7", (good, (7,), 6)),
         ("expected a scalar, got ndarray", (good, (7,), np.zeros(1, np.int64))),
         ("n is 5, outside its declared range 1..4", (np.zeros((5, 10), F32), (7,), 7)),
@@ -111,6 +116,53 @@ def test_parameters_are_checked():
     for message, args in wrong:
         with pytest.raises(MismatchError, match=message):
             interpret(text, *args)
+
+
+SCALARS = 'func main(s: scalar[{dtype}], d: shape[n]) -> object {{ y = full(shape[1], s, dtype="f32") return y }}'
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("i64", 1.5, "expected a scalar of type i64, got a float 1.5"),
+        ("i64", float("nan"), "expected a scalar of type i64, got a float nan"),
+        ("i64", 1 << 63, "expected a scalar of type i64, got a int 9223372036854775808"),
+        ("i64", True, "expected a scalar of type i64, got a bool True"),
+        ("i8", 128, "expected a scalar of type i8, got a int 128"),
+        ("f32", True, "expected a scalar of type f32, got a bool True"),
+        pytest.param("f32", 10**5000, "expected a scalar of type f32, got a int of 16610 bits", id="long"),
+        ("i64", "1", "expected a scalar, got str"),
+    ],
+)
+def test_a_number_of_another_type_is_refused(dtype: str, value: object, message: str) -> None:
+    """The virtual machine refuses it, too."""
+    with pytest.raises(MismatchError, match=re.escape(message)):
+        interpret(SCALARS.format(dtype=dtype), value, (1,))
+    session = Session(compile_module(parse(SCALARS.format(dtype=dtype))), device_threads=1)
+    with pytest.raises(ArgumentMismatch):
+        session.call("main", value, (1,))
+    session.close()
+
+
+@pytest.mark.parametrize("entry", [2.0, "a", None, 1 << 63, np.int64(2)])
+def test_a_shape_of_other_values_is_refused(entry: object) -> None:
+    with pytest.raises(MismatchError, match=r"parameter 1 .*, expected a 64-bit integer"):
+        interpret(SCALARS.format(dtype="i64"), 1, (entry,))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('x: f32[n], v: f32[m]) -> object { y = full(shape[n // m], 0.0, dtype="f32")', "n // m divides by zero"),
+        ("x: f32[n], v: f32[m], z: f32[n % m]) -> object { y = add(z, 1.0)", "main: parameter 2 (z): dimension 0: n % m divides by zero"),
+        ("x: f32[n], v: f32[m]) -> object { y = slice(x, axis=0, begin=dim(n // m))", "n // m divides by zero"),
+        ("x: f32[n]) -> object { y = uniform(shape[1], dim(n*9223372036854775807))", "does not fit 64 bits"),
+    ],
+)
+def test_a_dimension_without_a_value_is_refused_by_name(text: str, message: str) -> None:
+    given = [np.zeros(n, F32) for n in (4, 0, 0)][: text.count("f32[")]
+    with pytest.raises(MismatchError, match=re.escape(message)):
+        interpret(f"func main({text} return y }}", *given)
 
 
 def test_a_later_parameter_may_define_what_an_earlier_one_mentions():

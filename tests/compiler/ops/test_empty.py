@@ -8,10 +8,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.op import OPS
+from compiler.ir.text.parser import parse
 from compiler.ir.types import ScalarType, tensor
 from compiler.machine.formats import PANELS
 from compiler.ops.attention.dense import ATTENTION
@@ -19,6 +22,8 @@ from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.products.widened import WIDENED_LINEAR
 from compiler.ops.scan import STATE_SCAN
 from compiler.ops.states import CONV_TAPS, INPUT_TAILS
+from compiler.passes.base import Verify
+from runtime.session import Session
 
 F32 = np.float32
 ONE_TEXT = np.array([0, 3], np.int32)
@@ -41,6 +46,14 @@ CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "no groups of rows": ("quantize_rows", (zeros(2, 0),), {"group": 8}),
     "no groups of scales": ("panel_multipliers", (zeros(3, 0),), {"columns": 4}),
     "no rows of 4-bit integers": ("dequantize", (zeros(0, 2, dtype=np.uint8), zeros(0, 1)), {"bits": 4, "group": 4}),
+    **{
+        f"no rows of {name}": (
+            "look_up",
+            (zeros(0, dtype=np.int32), zeros(2, lines, 16, dtype=np.uint8), zeros(2, 1, 4)),
+            {"size": 5, "length": 48, "bits": bits, "format": name},
+        )
+        for name, bits, lines in (("panel8", 8, 12), ("panel4", 4, 6), ("panel6", 8, 9))
+    },
     "a scan of states without columns": (
         "state_scan",
         (
@@ -103,8 +116,9 @@ def test_taps_without_a_middle_are_refused(run: Any, deduced: Any) -> None:
 def test_a_scan_of_states_without_rows_is_refused(deduced: Any) -> None:
     """Such a scan is refused, because it prefetches the first element of a key."""
     q, v, gate, ids = tensor((3, 1, 0), DType.F32), tensor((3, 1, 4), DType.F32), tensor((3, 1), DType.F32), tensor((1,), DType.I32)
+    starts = tensor((2,), DType.I32)
     with pytest.raises(AnnotationError, match="the size of a key is 0, expected at least 1"):
-        deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, ids, ids, ids, ScalarType(DType.I64))
+        deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, starts, ids, ids, ScalarType(DType.I64))
 
 
 def test_widened_products_of_empty_rows_are_refused(deduced: Any) -> None:
@@ -129,8 +143,9 @@ def test_attention_without_heads_is_refused(deduced: Any) -> None:
 
 def test_a_scan_without_heads_is_refused(deduced: Any) -> None:
     q, v, gate, ids = tensor((3, 2, 4), DType.F32), tensor((3, 0, 4), DType.F32), tensor((3, 0), DType.F32), tensor((1,), DType.I32)
+    starts = tensor((2,), DType.I32)
     with pytest.raises(AnnotationError, match="the number of heads of v is 0, expected at least 1"):
-        deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, ids, ids, ids, ScalarType(DType.I64))
+        deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, starts, ids, ids, ScalarType(DType.I64))
 
 
 def test_starts_without_the_number_of_tokens_are_refused(deduced: Any) -> None:
@@ -145,3 +160,27 @@ def test_tails_of_two_element_types(run: Any) -> None:
     found = run(INPUT_TAILS, x, before, *lists, compiled=True)
     assert found.astype(F32).tolist() == [[[3], [1]], [[1], [1]]]
     assert run(INPUT_TAILS, x, before[:, :0], *lists, compiled=True).shape == (2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        ("exp(x)", (3, 0)),
+        ("permute_dims(x)", (0, 3)),
+        ("sum(x, axes=[1])", (3,)),
+        ("sum(x, axes=[0])", (0,)),
+        ("softmax(x)", (3, 0)),
+        ("cumsum(x, axis=0)", (3, 0)),
+        ("linear(x, w)", (3, 5)),
+        ("linear(w, x)", (5, 3)),
+        ("flip(x, axes=[1])", (3, 0)),
+    ],
+)
+def test_a_dimension_may_be_declared_to_be_zero(call: str, shape: tuple[int, ...]) -> None:
+    module = parse(f"func main(x: f32[3, n], w: f32[5, n]) -> object where n in 0..0 {{ y = {call} return y }}")
+    given = zeros(3, 0), zeros(5, 0)
+    session = Session(compile_module(module, Options(instruments=(Verify(),))), device_threads=1)
+    found = session.call("main", *given)
+    session.close()
+    assert found.shape == shape
+    np.testing.assert_array_equal(found, Interpreter(module).call("main", *given))

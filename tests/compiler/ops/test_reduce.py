@@ -129,3 +129,22 @@ def test_refusals(deduced):
         deduced(TOP_K, x, k="a")
     with pytest.raises(AnnotationError, match="needs the attribute axis"):
         deduced(CUMSUM, x)
+
+
+def test_an_attribute_of_the_wrong_kind_is_refused_whatever_was_deduced_before(deduced):
+    """1, 1.0 and True are equal numbers. Deductions are cached."""
+    x = tensor((7, 11), F32)
+    assert deduced(SUM, x, axes=0, keepdims=True) == tensor((1, 11), F32)
+    assert deduced(ARGMAX, x, axis=1) == tensor((7,), DType.I64)
+    for value in (1, 1.0):
+        with pytest.raises(AnnotationError, match=f"keepdims is {value}, expected true or false"):
+            deduced(SUM, x, axes=0, keepdims=value)
+    for value in (True, 1.0):
+        with pytest.raises(AnnotationError, match=f"axis is {value}, expected an integer"):
+            deduced(ARGMAX, x, axis=value)
+
+
+@pytest.mark.parametrize("axes", [np.array([0]), {0}], ids=["array", "set"])
+def test_an_attribute_that_cannot_be_hashed_is_refused_like_others(deduced, axes):
+    with pytest.raises(AnnotationError, match="axes"):
+        deduced(SUM, tensor((7, 11), F32), axes=axes)

@@ -34,6 +34,19 @@ CASES = {
         "func main(q: f32[1, h, 2, 4], k: f32[1, g, 3, 4], v: f32[1, g, 3, 4]) -> object { y = attention(q, k, v, scale=1.0) return y }",
         (zeros(1, 3, 2, 4), zeros(1, 4, 3, 4), zeros(1, 4, 3, 4)),
     ),
+    "attention: a mask of no keys": (
+        "func main(q: f32[1, 1, 2, 4], k: f32[1, 1, 1, 4], m: f32[a, b]) -> object { y = attention(q, k, k, m, scale=1.0) return y }",
+        (zeros(1, 1, 2, 4), zeros(1, 1, 1, 4), zeros(2, 0)),
+    ),
+    "attention: a mask of more queries": (
+        "func main(q: f32[1, 1, 1, 4], k: f32[1, 1, 3, 4], m: f32[a, b]) -> object { y = attention(q, k, k, m, scale=1.0) return y }",
+        (zeros(1, 1, 1, 4), zeros(1, 1, 3, 4), zeros(2, 3)),
+    ),
+    "state_scan: starts of fewer sequences": (
+        "func main(p: f32[1, 2, 4], q: f32[t, 1, 2], v: f32[t, 1, 2], d: f32[t, 1], s: i32[a], b: i32[b], m: i32[c]) -> object "
+        "{ y = state_scan(p, q, q, v, d, s, b, m, m, 0) return y }",
+        (zeros(1, 2, 4), zeros(3, 1, 2), zeros(3, 1, 2), zeros(3, 1), zeros(2, dtype=I32), zeros(2, dtype=I32), zeros(0, dtype=I32)),
+    ),
     "ragged_attention: bias of even width": (
         "func main(q: f32[2, 1, 4], t: i32[2], s: i32[2], b: f32[1, w]) -> object "
         "{ y = ragged_attention(q, q, q, t, s, b, scale=1.0) return y }",
@@ -107,6 +120,18 @@ def test_a_tensor_too_large_for_any_address_space_is_refused_by_name() -> None:
     session = Session(compile_module(module), device_threads=1)
     with pytest.raises(RuntimeFault, match="does not fit 64 bits where p = 1152921504606846976"):
         session.call("main", (1 << 60,))
+    session.close()
+
+
+@pytest.mark.parametrize("body", ['y = full(shape[n, m], 1.0, dtype="f32")', "y = reshape(x, shape[n, m])"])
+def test_a_tensor_without_elements_has_extents_that_fit_64_bits_together(body: str) -> None:
+    module, x = parse(f"func main(x: f32[a], s: shape[n, m]) -> object {{ {body} return y }}"), zeros(0)
+    session = Session(compile_module(module), device_threads=1)
+    assert session.call("main", x, (0, 1 << 40)).shape == (0, 1 << 40)
+    with pytest.raises(MismatchError, match="too large together"):
+        Interpreter(module).call("main", x, (0, 1 << 62))
+    with pytest.raises(RuntimeFault, match=r"too large together|cannot be reshaped"):
+        session.call("main", x, (0, 1 << 62))
     session.close()
 
 

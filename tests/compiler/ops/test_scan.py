@@ -123,7 +123,7 @@ def bits_of(compiled_once: Callable[..., Executable]) -> Iterator[Callable[..., 
 
 
 STATES, X, V, GATES = tensor((2, 4, 48), F32), tensor((T, 2, 3), F32), tensor((T, 4, 4), F32), tensor((T, 4), F32)
-IDS, LAYER = tensor((S,), I32), ScalarType(DType.I64)
+IDS, STARTS, LAYER = tensor((S,), I32), tensor((S + 1,), I32), ScalarType(DType.I64)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,13 @@ IDS, LAYER = tensor((S,), I32), ScalarType(DType.I64)
         ("dimension 2 of q is 4, expected 3", 1, tensor((T, 2, 4), F32)),
         ("dimension 1 of decay is 2, expected 4", 4, tensor((T, 2), F32)),
         ("sources holds f32, expected integers", 5, tensor((S,), F32)),
+        ("length of starts is s, expected s \\+ 1", 6, IDS),
         ("layer is .*, expected an integer", 9, X),
         ("dimension 1 of beta is 2, expected 4", 10, tensor((T, 2), F32)),
     ],
 )
 def test_what_does_not_fit_is_refused(deduced, error, place, given) -> None:
-    args = [STATES, X, X, V, GATES, IDS, IDS, IDS, IDS, LAYER, GATES]
+    args = [STATES, X, X, V, GATES, IDS, STARTS, IDS, IDS, LAYER, GATES]
     args[place] = given
     with pytest.raises(AnnotationError, match=error):
         deduced(STATE_SCAN, *args)
@@ -148,4 +149,4 @@ def test_what_does_not_fit_is_refused(deduced, error, place, given) -> None:
 def test_the_heads_of_values_are_a_multiple_of_the_heads_of_keys(deduced) -> None:
     v, gates = tensor((T, 3, 4), F32), tensor((T, 3), F32)
     with pytest.raises(AnnotationError, match="the number of heads of v is 3, expected a multiple of 2, the number of heads of k"):
-        deduced(STATE_SCAN, tensor((2, 4, 36), F32), X, X, v, gates, IDS, IDS, IDS, IDS, LAYER, gates)
+        deduced(STATE_SCAN, tensor((2, 4, 36), F32), X, X, v, gates, IDS, STARTS, IDS, IDS, LAYER, gates)

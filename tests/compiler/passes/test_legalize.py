@@ -56,6 +56,27 @@ def test_an_unproved_extent_is_checked_first(becomes: Becomes) -> None:
     becomes(legalize, before, expected)
 
 
+def test_a_variable_that_only_the_range_of_another_one_mentions_is_passed(becomes: Becomes) -> None:
+    before = "func main(x: f32[m], w: f32[n]) -> f32[n] where m in 0.., n in 0..m { y = exp(w) return y }"
+    expected = """
+        func main(x: f32[m], w: f32[n]) -> f32[n] where m in 0.., n in 0..m { y = call_tir @exp(w, m) -> f32[n] return y }
+        prim exp(a: f32[n], m: dim, out out: f32[n]) where m in 0.., n in 0..m { for i in n { out[i] = exp(a[i]) } }
+    """
+    becomes(legalize, before, expected)
+
+
+def test_a_variable_may_be_passed_whose_range_mentions_an_extent(becomes: Becomes) -> None:
+    before = "func main(x: f32[m], w: f32[k], s: shape[k]) -> i64[1] where m in 0.., k in 0..m { y = shape_to_tensor(shape[k]) return y }"
+    expected = """
+        func main(x: f32[m], w: f32[k], s: shape[k]) -> i64[1] where m in 0.., k in 0..m {
+          y = call_tir @shape_to_tensor(k, m) -> i64[1]
+          return y
+        }
+        prim shape_to_tensor(k: dim, m: dim, out out: i64[1]) where m in 0.., k in 0..m { out[0] = dim(k) }
+    """
+    becomes(legalize, before, expected)
+
+
 def test_a_view_stays_and_its_count_is_checked_where_unproved(becomes: Becomes) -> None:
     before = "func main(x: f32[n, 4], s: shape[m]) -> f32[m] { y: f32[m] = reshape(x, shape[m]) return y }"
     expected = """

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from compiler.driver import compile_module
+from compiler.ir.text.parser import parse
 from compiler.machine.formats import PAIRS
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.products import ProductTile
@@ -72,3 +76,47 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
         }
     """
     becomes(PackOperands(4, (ProductTile(DotBf16(rows=1, columns=4), PAIRS, depth=2),)), before, expected)
+
+
+def test_an_extent_that_only_a_packed_operand_defines_is_passed(becomes: Callable[[Pass, str, str], None]) -> None:
+    """The product declares k as its own, although its caller knows that k is 8. No extent of the panels is k."""
+    product = """
+        prim mm(A: bf16[n, 8], B: bf16[m, k], out C: f32[n, m]) {
+          for i in n, j in m { C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, B[j, r]) }
+        }
+    """
+    before = f"""
+        func main(x: bf16[n, 8], w: bf16[m, 8]) -> f32[n, m] {{ y = call_tir @mm(x, w) -> f32[n, m] return y }}
+        {product}
+    """
+    expected = f"""
+        func main(x: bf16[n, 8], w: bf16[m, 8]) -> f32[n, m] {{
+          p = call_tir @pack(w) -> bf16[(m + 3) // 4, 4, 8]
+          y = call_tir @mm_packed(x, p, 8) -> f32[n, m]
+          return y
+        }}
+        {product}
+        prim pack(w: bf16[m, 8], out p: bf16[(m + 3) // 4, 4, 8]) {{
+          for i in (m + 3) // 4, j in 4, k in 8 {{
+            p[i, j, k] = guard(0 <= 4*i + k // 2 < m ? w[4*i + k // 2, 2*j + k % 2] : 0.0:bf16)
+          }}
+        }}
+        prim mm_packed(A: bf16[n, 8], B: bf16[(m + 3) // 4, k // 2, 8], k: dim, out C: f32[n, m]) where k in 0.. {{
+          for i in n, j in m {{
+            C[i, j] = contract(r in 8) cast(f32, A[i, r]) by cast(f32, stored(pairs, r, B[j // 4, r // 2, 2*(j % 4) + r % 2]))
+          }}
+        }}
+    """
+    becomes(PackOperands(4, (ProductTile(DotBf16(rows=1, columns=4), PAIRS, depth=2),)), before, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x: bf16[4, 8], w: bf16[17, n, k], e: i64[4]) -> object { y = expert_linear(x, w, e",
+        "x: bf16[4, 8], w: bf16[n, k]) -> object { y = linear(x, w",
+    ],
+    ids=["expert_linear", "linear"],
+)
+def test_a_product_with_an_operand_of_unproved_extents_compiles(call: str) -> None:
+    compile_module(parse(f'func main({call}, out_dtype="f32") return y }}'))

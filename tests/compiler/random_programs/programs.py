@@ -29,7 +29,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import deduce, type_of
-from compiler.ir.graph.function import Binding, Block, Body, Function, Value
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, Value
 from compiler.ir.graph.values import Call, MakeTuple, TupleGet
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
@@ -335,7 +335,8 @@ def draw(seed: int, recipes: int = 8, *, special: bool = False, calls: int = 3, 
     with builder.function("main", draft.params):
         for var in dims:
             draft.new([Dim.of(var)], random.choice(ANY if halves else [dtype for dtype in ANY if dtype is not DType.F16]))
-        draft.grow(recipes)
+        with builder.block(BlockKind.DATAFLOW if seed % 4 else BlockKind.PLAIN):  # only calls in dataflow blocks are fused
+            draft.grow(recipes)
         results = [a for a in draft.held if isinstance(a, Var)]
         chosen = [*results[-3:], *random.sample(results, min(2, len(results)))]
         builder.returns(builder.emit(MakeTuple(tuple(chosen))))

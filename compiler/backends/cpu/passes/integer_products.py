@@ -49,7 +49,7 @@ from compiler.ops.products.blocks import PANEL_BLOCKS
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR, EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
-from compiler.ops.products.look_up import LOOK_UP, ZERO
+from compiler.ops.products.look_up import LOOK_UP, NO_OFFSET, SHIFT
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.number_schemes import LONGEST, QuantisedWeight, Scheme, quantised_weight, scheme_of, scheme_on_unit
@@ -80,36 +80,36 @@ class IntegerProducts:
             """Return what replaces a product of a quantised weight, or the look-up of embeddings in such a weight. Return None for any
             other binding."""
             values[binding.var], before = value, binding.value
-            if isinstance(value, Call) and value.op is LOOK_UP and value.args[1] in tables:
-                return self._look_up(builder, value, tables[value.args[1]])
+            if isinstance(value, Call) and value.op is LOOK_UP:
+                table = tables.get(value.args[1:])
+                return self._look_up(builder, value, table) if table is not None and _reads(value, table) else None
             if not isinstance(value, Call) or not isinstance(before, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
             weight = quantised_weight(value, values)
             if weight is None:
                 return None
             rows = _Rows.of(value.args[0], values.get(before.args[0]) if isinstance(before.args[0], Var) else None)
-            if self._is_widened(weight) and weight.q not in tables:
+            if self._is_widened(weight) and weight.parts not in tables:
                 return self._widened(builder, value, weight, rows)
             scheme = self._scheme(weight)
             return None if scheme is None else self._integer(builder, value, weight, rows, scheme)
 
         return rewrite_module(module, replace)
 
-    def _tables(self, module: IRModule) -> dict[Atom, QuantisedWeight]:
-        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by the atom of their integers.
-        Product and look-up then read the same panels. Leave out a weight if the target has no tile for it, if the look-up subtracts zero
-        points, or if it reads other scales or shifts than the product."""
-        found: dict[Atom, QuantisedWeight] = {}
+    def _tables(self, module: IRModule) -> dict[tuple[Atom, ...], QuantisedWeight]:
+        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by their parts. Product and look-up
+        then read the same panels. Leave out a weight if the target has no tile for it."""
+        found: dict[tuple[Atom, ...], QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}
             calls = [value for value in values.values() if isinstance(value, Call)]
-            looked_up = {call.args[1]: frozenset(call.args) for call in calls if call.op is LOOK_UP and call.attrs.get("offset") != ZERO}
-            for weight in [quantised_weight(call, values) for call in calls if looked_up and call.op is LINEAR]:
+            look_ups = [call for call in calls if call.op is LOOK_UP]
+            for weight in [quantised_weight(call, values) for call in calls if look_ups and call.op is LINEAR]:
                 scheme = None if weight is None else self._scheme(weight)
                 if weight is None or scheme is None or self._format(weight, scheme) is None:
                     continue
-                if looked_up.get(weight.q, frozenset()).issuperset(weight.parts):
-                    found[weight.q] = weight
+                if any(_reads(call, weight) for call in look_ups):
+                    found[weight.parts] = weight
         return found
 
     def _look_up(self, builder: Builder, call: Call, weight: QuantisedWeight) -> Value:
@@ -218,6 +218,16 @@ class _Rows:
         (`ids`), look the results up, too."""
         fields = _fields(builder, quantised, count)
         return fields if self.ids is None else [builder.call(TAKE, field, self.ids, axis=0) for field in fields]
+
+
+def _reads(look_up: Call, weight: QuantisedWeight) -> bool:
+    """Return whether a look-up reads rows of the weight, from the same parts and in the same way. Return False if zero points are
+    subtracted before scaling, because look-ups cannot read such panels."""
+    if look_up.args[1:] != weight.parts or (weight.offset is not None and not weight.is_shifted):
+        return False
+    how = {"size": weight.size, "length": weight.length, "bits": weight.bits, "kind": weight.kind, "in_units": bool(weight.levels)}
+    how |= {"format": "", "offset": NO_OFFSET if weight.offset is None else SHIFT}
+    return {**look_up.op.attributes, **look_up.attrs} == how
 
 
 def _fits(weight: QuantisedWeight, scheme: Scheme, format: Format) -> bool:

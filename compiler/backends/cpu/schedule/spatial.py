@@ -20,6 +20,7 @@ from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.sweep import full_vectors, masked_vectors
 from compiler.ir.loops.visit import free_dims
 from compiler.ir.loops.write import Kernel
+from compiler.ir.prove import prove_le
 
 CHUNK = 4096  # maximum number of elements of a claim: enough to amortise the cost of claiming, few enough to share the work
 
@@ -48,6 +49,7 @@ def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[Di
     part of a long row, one row, or several short rows. Yield the indices of a row, `first` and `end`: the thread computes the elements
     `first` to `end` - 1 of that row."""
     num_rows = product_of([e for _, e in outer])
+    length = Dim.of(0) if prove_le(length, 0) else length  # a variable may be declared to be 0
     if not length.is_const or length.const > CHUNK:
         chunks = ceil_div(length, CHUNK)
         with k.parallel("p", num_rows * chunks) as p:

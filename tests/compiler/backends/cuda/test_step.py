@@ -36,7 +36,7 @@ def built(format: str, layers: int) -> IRModule:
 
 
 @cache
-def planned(format: str, layers: int, target: str = "sm_80") -> IRModule:
+def planned(format: str, layers: int, target: str) -> IRModule:
     return plan(built(format, layers), Options(get(target))).module
 
 
@@ -60,7 +60,7 @@ def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str, targe
 def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits: float) -> None:
     """The prepared weights of a layer occupy at most 2 % more bytes than its matrices with `bits` bits per weight. `bits` assumes one scale
     per 4096 weights; longer channels need fewer scales, so the weights may occupy slightly fewer bytes."""
-    with_one, with_two = (planned(format, layers).graph(ENTRY) for layers in (1, 2))
+    with_one, with_two = (planned(format, layers, "sm_80").graph(ENTRY) for layers in (1, 2))
 
     def num_bytes(function: Function) -> float:
         types = [w.type for w in function.weights]

@@ -1039,9 +1039,11 @@ def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> N
         writer.add_eos_token_id(0)
         writer.add_chat_template("{{ eos_token }}{{ messages[0].content }}")
 
-    tokenizer = Tokenizer(tokenizer_files(GgufFile(write(path, fill)).metadata))
+    files = tokenizer_files(GgufFile(write(path, fill)).metadata)
+    assert json.loads(files["config.json"]) == {"max_position_embeddings": 77}
+    tokenizer = Tokenizer(files)
     assert tokenizer.encode("the world", add_special_tokens=True) == original.encode("the world").ids
-    assert (tokenizer.eos_ids, tokenizer.max_context) == ((0,), 77)
+    assert tokenizer.eos_ids == (0,)
     assert tokenizer.chat_template is not None
     assert tokenizer.chat_template.render([{"content": "hi"}]) == "<|end|>hi"
 

@@ -204,7 +204,7 @@ def test_dense_attention_deduces_and_refuses(deduced):
         ("dimension 2 of v is 5, expected 6", (q, k, tensor((T, 2, 5, 8), F32)), {}),
         ("expected a multiple of 3", (q, tensor((T, 3, 6, 8), F32), tensor((T, 3, 6, 8), F32)), {}),
         ("mask holds i32", (q, k, k, tensor((6,), I32)), {}),
-        ("extents 6 and 5 do not broadcast", (q, k, k, tensor((5,), F32)), {}),
+        ("extent 5 does not broadcast to 6", (q, k, k, tensor((5,), F32)), {}),
         ("mask has rank 5", (q, k, k, tensor((1, 1, 1, 1, 6), F32)), {}),
         ("softcap is -1", (q, k, k), {"softcap": -1}),
     ]

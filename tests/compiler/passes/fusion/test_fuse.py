@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compiler.driver import compile_module
+from compiler.interpret.graph import Interpreter
 from compiler.ir.equal import assert_equal
 from compiler.ir.graph.values import CallTir, TupleGet
 from compiler.ir.loops.statements import Store
@@ -118,6 +119,23 @@ def test_a_value_that_two_read_is_computed_once() -> None:
     assert calls("func main(x: f32[n]) -> object { dataflow { a = exp(x) b = sin(a) c = cos(a) r = (b, c) } return r }") == [
         *("exp", "sin", "cos"),
     ]
+
+
+def test_an_operand_keeps_its_value_beside_the_memory_that_the_call_overwrites() -> None:
+    """The call reads x and overwrites it. It reads the elements that it has not written yet, as long as nothing joins both operands."""
+    module = parse("""
+        func main(x: f32[n], y: f32[n]) -> f32[n] {
+          dataflow { a = call_tir @e(y) -> f32[n] z = call_tir_inplace @put(x, x, a) [0] -> f32[n] }
+          return z
+        }
+        prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] * 2.0 } }
+        prim put(P: f32[n], X: f32[n], A: f32[n], out B: f32[n]) attrs {inplace=[[0, 3]]} { for i in n { B[i] = X[n - 1 - i] + A[i] } }
+    """)
+    made = fuse(module)
+    assert made is not module
+    verify(made)
+    x, y = np.arange(5, dtype=np.float32), np.ones(5, np.float32)
+    np.testing.assert_array_equal(Interpreter(made).call("main", x, y), x[::-1] + 2)
 
 
 def test_nothing_joins_outside_of_dataflow() -> None:

@@ -447,3 +447,54 @@ def test_a_table_that_no_product_reads_stays_as_it_is(becomes: Callable[[Pass, s
         }
     """
     becomes(IntegerProducts(BYTES), text, text)
+
+
+@pytest.mark.parametrize(
+    ("calls", "in_panels"),
+    [
+        ("a = look_up(ids, q, s, ROWS) b = look_up(ids, q, t, ROWS) w = dequantize(q, s) y = linear(a, w) z = linear(b, w)", [0]),
+        (
+            """a = look_up(ids, q, s, ROWS) b = look_up(ids, q, t, ROWS) w = dequantize(q, s) m = dequantize(q, t)
+               y = linear(a, w) z = linear(a, m)""",
+            [0, 1],
+        ),
+        (
+            """a = look_up(ids, p, u, v, ROWS, bits=4, offset="shift") b = look_up(ids, p, v, u, ROWS, bits=4, offset="shift")
+               w = dequantize(p, u, v, bits=4, group=32, shifted=true) y = linear(a, w) z = linear(b, w)""",
+            [0],
+        ),
+        (
+            """a = look_up(ids, p, u, v, ROWS, bits=4, offset="shift") b = look_up(ids, p, u, v, ROWS, bits=4, offset="zero")
+               w = dequantize(p, u, v, bits=4, group=32, shifted=true) y = linear(a, w) z = linear(b, w)""",
+            [0],
+        ),
+        (
+            """a = look_up(ids, p, u, v, ROWS, bits=4, offset="shift") b = look_up(ids, p, u, v, ROWS, bits=4, offset="zero")
+               w = dequantize(p, u, v, bits=4, group=32) y = linear(a, w) z = linear(b, w)""",
+            [],
+        ),
+        (
+            """a = look_up(ids, p, u, ROWS, bits=4) b = look_up(ids, p, u, ROWS, bits=4, kind="e2m1")
+               w = dequantize(p, u, bits=4, group=32) y = linear(a, w) z = linear(b, w)""",
+            [0],
+        ),
+    ],
+    ids=["scales", "two products", "order", "zero points of a look-up", "zero points of a product", "kind"],
+)
+def test_a_look_up_that_reads_the_numbers_in_another_way_keeps_its_own(calls: str, in_panels: list[int]) -> None:
+    """All look-ups read the numbers of the product. `in_panels` has those that also read its scales and shifts, in the same way."""
+    params = "ids: i32[5], q: i8[64, 64], s: f32[64, 1], t: f32[64, 1], p: u8[64, 32], u: f32[64, 2], v: f32[64, 2]"
+    text = f"func main({params}) -> object {{ {calls.replace('ROWS', 'size=64, length=64')} r = (a, b, y, z) return r }}"
+    rng = np.random.default_rng(0)
+    numbers, codes = rng.integers(-127, 128, (64, 64)).astype(np.int8), rng.integers(0, 256, (64, 32)).astype(np.uint8)
+    s, t, u, v = (rng.uniform(0.5, 1.5, (64, groups)).astype(np.float32) for groups in (1, 1, 2, 2))
+    args = np.array([0, 5, 63, 5, 1], np.int32), numbers, s, t, codes, u, v
+    module = IntegerProducts(BYTES)(parse(text))
+    values = [b.value for b in module.graph("main").body.bindings if isinstance(b.value, Call)]
+    formats = [call.attrs.get("format", "") for call in values if call.op.name == "look_up"]
+    assert [i for i, format in enumerate(formats) if format] == in_panels
+    expected, given = (Interpreter(m).call("main", *args) for m in (parse(text), module))
+    for number in (0, 1):
+        np.testing.assert_array_equal(given[number], expected[number])
+    for number in (2, 3):
+        np.testing.assert_allclose(given[number], expected[number], atol=0.01 * np.abs(expected[number]).max())
