@@ -24,7 +24,7 @@ PACKAGES = ("server", "compiler", "runtime", "deploy")
 # More objects than the modules of the process that serves HTTP create (170,000). They are never freed, so searching them for garbage would
 # only delay its start.
 IMPORTED = 250_000
-REMEDY = "install relaxserve by itself (pipx install relaxserve, uv tool install relaxserve), or once more (pip install --force-reinstall)"
+REMEDY = "in a checkout, install relaxserve by itself (pipx install ., uv tool install .), or once more (pip install --force-reinstall .)"
 
 
 class _Own:

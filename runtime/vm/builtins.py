@@ -132,7 +132,10 @@ def _reshape(loader: Loader, args: Args, dst: int | None) -> Step:
         value, dims = read(frame), shape(frame)
         if prod(dims) != value.size or min(dims, default=0) < 0:
             raise ArgumentMismatch(f"{loader.source.name}: an array of shape {value.shape} cannot be reshaped to {dims}")
-        return value.reshape(dims)
+        try:
+            return value.reshape(dims)
+        except ValueError:  # an extent is 0, and the product of the others does not fit 64 bits
+            raise ArgumentMismatch(f"{loader.source.name}: an array of shape {value.shape} cannot be reshaped to {dims}") from None
 
     return _to(dst, reshaped)
 

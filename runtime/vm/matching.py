@@ -179,7 +179,7 @@ class _Compiler:
                 self._fail(path, f"expected a shape (a tuple of 64-bit integers), got {_kind(value)}")
             for i, d in enumerate(value):
                 if not isinstance(d, int) or d not in INT64:
-                    self._fail(path, f"expected a shape (a tuple of 64-bit integers), but entry {i} is {_described(d)}")
+                    self._fail(path, f"expected a shape (a tuple of 64-bit integers), but entry {i} is {described(d)}")
             bind_dims(heap, value)
 
         return bind
@@ -211,7 +211,7 @@ class _Compiler:
         def bind(heap: Heap, value: Any) -> None:
             word = scalar_word(value, dtype)
             if word is None:
-                self._fail(path, f"expected a scalar of type {spec.dtype or 'number'}, got {_described(value)}")
+                self._fail(path, f"expected a scalar of type {spec.dtype or 'number'}, got {described(value)}")
             if isinstance(ref, int) and word != ref:
                 self._fail(path, f"expected {ref}, got {value}")
             if defines is not None:
@@ -347,7 +347,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
     """Return the kind of a value, and also the value itself if it is a number. Python prints no integer of many thousands of bits."""
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         return f"{_kind(value)} of {value.bit_length()} bits"

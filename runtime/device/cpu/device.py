@@ -23,7 +23,7 @@ from runtime.device.cpu.memory import address_of, host_buffer, sparse_buffer, us
 from runtime.device.cpu.numa import Placement
 from runtime.device.cpu.system_memory import system_memory
 from runtime.device.cpu.team import LaunchList, Record, Team
-from runtime.errors import InvalidProgram, OutOfMemory
+from runtime.errors import BoundExceeded, InvalidProgram, OutOfMemory
 from runtime.executable import HostCode
 
 Array = NDArray[Any]
@@ -131,6 +131,10 @@ def open_device(
     return CpuDevice(num_threads, pinned=pinned, stack_bytes=stack_bytes)
 
 
+def _too_large(shape: tuple[int, ...]) -> str:
+    return f"an array of shape {shape} has no elements, but its other extents are too large together; declare the ranges of its extents"
+
+
 class CpuDevice:
     """The cores of this process, as a team of threads."""
 
@@ -192,12 +196,17 @@ class CpuDevice:
         return HostMemory(memory.data[begin:end])
 
     def tensor(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return np.ndarray(shape, dtype, memory.data, offset)
+        try:
+            return np.ndarray(shape, dtype, memory.data, offset)
+        except ValueError as error:
+            raise BoundExceeded(_too_large(shape)) from error
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         try:
             return np.empty(shape, dtype)
         except (MemoryError, ValueError) as error:
+            if 0 in shape:
+                raise BoundExceeded(_too_large(shape)) from error
             raise OutOfMemory("result", required=int(np.prod(shape, dtype=object)) * dtype.itemsize) from error
 
     def kept(self, tensor: Any, memory: Any) -> Array:

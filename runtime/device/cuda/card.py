@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from runtime.device.cuda import driver
 from runtime.device.cuda.capability import Capability
 from runtime.errors import DeviceFault, NoDevice, OutOfMemory
+from runtime.extras import installing
 from runtime.units import in_units
 
 LEAST_DRIVER = 12040  # CUDA 12.4, the first version that reads PTX 8.4
-INSTALL = "pip install 'relaxserve[cuda]' with CUDA's headers installed, and NVIDIA's driver 550 or newer"
+INSTALL = f"after CUDA's headers and NVIDIA's driver 550 or newer, {installing('cuda')}"
 
 
 def pycuda() -> Any:

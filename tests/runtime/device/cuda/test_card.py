@@ -37,7 +37,7 @@ def test_without_a_driver_it_is_said_what_to_install(tmp_path: Path) -> None:
     """If the machine has no driver, the error says what to install. The test hides a driver that may be installed."""
     (tmp_path / "libcuda.so.1").touch()  # the loader stops its search at this file, although it is no library
     said = opened({"LD_LIBRARY_PATH": str(tmp_path)})
-    assert "libcuda.so.1" in said and "pip install 'relaxserve[cuda]'" in said and "driver" in said
+    assert "libcuda.so.1" in said and "install '.[cuda]'" in said and "driver" in said
 
 
 @needs_pycuda

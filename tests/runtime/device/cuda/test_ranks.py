@@ -88,7 +88,7 @@ class Part:
 
 
 @cache
-def executable(count: int, target: str = "sm_80") -> Executable:
+def executable(count: int, target: str) -> Executable:
     return compile_module(parse(WHOLE if count == 1 else divided(count)), Options(get(target)))
 
 
@@ -122,8 +122,8 @@ def test_ranks_compute_the_bits_of_one_gpu(count: int, target: str, software_gpu
 @pytest.mark.gpu
 def test_a_region_of_all_ranks_is_one_graph(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(2, monkeypatch)
-    session = opened(executable(2), 2)
-    assert len(executable(2).meta.regions) == 1
+    session = opened(executable(2, "sm_80"), 2)
+    assert len(executable(2, "sm_80").meta.regions) == 1
     session.call("main", IDS)
     session.call("main", IDS)
     assert session.device.card_usage is not None
@@ -133,7 +133,7 @@ def test_a_region_of_all_ranks_is_one_graph(software_gpu: SoftwareGpu, monkeypat
 @pytest.mark.gpu
 def test_kernels_can_be_timed_one_by_one(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     software_gpu.has_cards(2, monkeypatch)
-    session = opened(executable(2), 2)
+    session = opened(executable(2, "sm_80"), 2)
     expected = session.call("main", IDS)
     with session.profile() as profile:
         np.testing.assert_array_equal(session.call("main", IDS), expected)
@@ -143,7 +143,7 @@ def test_kernels_can_be_timed_one_by_one(software_gpu: SoftwareGpu, monkeypatch:
 def test_the_program_of_a_rank_names_whose_memory_it_reads() -> None:
     """A kernel lists the ranks whose memory it reads. Nothing is fused into a kernel that reads other ranks, because it reads what they
     have stored in memory."""
-    found = {kernel.name: kernel.ranks for kernel in executable(2).meta.kernels if kernel.ranks}
+    found = {kernel.name: kernel.ranks for kernel in executable(2, "sm_80").meta.kernels if kernel.ranks}
     assert found == {"rank_embedding": (OWN, 0, 1, OWN), "all_gather": (0, 1, OWN)}
 
 
@@ -155,7 +155,7 @@ def test_a_program_for_another_number_of_gpus_is_refused(
     with pytest.raises(
         InvalidProgram, match=f"main: kernel .* is for {count} GPUs, and the program runs on {num_ranks}; compile it for this"
     ):
-        Session(executable(count), num_ranks=num_ranks)
+        Session(executable(count, "sm_80"), num_ranks=num_ranks)
 
 
 def test_launches_next_to_a_gathering_do_not_overlap(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_capture_that_fails_raises_its_error_and_leaves_no_graph(
 ) -> None:
     """The error is that of the launch. The driver has another error for a capture that ends before the streams of all cards have joined."""
     software_gpu.has_cards(2, monkeypatch)
-    session, num_launches = opened(executable(count), count), 0
+    session, num_launches = opened(executable(count, "sm_80"), count), 0
     gc.collect()
     before, original = software_gpu.num_objects, driver.launch
 
@@ -207,7 +207,7 @@ def test_a_capture_that_fails_raises_its_error_and_leaves_no_graph(
             session.call("main", IDS)
     after = software_gpu.num_objects
     assert (after["Graph"], after["Executable"]) == (before["Graph"], before["Executable"])
-    np.testing.assert_array_equal(session.call("main", IDS), opened(executable(1), 1).call("main", IDS))
+    np.testing.assert_array_equal(session.call("main", IDS), opened(executable(1, "sm_80"), 1).call("main", IDS))
 
 
 # --- mistakes ------------------------------------------------------------------------------------------------------------
