@@ -48,7 +48,7 @@ uint64_t rs_fingerprint(const void *weights, size_t weights_bytes);
 rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocate, rs_release release, void *context);
 
 /* Create an empty sequence, whose work is cut for `threads` threads: the one that calls rs_step and those in rs_help. Results are the same for
- * every number of threads. Return NULL if memory runs out. */
+ * every number of threads. Return NULL if `model` is NULL or memory runs out. */
 rs_sequence *rs_new(rs_model *model, int32_t threads);
 
 /* Help the thread that calls rs_step and rs_sample. Call this in a loop on `threads - 1` threads of your own, and let them sleep in between:
@@ -62,13 +62,14 @@ void rs_stop(rs_sequence *sequence);
  * `count` is 0, if the sequence would exceed RS_MAX_CONTEXT, or if a token is negative or not less than RS_VOCAB_SIZE. */
 const float *rs_step(rs_sequence *sequence, const int32_t *tokens, size_t count);
 
-/* Draw a token from the logits of the last step. Return a negative number if a logit is NaN or
- * positive infinity, or if no token may be drawn. */
+/* Draw a token from the logits of the last step. Return a negative number if there was no step yet, if a logit is NaN or positive infinity, or
+ * if no token may be drawn. */
 int32_t rs_sample(rs_sequence *sequence, const rs_sampling *sampling);
 
 /* Shorten the sequence to its first `length` tokens. A sequence that is not longer stays as it is. */
 void rs_rewind(rs_sequence *sequence, size_t length);
 
+/* Give the memory back. Free all sequences of a model before the model. NULL is allowed, and nothing happens. */
 void rs_free(rs_sequence *sequence);
 void rs_close(rs_model *model);
 

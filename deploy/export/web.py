@@ -46,7 +46,7 @@ from server.speech.languages import name_of
 from server.speech.tokens import START, SpeechTokens
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.dialect import Dialect
-from server.text.templates.template import reads_parts
+from server.text.templates.template import TESTS_NONE, reads_parts
 
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
 ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
@@ -142,7 +142,9 @@ class WebModel(msgspec.Struct, frozen=True):
     chat_template: str | None
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
     reads_parts: tuple[bool, bool]  # whether the template, and that with tools, reads a content only as a list of parts
-    tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot read it
+    tests_none: tuple[bool, bool]  # whether the template, and that with tools, compares a content with none
+    tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot offer tools
+    writes_calls: bool  # whether calls and results of earlier turns are left to the template, as in the server
     embedding: WebEmbedding
     speech: WebSpeech | None  # None: the model hears no audio
     vision: WebVision | None  # None: the model reads no images in the browser
@@ -221,6 +223,13 @@ def _dialect(model: Servable) -> Dialect | None:
     return Dialect.of(model.tokenizer, None, None) if isinstance(model.mode, Generator) else None
 
 
+def _offered_calls(dialect: Dialect) -> JsonCalls | None:
+    """Return the syntax of the model's tool calls, or None if the page cannot read it, or if the chat template shows no tools: the page
+    does not describe them as text."""
+    calls = dialect.format.call_syntax
+    return calls if dialect.reads_tools and isinstance(calls, JsonCalls) else None
+
+
 def _speech(model: Servable, name: str) -> WebSpeech | None:
     """Return what the page needs to transcribe speech, or None if the model hears no audio. Raise LoadError if the tokenizer lacks the
     special tokens."""
@@ -278,6 +287,7 @@ def web_model(model: Servable, name: str) -> WebModel:
     mode, dialect = mode_of_page(model, name), _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
     template, defaults = tokenizer.chat_template, tokenizer.defaults
+    plain, with_tools = ("", "") if template is None else (template.source, template.tool_source or template.source)
     embedding = config.embedding
     return WebModel(
         name,
@@ -296,8 +306,10 @@ def web_model(model: Servable, name: str) -> WebModel:
         {} if template is None else template.special_tokens,
         None if template is None else template.source,
         None if template is None else template.tool_source,
-        (False, False) if template is None else (reads_parts(template.source), reads_parts(template.tool_source or template.source)),
-        None if dialect is None or not isinstance(dialect.format.call_syntax, JsonCalls) else dialect.format.call_syntax,
+        (reads_parts(plain), reads_parts(with_tools)),
+        (TESTS_NONE.search(plain) is not None, TESTS_NONE.search(with_tools) is not None),
+        None if dialect is None else _offered_calls(dialect),
+        dialect is not None and (dialect.reads_tools or dialect.writes_calls),
         WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
         _speech(model, name),
         _vision(model, name),

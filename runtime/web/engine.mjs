@@ -8,6 +8,8 @@ import { Detokenizer, TextCodec } from './text.mjs';
 import { ToolParser } from './tools.mjs';
 import { Transcription, subtitles } from './transcribe.mjs';
 
+const COMPLETED = 16;   // tokens of a completion whose request names no number: the API's default
+
 const nextTurn = () => new Promise((resolve) => {   // lets an abort message arrive; a timer would wait for milliseconds
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = () => { port1.close(); resolve(); };
@@ -19,6 +21,19 @@ const pauses = (signal) => async () => {
   await nextTurn();
   signal.throwIfAborted();
 };
+
+/** Wait for a promise. Throw the signal's reason as soon as the signal is aborted. */
+async function unlessAborted(promise, signal) {
+  let abort;
+  const aborted = new Promise((_, reject) => { abort = () => reject(signal.reason); });
+  signal.addEventListener('abort', abort, { once: true });
+  try {
+    signal.throwIfAborted();
+    await Promise.race([promise, aborted]);
+  } finally {
+    signal.removeEventListener('abort', abort);
+  }
+}
 
 /** A model and the requests to it. `tokens` are those of the sequence in memory. */
 export class Engine {
@@ -45,16 +60,16 @@ export class Engine {
   }
 
   /**
-   * Run a request after all earlier ones have ended, since memory holds only one sequence. `onProgress({crops, all})` reports how many crops
-   * of images are encoded so far, and how many have to be encoded for the prompt.
+   * Run a request after all earlier ones have ended, since memory holds only one sequence. A request that is aborted while it waits ends at
+   * once. `onProgress({crops, all})` reports how many crops of images are encoded so far, and how many have to be encoded for the prompt.
    */
   async *run(method, body, signal, onProgress = () => {}) {
     const before = this.running;
     let done;
-    this.running = new Promise((resolve) => { done = resolve; });
+    const ended = new Promise((resolve) => { done = resolve; });
+    this.running = before.then(() => ended);
     try {
-      await before;
-      signal.throwIfAborted();
+      await unlessAborted(before, signal);
       this.#require(method);
       this.onProgress = onProgress;
       yield* this.methods[method](body, signal);
@@ -76,15 +91,17 @@ export class Engine {
   /** Answer a conversation. Yield chunks if the request asks for a stream, otherwise the whole answer. */
   async *#chat(body, signal) {
     const asked = parsed(body, this.model), { prompt, spans } = await this.#prompt(body.messages, asked.tools, pauses(signal));
+    this.#requireRoom(prompt, 'messages');
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
     const chunk = (delta, reason = null, logprobs = null) => ({ ...head, object: 'chat.completion.chunk', choices: [{ index: 0, delta, finish_reason: reason, logprobs }] });
     const parser = asked.tools.length > 0 ? new ToolParser(this.model.tools, asked.tools.map((tool) => tool.function.name), asked.mostCalls) : null;
-    const answer = { content: '', calls: [], tokens: [], reason: 'stop' };
+    const answer = { content: '', calls: [], count: 0, entries: [], reason: 'stop' };
     if (asked.stream) yield chunk({ role: 'assistant', content: '' });
-    for await (const { text, token, logprob, reason } of this.#generate(prompt, asked, signal, spans)) {
+    for await (const { text, entries, reason } of this.#generate(prompt, asked, signal, spans)) {
       const parts = parser === null ? (text === '' ? [] : [{ content: text }]) : [...parser.push(text), ...(reason ? parser.finish() : [])];
-      const deltas = parts.map((part) => told(part, answer)), logprobs = logprob ? { content: [this.#named(token, logprob)] } : null;
-      answer.tokens.push(logprobs === null ? token : logprobs.content[0]);
+      const deltas = parts.map((part) => told(part, answer)), logprobs = entries.length > 0 ? { content: entries } : null;
+      answer.count++;
+      answer.entries.push(...entries);
       answer.reason = reason ?? answer.reason;
       if (logprobs && deltas.length === 0) deltas.push({ content: '' });
       if (asked.stream) for (const [i, delta] of deltas.entries()) yield chunk(delta, null, i === 0 ? logprobs : null);
@@ -92,7 +109,7 @@ export class Engine {
     }
     if (answer.calls.length > 0 && answer.reason === 'stop') answer.reason = 'tool_calls';
     const usage = {
-      prompt_tokens: prompt.length, completion_tokens: answer.tokens.length, total_tokens: prompt.length + answer.tokens.length,
+      prompt_tokens: prompt.length, completion_tokens: answer.count, total_tokens: prompt.length + answer.count,
       prompt_tokens_details: { cached_tokens: this.cached },
     };
     if (asked.stream) {
@@ -100,7 +117,7 @@ export class Engine {
       if (asked.usage) yield { ...head, object: 'chat.completion.chunk', choices: [], usage };
       return;
     }
-    const logprobs = asked.sampling.logprobs < 0 ? null : { content: answer.tokens };
+    const logprobs = asked.sampling.logprobs < 0 ? null : { content: answer.entries };
     const message = { role: 'assistant', content: answer.content === '' && answer.calls.length > 0 ? null : answer.content };
     if (answer.calls.length > 0) message.tool_calls = answer.calls;
     yield { ...head, object: 'chat.completion', choices: [{ index: 0, message, finish_reason: answer.reason, logprobs }], usage };
@@ -125,12 +142,13 @@ export class Engine {
     for (const name of ['logprobs', 'top_logprobs']) {
       if ((body[name] ?? false) !== false) throw new RequestError(name, `${name} is not supported for text completions in the browser; leave it out`);
     }
-    const asked = parsed(body, this.model), prompt = this.codec.encode(body.prompt, { special: true });
+    const asked = parsed(body, this.model, COMPLETED), prompt = this.codec.encode(body.prompt, { special: true });
+    this.#requireRoom(prompt, 'prompt');
     const head = { id: `cmpl-${crypto.randomUUID()}`, object: 'text_completion', created: Math.floor(Date.now() / 1000), model: this.model.name };
     let whole = '', count = 0, last = null;
-    for await (const { text, token, reason } of this.#generate(prompt, asked, signal)) {
+    for await (const { text, reason } of this.#generate(prompt, asked, signal)) {
       whole += text;
-      count += token !== undefined;
+      count++;
       last = reason ?? last;
       if (asked.stream && text !== '') yield { ...head, choices: [{ index: 0, text, finish_reason: null, logprobs: null }] };
     }
@@ -187,12 +205,11 @@ export class Engine {
   }
 
   /**
-   * Yield the tokens after a prompt as {text, token, logprob, reason}; `reason` is why the answer ends here. `spans` are the places of
-   * crops in the prompt. Throw RequestError if the prompt leaves no room for an answer.
+   * Yield {text, entries, reason} for each token after a prompt: the text that is certain by now, the log-probabilities, if they are asked
+   * for, of the tokens that have a part in the text so far, and why the answer ends here. `spans` are the places of crops in the prompt.
    */
   async *#generate(prompt, { sampling, stops, maxTokens }, signal, spans = []) {
     const { network: decoder, model } = this, room = model.max_context - prompt.length, pause = pauses(signal);
-    if (room < 1) throw new RequestError('messages', `the prompt has ${prompt.length} tokens; this export holds ${model.max_context}, answer included`);
     const seen = new Map(prompt.map((token) => [token, 0])), text = new Detokenizer(this.codec.pieces, stops);
     const kept = this.cached = decoder.rewind(this.#shared(prompt, spans));
     this.tokens = this.tokens.slice(0, kept);
@@ -208,17 +225,28 @@ export class Engine {
       this.#append(next.slice(0, model.max_tokens), 'nothing');
       await pause();
     }
+    let waiting = [];   // log-probabilities of tokens whose text is not certain yet; those behind a stop string are never told
     for (let count = 1; ; count++) {
       this.#append(next, 'logits');
-      const { token, logprob } = decoder.draw(sampling, seen);
+      const { token, logprob } = decoder.draw(sampling, seen), begin = text.length + text.held.length;
       seen.set(token, (seen.get(token) ?? 0) + 1);
+      if (logprob) waiting.push({ begin, entry: this.#named(token, logprob) });
       const isEnd = model.eos_ids.includes(token), certain = isEnd ? '' : text.push(token);
-      const reason = isEnd || text.stopped ? 'stop' : count >= Math.min(maxTokens, room) ? 'length' : undefined;
-      yield { text: certain + (reason && !text.stopped ? text.finish() : ''), token, logprob, reason };
+      const reason = isEnd || text.stopped ? 'stop' : count >= Math.min(maxTokens, room) ? 'length' : undefined, isWhole = reason && !text.stopped;
+      const settled = waiting.filter((one) => isWhole || one.begin < text.length);
+      waiting = waiting.slice(settled.length);
+      yield { text: certain + (isWhole ? text.finish() : ''), entries: settled.map(({ entry }) => entry), reason };
       if (reason) return;
       next = [token];
       await pause();
     }
+  }
+
+  /** Throw RequestError if a prompt has no tokens, or leaves no room for an answer. */
+  #requireRoom({ length }, param) {
+    const { max_context: most } = this.model;
+    if (length === 0) throw new RequestError(param, `${param} is empty; expected at least one token`);
+    if (length >= most) throw new RequestError(param, `the prompt has ${length} tokens; this export holds ${most}, answer included`);
   }
 
   /** Append tokens to the sequence, and remember them. */
@@ -238,7 +266,7 @@ export class Engine {
 
   /** Return the log-probabilities of a token and its alternatives as the API shows them. */
   #named(token, { logprob, top }) {
-    const named = (id, value) => ({ token: new TextDecoder('utf-8', { ignoreBOM: true }).decode(this.codec.pieces[id]), bytes: [...this.codec.pieces[id]], logprob: value });
+    const named = (id, value) => ({ ...this.codec.named(id), logprob: value });
     return { ...named(token, logprob), top_logprobs: top.map((other) => named(other.token, other.logprob)) };
   }
 }

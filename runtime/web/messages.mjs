@@ -11,11 +11,17 @@ const DETAILS = ['auto', 'low', 'high'];
 
 /**
  * Return the messages for a template. `marker` stands for an image in its texts; null: the model reads no images. A content with images is a
- * list of parts; with `inParts` every content is.
+ * list of parts; with `inParts` every content is. `writesCalls`: whether calls of tools and their results are left to the template.
  */
-export function forTemplate(messages, { marker = null, inParts = false } = {}) {
+export function forTemplate(messages, { marker = null, inParts = false, writesCalls = true } = {}) {
   if (!Array.isArray(messages) || messages.length === 0) throw new RequestError('messages', 'messages has to be a list with at least one message');
-  return messages.map((message, index) => parted(read(message, `messages[${index}]`, marker), marker, inParts));
+  return messages.map((message, index) => {
+    const where = `messages[${index}]`, found = read(message, where, marker);
+    if (!writesCalls && (found.tool_calls || found.role === 'tool')) {
+      throw new RequestError(where, `${where} has a call of a tool, or its result, which the chat template of this model does not write; write it as text`);
+    }
+    return parted(found, marker, inParts);
+  });
 }
 
 /**
@@ -30,6 +36,12 @@ export function withSystem(messages, { system, has_system: hasSystem }, inParts 
   const [first, ...rest] = content[0]?.type === 'text' ? content : [{ type: 'text', text: '' }, ...content];
   const changed = typeof content === 'string' ? head + content : [{ ...first, text: head + first.text }, ...rest];
   return messages.map((message, i) => (i === at ? { ...message, content: changed } : message));
+}
+
+/** Return an assistant's message with calls and an empty content with null as its content, which some templates expect. Return any other message unchanged. */
+export function withoutEmptyContent(message) {
+  const { role, tool_calls: calls, content } = message;
+  return role === 'assistant' && calls?.length && content.length === 0 ? { ...message, content: null } : message;
 }
 
 /** Return the images of messages, each with its place. */

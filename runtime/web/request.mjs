@@ -26,8 +26,8 @@ const SAMPLED = {
   temperature: number(0, 2), top_p: number(0, 1), min_p: number(0, 1), typical_p: number(0, 1), top_k: integer(0, 2 ** 31 - 1),
   frequency_penalty: number(-2, 2), presence_penalty: number(-2, 2), repetition_penalty: number(0.01, 100),
 };
-const OTHERS = new Set([
-  'model', 'messages', 'prompt', 'stream', 'stream_options', 'max_tokens', 'max_completion_tokens', 'stop', 'seed', 'logit_bias', 'logprobs',
+const GENERATED = new Set([
+  ...Object.keys(SAMPLED), 'model', 'messages', 'prompt', 'stream', 'stream_options', 'max_tokens', 'max_completion_tokens', 'stop', 'seed', 'logit_bias', 'logprobs',
   'top_logprobs', 'n', 'user', 'tools', 'tool_choice', 'parallel_tool_calls',
 ]);
 const EMBEDDED = new Set(['model', 'input', 'encoding_format', 'dimensions', 'normalize', 'prompt_name', 'user']);
@@ -35,11 +35,19 @@ const HEARD = new Set(['model', 'file', 'language', 'prompt', 'response_format',
 const TRANSCRIPTS = ['json', 'text', 'verbose_json', 'srt', 'vtt'];
 const MOST_TOP = 20;
 
-/** Check the parameters of a chat or text completion, and fill in the model's defaults. */
-export function parsed(body, model) {
-  for (const name of Object.keys(body)) {
-    if (!(name in SAMPLED) && !OTHERS.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
+/** Throw RequestError for a parameter that is not among the known ones, unless its value is undefined or null, as of one that is left out. */
+function requireKnown(body, known) {
+  for (const [name, value] of Object.entries(body)) {
+    if (!known.has(name) && (value ?? null) !== null) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
   }
+}
+
+/**
+ * Check the parameters of a chat or text completion, and fill in the model's defaults. `usual`: the most tokens of an answer if neither the
+ * body nor the model says it.
+ */
+export function parsed(body, model, usual = model.max_context) {
+  requireKnown(body, GENERATED);
   const sampling = { ...model.sampling }, { defaults } = model;
   for (const [name, check] of Object.entries(SAMPLED)) {
     if ((body[name] ?? null) !== null) sampling[name] = check(body[name], name);
@@ -48,7 +56,7 @@ export function parsed(body, model) {
   return {
     sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },
     stops: stopsOf(body.stop ?? defaults.stop),
-    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? defaults.max_tokens ?? model.max_context, 'max_tokens'),
+    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? defaults.max_tokens ?? usual, 'max_tokens'),
     stream: body.stream === true,
     usage: body.stream_options?.include_usage === true,
     tools: toolsOf(body, model),
@@ -69,15 +77,21 @@ function toolsOf({ tools, tool_choice: choice }, model) {
     }
   }
   if (choice === 'none' || tools.length === 0) return [];
-  if (model.tools === null) throw new RequestError('tools', `the browser cannot read the tool calls of ${model.name}; leave tools out`);
-  return tools;
+  if (model.tools === null) {
+    throw new RequestError('tools', `the browser cannot offer tools to ${model.name}: its chat template shows none, or its calls are not JSON; leave tools out`);
+  }
+  return tools.map(definition);
+}
+
+/** Return a tool as the server gives it to templates, which write its fields in their order: without nulls, and known fields first. */
+function definition({ type, function: { name, description, parameters, strict, ...others }, ...rest }) {
+  const present = (fields) => Object.fromEntries(Object.entries(fields).filter(([, value]) => (value ?? null) !== null));
+  return present({ type, function: present({ name, description, parameters, strict, ...others }), ...rest });
 }
 
 /** Check an embeddings request. Return its texts, each after the prompt that the model was trained with, and the encoding of the answer. */
 export function parsedEmbedding(body, { hidden_size: size, embedding: { normalize, prompts, default_prompt: usual } }) {
-  for (const name of Object.keys(body)) {
-    if (!EMBEDDED.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
-  }
+  requireKnown(body, EMBEDDED);
   const inputs = [body.input].flat();
   if (inputs.length === 0 || inputs.some((text) => typeof text !== 'string')) throw new RequestError('input', 'input has to be a text or a list of texts');
   const prompt = body.prompt_name ?? usual, known = Object.keys(prompts);
@@ -94,9 +108,7 @@ export function parsedEmbedding(body, { hidden_size: size, embedding: { normaliz
 
 /** Check a request for a transcription or a translation. */
 export function parsedAudio(body, { speech: { tokens, names } }, task) {
-  for (const name of Object.keys(body)) {
-    if (!HEARD.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
-  }
+  requireKnown(body, HEARD);
   if (!(body.file instanceof Float32Array)) throw new RequestError('file', 'file has to be a sound: a Blob or its bytes, or a Float32Array of 16000 samples per second');
   if (!body.file.every(Number.isFinite)) throw new RequestError('file', 'file has samples that are no finite numbers');
   const known = Object.keys(tokens.languages), isEnglish = known.length === 0, asked = body.language ?? (isEnglish ? 'en' : null);

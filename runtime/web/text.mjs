@@ -1,7 +1,9 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
 import { useTables } from './charsmap.mjs';
-import { forTemplate, withSystem } from './messages.mjs';
+import './filters.mjs';
+import { forTemplate, withSystem, withoutEmptyContent } from './messages.mjs';
+import { useUnicode } from './spaces.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
 import { Template } from './vendor/jinja.mjs';
@@ -12,16 +14,28 @@ export class TextCodec {
     this.model = model;
     this.tokenizer = new Tokenizer(tokenizer, {});
     useTables(this.tokenizer.normalizer);
+    useUnicode(this.tokenizer, tokenizer);
     if (tokenizer.model.type === 'Unigram' && tokenizer.model.byte_fallback) addBytes(this.tokenizer.model);
     const { chat_template: plain, tool_template: tools } = model;
     this.template = plain === null ? null : new Template(plain);
     this.toolTemplate = tools === null ? this.template : new Template(tools);
     this.pieces = cutPieces(pieces, model.vocab_size);
+    this.added = new Map((tokenizer.added_tokens ?? []).map(({ id, content }) => [id, content]));
   }
 
   static async load(model, read) {
     const [tokenizer, pieces] = await Promise.all([read('tokenizer.json'), read('pieces.bin')]);
     return new TextCodec(model, JSON.parse(new TextDecoder().decode(tokenizer)), pieces);
+  }
+
+  /** Return the text of a token, also of a special one, and its bytes. Bytes that are a part of a character stand as \xNN behind "bytes:", as in the server's answers. */
+  named(id) {
+    const piece = this.pieces[id], bytes = piece.length > 0 ? piece : new TextEncoder().encode(this.added.get(id) ?? '');
+    try {
+      return { token: new TextDecoder('utf-8', { ignoreBOM: true, fatal: true }).decode(bytes), bytes: [...bytes] };
+    } catch {
+      return { token: `bytes:${Array.from(bytes, (byte) => `\\x${byte.toString(16).padStart(2, '0')}`).join('')}`, bytes: [...bytes] };
+    }
   }
 
   /** Return the tokens of a text. `special`: with the special tokens that the tokenizer adds. */
@@ -35,9 +49,10 @@ export class TextCodec {
    */
   prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
-    const { vision, reads_parts: [plain, withTools], special_tokens: names, defaults } = this.model;
-    const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template, inParts = hasTools ? withTools : plain;
-    const read = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, inParts }), defaults, inParts);
+    const { vision, reads_parts: readsParts, tests_none: testsNone, special_tokens: names, defaults, writes_calls: writesCalls } = this.model;
+    const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template, inParts = readsParts[Number(hasTools)];
+    const found = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, inParts, writesCalls }), defaults, inParts);
+    const read = testsNone[Number(hasTools)] ? found.map(withoutEmptyContent) : found;
     return template.render({ ...names, ...defaults.thinking, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
   }
 }
@@ -69,6 +84,7 @@ export class Detokenizer {
     this.stops = stops.filter((stop) => stop !== '');
     this.decoder = new TextDecoder('utf-8', { ignoreBOM: true });
     this.held = '';
+    this.length = 0;   // of the text returned so far
     this.stopped = false;
   }
 
@@ -80,17 +96,20 @@ export class Detokenizer {
       const [[begin]] = ends.sort(([a, x], [b, y]) => a + x.length - b - y.length || a - b);
       this.stopped = true;
       this.held = '';
+      this.length += begin;
       return pending.slice(0, begin);
     }
-    const keep = Math.max(0, ...this.stops.map((stop) => overlap(pending, stop)));
-    this.held = pending.slice(pending.length - keep);
-    return pending.slice(0, pending.length - keep);
+    const keep = Math.max(0, ...this.stops.map((stop) => overlap(pending, stop))), certain = pending.length - keep;
+    this.held = pending.slice(certain);
+    this.length += certain;
+    return pending.slice(0, certain);
   }
 
   /** Return the text that was held back because it could have begun a stop string. */
   finish() {
     const text = this.held;
     this.held = '';
+    this.length += text.length;
     return text;
   }
 }

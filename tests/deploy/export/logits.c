@@ -51,6 +51,9 @@ int main(int argc, char **argv) {
   EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks));
   weights[RS_WEIGHTS_BYTES - 1] ^= 1;
   EXPECT(blocks == 0);
+  rs_free(NULL);
+  rs_close(NULL);
+  EXPECT(!rs_new(NULL, threads));
   budget = 1;
   rs_model *model = rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks);
   EXPECT(model && !rs_new(model, threads));
@@ -62,8 +65,9 @@ int main(int argc, char **argv) {
   EXPECT(!rs_step(sequence, prompt, 0) && !rs_step(sequence, prompt, RS_MAX_CONTEXT + 1) && !rs_step(sequence, prompt, (size_t)-1));
   int32_t unknown[][2] = { { 0, RS_VOCAB_SIZE }, { -1, 0 }, { 0, INT32_MAX } };
   for (int i = 0; i < 3; i++) EXPECT(!rs_step(sequence, unknown[i], 2));
-  EXPECT(rs_step(other, prompt, 1));
   rs_sampling greedy = { 0, 1, 0, 0 };
+  EXPECT(rs_sample(other, &greedy) < 0); /* there are no logits yet */
+  EXPECT(rs_step(other, prompt, 1) && rs_sample(other, &greedy) >= 0);
   const float *logits = rs_step(sequence, prompt, count);
   for (int i = 0; i < steps; i++) {
     EXPECT(logits);

@@ -12,20 +12,30 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
+from deploy.export.model import servable
 from deploy.export.web import PROGRAM, export_web, web_model
+from deploy.model_loading.known import begin
 from deploy.model_loading.load import loaded
 from deploy.model_loading.servable import Servable
+from server.api.openai.chat import conversation_of
+from server.api.request.conversation import for_template
+from server.api.request.schema import ChatBody, Message
+from server.api.request.tool_choice import tool_use
+from server.defaults import FILE
 from server.interfaces import LoadError
 from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.parts import CallArguments, CallStart, Part
-from tests.deploy.export.conftest import SCRIPTS
-from tests.deploy.export.test_web import golden, in_node, native
-from tests.node import PATIENCE_S, node
+from tests.conftest import ROOT
+from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS, asked
+from tests.deploy.export.test_web import RUNTIME, golden, in_node, native
+from tests.node import PATIENCE_S, node, run_node
 from tests.server.text.dialects.calls.test_json_calls import CASES, FRAGMENTS, JSON_CALLS, NAMES, TOOLS
 
 pytestmark = pytest.mark.xdist_group("web")
@@ -38,6 +48,9 @@ WEATHER = {
     },
 }
 ASKED = {"role": "user", "content": "What is the weather in Paris?"}
+CALLED = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
+CALL = {"role": "assistant", "content": "", "tool_calls": CALLED}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "21"}
 
 
 def script(name: str, *arguments: str | Path, given: str = "") -> bytes:
@@ -75,20 +88,94 @@ def test_offered_tools_need_not_be_called(ask: Callable[..., Any]) -> None:
     assert len(named["choices"][0]["logprobs"]["content"]) == named["usage"]["completion_tokens"]
 
 
+def test_templates_get_the_tools_that_the_server_gives_them() -> None:
+    """Templates write definitions in the order of their fields."""
+    function = {"more": 1, "strict": True, "parameters": {"type": "object", "default": None}, "description": "Adds.", "name": "add"}
+    tools = [
+        {"function": function, "further": None, "type": "function"},
+        {"type": "function", "function": {"description": None, "name": "now"}},
+    ]
+    source = """
+    import { pathToFileURL } from 'node:url';
+    const [module, given] = process.argv.slice(1), { parsed } = await import(pathToFileURL(module));
+    console.log(JSON.stringify(parsed({ tools: JSON.parse(given) }, { sampling: {}, defaults: {}, max_context: 8, tools: {} }).tools));
+    """
+    body = ChatBody.model_validate({"messages": [ASKED], "tools": tools})
+    found = json.loads(run_node(source, RUNTIME / "request.mjs", json.dumps(tools)))
+    assert json.dumps(found) == json.dumps(conversation_of(body, tool_use(body).tools).tools)
+
+
+TESTS_NONE = (
+    "{% for message in messages %}{% if message.role == 'assistant' and message.content is none %}[{{ message.tool_calls | length }} calls]"
+    "{% else %}({{ message.content }}){% endif %}{% endfor %}"
+)
+
+
+def test_a_template_that_asks_for_no_content_gets_none(demo: Servable, site: Path, tmp_path: Path) -> None:
+    """As from the server: templates of R1 distills write calls only of messages whose content is none."""
+    template = demo.tokenizer.with_template(TESTS_NONE).chat_template
+    shutil.copytree(site, folder := tmp_path / "site")
+    described = json.loads((folder / PROGRAM).read_text())
+    assert described["model"]["tests_none"] == [False, False]
+    model = described["model"] | {"chat_template": TESTS_NONE, "tests_none": [True, True]}
+    (folder / PROGRAM).write_text(json.dumps({**described, "model": model}))
+    turns = [ASKED, CALL, {"role": "assistant", "content": ""}]
+    assert template is not None
+    [found] = json.loads(script("text.mjs", folder, json.dumps([[], [turns]])))["prompts"]
+    assert found == template.render(for_template([Message.model_validate(turn) for turn in turns])) and "[1 calls]" in found
+
+
+PLAIN = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+SHOWN = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+
+
+def with_template(template: str, site: Path, to: Path) -> tuple[Servable, Path]:
+    """Return the demo model with another template, and the folder of its page."""
+    shutil.copytree(ROOT / "deploy" / "demo" / "model", to / "model")
+    (to / "model" / FILE).write_text(f"template = {json.dumps(template)}")
+    model = servable(begin(load_of(str(to / "model"), quantize="bf16", max_context=CONTEXT, max_batch=1, target=NATIVE.name)))
+    shutil.copytree(site, folder := to / "site")
+    described = json.loads((folder / PROGRAM).read_text())
+    (folder / PROGRAM).write_bytes(msgspec.json.encode({**described, "model": web_model(model, "demo")}))
+    return model, folder
+
+
+def test_tools_that_a_template_would_not_show_are_refused_by_name(demo: Servable, site: Path, tmp_path: Path) -> None:
+    """Otherwise the model would never hear of them. So are calls and results of earlier turns, which would vanish from the prompt."""
+    model, folder = with_template(PLAIN, site, tmp_path)
+    assert web_model(demo, "demo").tools is not None and web_model(model, "demo").tools is None
+    turns = [chat(), chat(tools=None, messages=[ASKED, CALL]), chat(tools=None, messages=[ASKED, RESULT]), chat(tools=[], max_tokens=1)]
+    *refused, [answered] = asked(folder, *turns)
+    assert [event["error"]["param"] for [event] in refused] == ["tools", "messages[1]", "messages[1]"]
+    assert "its chat template shows none" in refused[0][0]["error"]["message"]
+    assert answered["usage"]["completion_tokens"] == 1
+
+
+def test_a_template_that_shows_tools_gets_the_calls_that_it_does_not_write(site: Path, tmp_path: Path) -> None:
+    """As in the server. The templates of Granite 3 write the content of each message, also of results, but no calls."""
+    model, folder = with_template(SHOWN + PLAIN, site, tmp_path)
+    template, turns = model.tokenizer.chat_template, [ASKED, CALL, RESULT]
+    assert template is not None and web_model(model, "demo").tools is not None
+    [[answered]] = asked(folder, chat(messages=turns, max_tokens=1))
+    assert answered["usage"]["completion_tokens"] == 1
+    [found] = json.loads(script("text.mjs", folder, json.dumps([[], [turns]])))["prompts"]
+    assert found == template.render(for_template([Message.model_validate(turn) for turn in turns])) and "<|im_start|>tool\n21" in found
+
+
 def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
     """The JavaScript client finds the same tool calls in an answer as the server's parser, for the test cases of that parser and for random
     texts."""
     chance = random.Random(7)
     texts = [(form, text) for form, text, *_ in CASES]
     texts += [(chance.choice([*JSON_CALLS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]
-    asked: list[tuple[JsonCalls, list[str], int | None]] = []
+    given: list[tuple[JsonCalls, list[str], int | None]] = []
     for form, text in texts:
         cuts = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 5))))
         pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        asked.append((form, pieces, chance.choice([None, 1])))
-    lines = [{"form": asdict(form), "names": [*NAMES], "pieces": pieces, "mostCalls": most} for form, pieces, most in asked]
+        given.append((form, pieces, chance.choice([None, 1])))
+    lines = [{"form": asdict(form), "names": [*NAMES], "pieces": pieces, "mostCalls": most} for form, pieces, most in given]
     found = script("tools.mjs", site, given="".join(json.dumps(line) + "\n" for line in lines)).splitlines()
-    for (form, pieces, most), line in zip(asked, found, strict=True):
+    for (form, pieces, most), line in zip(given, found, strict=True):
         parser = form.parser(TOOLS, most)
         parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
         theirs = [{key: value for key, value in part.items() if key != "id"} for part in json.loads(line)]

@@ -13,10 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from deploy.export.web import web_model
+from deploy.publication import Wanted, opened
 from deploy.serve import export
+from deploy.settings import model_spec
 from runtime.launch import command
+from server.defaults import Defaults
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
 from tests.conftest import greeting
@@ -104,6 +109,23 @@ def test_the_process_that_exports_tells_why_it_cannot(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="lfm2"):
         asyncio.run(export(spec, tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_has_the_defaults_of_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`serve --default` applies to requests of the page, too: it is the model under the same name."""
+    own = Defaults(system="Be brief.", temperature=0.25, template="{{ messages[-1].content }}!")
+    asked: list[Any] = []
+
+    async def answer(_who: str, _command: tuple[str, ...], wanted: Any) -> dict[str, Any]:
+        asked.append(wanted)
+        return {}
+
+    monkeypatch.setattr("deploy.serve._answer_of", answer)
+    asyncio.run(export(msgspec.structs.replace(model_spec("demo"), max_context=256, defaults=own), tmp_path))
+    sent = msgspec.json.decode(msgspec.json.encode(asked[0]), type=Wanted)
+    model = web_model(opened(sent), "demo")
+    assert (model.defaults.system, model.sampling["temperature"], model.chat_template) == ("Be brief.", 0.25, own.template)
+    assert model.max_context == 256
 
 
 @pytest.mark.slow

@@ -28,11 +28,14 @@ from deploy.model_loading.load import loaded
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.stages import advance
 from runtime.cache_groups import PAGE_SIZE
+from server.api.answer.generate import TokenEntry
+from server.api.answer.logprobs import LogprobWriter
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message
 from server.defaults import FILE
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
+from server.messages import TokenLogprob
 from tests.compiler.frontend.test_vocabulary import files_of, read
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS, asked
 from tests.golden.gguf_models import convert
@@ -179,6 +182,33 @@ def test_stop_length_and_logprobs_are_heeded(ask: Callable[..., Any]) -> None:
     assert len(first["top_logprobs"]) == 2
 
 
+def test_log_probabilities_are_told_for_the_text_as_the_server_tells_them(ask: Callable[..., Any], demo: Servable) -> None:
+    """Tokens of a stop string have no log-probabilities. The token that ends an answer has its name. A token that is a part of a character
+    has its bytes."""
+    writer = LogprobWriter(demo.tokenizer, as_ids=False)
+    part = next(i for i in range(demo.tokenizer.vocab_size) if demo.tokenizer.token_bytes(i) == "é".encode()[:1])
+    biased = chat(max_tokens=1, logit_bias={str(part): 100}, logprobs=True)
+    stop = chat(stop=" is", logprobs=True)
+    [[stopped], chunks, [whole], [begun]] = ask(stop, {**stop, "body": {**stop["body"], "stream": True}}, chat(logprobs=True), biased)
+    entries = stopped["choices"][0]["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == "The capital of France"
+    assert [e for c in chunks for e in (c["choices"][0].get("logprobs") or {"content": []})["content"]] == entries
+    last, first = whole["choices"][0]["logprobs"]["content"][-1], begun["choices"][0]["logprobs"]["content"][0]
+    for entry, token in ((last, demo.tokenizer.eos_ids[0]), (first, part)):
+        expected = json.loads(writer.chat_entries([TokenEntry(0, TokenLogprob(token, entry["logprob"], 1, ()))])[0])
+        assert {**entry, "top_logprobs": []} == expected
+    assert (last["token"], first["token"]) == ("<|im_end|>", "bytes:\\xc3")
+
+
+def test_a_completion_without_a_limit_has_16_tokens(ask: Callable[..., Any]) -> None:
+    [[whole], [empty], [long]] = ask(
+        *({"method": "text", "body": {"prompt": text, "temperature": 0}} for text in ("Once", "", "word " * 400))
+    )
+    assert whole["usage"]["completion_tokens"] == 16 and whole["choices"][0]["finish_reason"] == "length"
+    assert (empty["error"]["param"], long["error"]["param"]) == ("prompt", "prompt")
+    assert empty["error"]["message"] == "prompt is empty; expected at least one token"
+
+
 def test_a_text_is_continued_with_its_usage(ask: Callable[..., Any]) -> None:
     """A stream ends with the usage if the request asks for it."""
     body = {"prompt": QUESTION, "temperature": 0, "max_tokens": 4}
@@ -240,6 +270,18 @@ def test_the_defaults_of_a_model_hold_in_the_browser(site: Path, tmp_path: Path)
     assert found["withTools"] == ["Be brief.", "Sing."]
 
 
+def test_an_unknown_field_without_a_value_is_none() -> None:
+    """Programs write `{ tools: undefined }` for a field that they leave out, and clients write null."""
+    script = """
+    import { pathToFileURL } from 'node:url';
+    const { parsed } = await import(pathToFileURL(process.argv[1]));
+    const model = { sampling: {}, defaults: {}, vocab_size: 8, max_context: 8, tools: null };
+    const said = (body) => { try { return parsed(body, model).maxTokens; } catch (error) { return error.param; } };
+    console.log(JSON.stringify([{ response_format: undefined, store: null }, { store: false }].map(said)));
+    """
+    assert json.loads(run_node(script, RUNTIME / "request.mjs")) == [8, "store"]
+
+
 def test_a_system_message_is_the_beginning_of_a_question_if_the_template_writes_none() -> None:
     script = """
     import { pathToFileURL } from 'node:url';
@@ -268,6 +310,31 @@ def test_an_abort_ends_an_answer_and_the_next_one_is_whole(ask: Callable[..., An
     [aborted, [whole]] = ask({**chat(stream=True), "abortAfter": 3}, chat())
     assert aborted[-1]["error"]["name"] == "AbortError" and len(aborted) == 4
     assert whole["choices"][0]["message"]["content"] == ANSWER
+
+
+WAITING = """
+import { readFile } from 'node:fs/promises';
+import { pathToFileURL } from 'node:url';
+const [folder] = process.argv.slice(1), from = (file) => import(pathToFileURL(`${folder}/${file}`));
+const [{ Engine }, { RelaxServe }] = [await from('engine.mjs'), await from('relaxserve.mjs')];
+const client = RelaxServe.of(await Engine.load({ read: async (file) => new Uint8Array(await readFile(`${folder}/${file}`)), threads: 1 }));
+const messages = [{ role: 'user', content: 'hi' }], abort = new AbortController(), order = [];
+const asked = (options) => client.chat.completions.create({ messages, max_tokens: 1 }, options);
+const first = await client.chat.completions.create({ messages, max_tokens: 3, stream: true });
+await first.next();
+const second = asked({ signal: abort.signal }).catch(({ name }) => order.push(name)), third = asked({}).then(() => order.push('third'));
+abort.abort();
+await second;   // while the first has not ended
+for await (const _ of first);
+order.push('first');
+await third;
+console.log(JSON.stringify(order));
+"""
+
+
+def test_a_request_that_waits_ends_when_it_is_aborted(site: Path) -> None:
+    """Those behind it still wait for those before it."""
+    assert json.loads(run_node(WAITING, site)) == ["AbortError", "first", "third"]
 
 
 def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
