@@ -211,7 +211,7 @@ async def _embed_all(
     """Send all prompts to the worker, at most `num_at_once` at a time, and return their vectors in the same order. A vector is shortened if
     the request has `dimensions`, but not with `per_token`. Raise ApiError if a prompt cannot be embedded, if all together take too long,
     or if the model's fingerprint changes meanwhile."""
-    deadline, fingerprint = deadline_of(body.timeout, settings), loaded.fingerprint
+    deadline = deadline_of(body.timeout, settings)
     normalize = loaded.ready.normalize if body.normalize is None else body.normalize
 
     turns = asyncio.Semaphore(num_at_once)
@@ -241,9 +241,10 @@ async def _embed_all(
     except* TimeoutError:
         raise ApiError(DEADLINE_EXCEEDED, f"the vectors were not ready within {body.timeout} s") from None
     except* RequestError as errors:
+        require_same(loaded)  # a worker with other files may refuse the tokens of the old ones
         error = next(error for error in errors.exceptions if isinstance(error, RequestError))
         raise of_request(error) from error
-    require_same(loaded, fingerprint)
+    require_same(loaded)
     return [task.result() for task in tasks]
 
 

@@ -361,8 +361,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
     }
     if model.loaded is not None:
         ready, worker = model.loaded.ready, model.loaded.worker
-        stats = worker.stats
-        described["pages"] = {"total": ready.num_pages, "used": stats.num_pages_used if stats else 0, "tokens": ready.page_size}
+        stats = model.stats
+        described["pages"] = {"total": ready.num_pages, "used": stats.num_pages_used, "tokens": ready.page_size}
         described["cache_hit"] = ready.cache_hit
         if ready.context_note:
             described["context_note"] = ready.context_note
@@ -384,8 +384,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["resubmitted"] = worker.resubmitted
         described["tool_parser"] = model.loaded.dialect.format.name
         described["reasoning"] = model.loaded.dialect.thinks
-        described["running"] = stats.num_running if stats else 0
-        described["waiting"] = stats.num_waiting if stats else 0
+        described["running"] = stats.num_running
+        described["waiting"] = stats.num_waiting
     return described
 
 

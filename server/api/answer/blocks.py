@@ -36,7 +36,7 @@ class Block:
     call: CallStart | None = None  # the tool and the id of a call; None: the block is no call
     pieces: list[str] = field(default_factory=list[str])  # pieces of `text`
     logprobs: list[bytes] = field(default_factory=list[bytes])  # log-probabilities, encoded as JSON
-    cut_off: bool = False  # the answer ran out of tokens before the block ended
+    cut_off: bool = False  # the answer ended before the block: it ran out of tokens, or a stop string came within a call
 
     @property
     def text(self) -> str:
@@ -69,9 +69,12 @@ class BlockAnswer(ABC):
 
     async def whole(self) -> list[bytes]:
         """Generate the answer, and return it as pieces of JSON."""
-        size = 0
+        size, begun = 0, False
         async with aclosing(self._generation.steps()) as steps:
             async for step in steps:
+                if not begun:
+                    begun = True
+                    self.note_begun()
                 self._take(step)
                 size += len(step.token_ids)
         return await off_loop(size, self.pieces)
@@ -117,7 +120,7 @@ class BlockAnswer(ABC):
                     events.append(self.grown(self.blocks[-1], text))
         if finish is not None:
             self.finish, self.stop_reason = finish, step.stop_reason
-            events += self._close(cut_off=finish == "length")
+            events += self._close(cut_off=finish == "length" or self._parser.is_in_call(step.choice))
         return events
 
     def _open(self, kind: Kind, call: CallStart | None = None) -> list[bytes]:
@@ -136,6 +139,10 @@ class BlockAnswer(ABC):
         block = self.blocks[-1]
         block.cut_off = cut_off
         return self.closed(block)
+
+    def note_begun(self) -> None:
+        """Receive that the model has begun to write an answer that is sent as a whole. The default ignores it."""
+        return
 
     def note_logprobs(self, step: Step) -> None:
         """Receive the log-probabilities of a step, before the step's text is added. The default ignores them."""

@@ -124,7 +124,6 @@ class Generation:
         self._record = caller.record
         self._quota_key = caller.quota_key
         self._expects = caller.expects
-        self._fingerprint = loaded.fingerprint  # the answer states it
         self._has_begun = caller.has_begun
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
@@ -140,9 +139,10 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[Step, None]:
         """Generate, and yield the steps of all choices as they come. Raise ApiError if the model accepts no more requests, if the request
-        expects another fingerprint, if the model has got another one before the first step, or if generation fails."""
+        expects another fingerprint, if the model has got another one since the request came, or if generation fails."""
         submit, worker = self._job.submit, self._loaded.worker
         require_fingerprint(self._loaded, self._expects)
+        require_same(self._loaded)  # the request may have been tokenized before a restart
         try:
             lease = self._loaded.admission.admit(
                 submit.num_choices,
@@ -164,7 +164,7 @@ class Generation:
                 if event.choice not in running:
                     continue  # the event was on its way when this process ended the choice
                 if self._first_s is None:
-                    require_same(self._loaded, self._fingerprint)  # the supervisor ends a job that has begun
+                    require_same(self._loaded)  # the supervisor ends a job that has begun
                     lease.prefilled()
                 step = self._take(event)
                 if step.finish is not None and event.finish_reason is None:
@@ -292,9 +292,12 @@ def require_fingerprint(loaded: Loaded, expected: str) -> None:
         raise ApiError(FINGERPRINT_MISMATCH, text)
 
 
-def require_same(loaded: Loaded, before: str) -> None:
-    """Raise ApiError if the model's fingerprint is not the one that it had before. A worker may have taken another's place while a request
-    waited, and the model's files may have been replaced meanwhile: one answer would then have bytes of both, or state the wrong one."""
-    if (found := loaded.fingerprint) != before:
-        text = f"the model has the fingerprint {found} since its restart, and this request came to {before}; ask again"
+def require_same(loaded: Loaded) -> None:
+    """Raise ApiError if the worker that answers now has another fingerprint than `loaded`. It may have taken another's place while a
+    request waited, and the model's files may have been replaced meanwhile: the request has tokens of the old files, one answer could have
+    bytes of both, and it would state the wrong fingerprint."""
+    now = loaded.worker.ready
+    if now is not None and now.fingerprint != loaded.ready.fingerprint:
+        found = loaded.defaults.mark(now.fingerprint)
+        text = f"the model has the fingerprint {found} since its restart, and this request came to {loaded.fingerprint}; ask again"
         raise ApiError(MODEL_NOT_READY, text, headers={"retry-after": "1"})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from server.api.answer.generate import Generation, Step
 from server.open_values import turn_to
+from server.text.dialects.calls.characters import ends_early
 from server.text.dialects.format import AnswerRules
-from server.text.parts import Part
+from server.text.parts import CallArguments, CallStart, Part
 
 
 class StepParser:
@@ -14,10 +15,13 @@ class StepParser:
     def __init__(self, generation: Generation, rules: AnswerRules, num_choices: int = 1) -> None:
         self._generation = generation
         self._parsers = [rules.parser() for _ in range(num_choices)]
+        # pieces of the arguments of the call that each choice has written last; None: it has written no call, or something after the call
+        self._arguments: list[list[str] | None] = [None] * num_choices
 
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
         """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`; otherwise
-        None. If the parser needs no further tokens, abort the choice in the worker."""
+        None. An answer that stops within a call is no answer with calls. If the parser needs no further tokens, abort the choice in the
+        worker."""
         turn_to(step.choice)
         parser, usage = self._parsers[step.choice], self._generation.usage
         reasons = parser.reasons
@@ -28,7 +32,32 @@ class StepParser:
         if finish is None and parser.done:
             self._generation.end(step.choice)
             finish = "stop"
+        self._follow(step.choice, parts)
         if finish is not None:
-            parts += parser.finish()
-            finish = "tool_calls" if parser.num_calls and finish == "stop" else finish
+            rest = parser.finish()
+            if self._arguments[step.choice] == [] and (finish == "length" or isinstance(step.stop_reason, str)):
+                # The call was cut off before its arguments. Where a call may end without any, its parser adds an empty object.
+                rest = [part for part in rest if not isinstance(part, CallArguments)]
+            self._follow(step.choice, rest)
+            parts += rest
+        if finish == "stop" and parser.num_calls and not self.is_in_call(step.choice):
+            finish = "tool_calls"
         return parts, finish
+
+    def is_in_call(self, choice: int) -> bool:
+        """Return whether the choice has begun a call whose arguments are not complete. A stop string may end it there."""
+        arguments = self._arguments[choice]
+        return arguments is not None and ends_early("".join(arguments))
+
+    def _follow(self, choice: int, parts: list[Part]) -> None:
+        """Note the arguments of the call that the choice writes."""
+        for part in parts:
+            match part:
+                case CallStart():
+                    self._arguments[choice] = []
+                case CallArguments(text=text):
+                    arguments = self._arguments[choice]
+                    assert arguments is not None, "a call begins with its CallStart"
+                    arguments.append(text)
+                case _:
+                    self._arguments[choice] = None

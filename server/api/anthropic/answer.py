@@ -35,13 +35,18 @@ class ToolUseBlock(TypedDict):
     input: Mapping[str, Any]
 
 
+class OutputDetails(TypedDict):
+    thinking_tokens: int
+
+
 class MessageUsage(TypedDict):
-    """The token counts of a message. `input_tokens` excludes tokens found in the prefix cache."""
+    """The token counts of a message. `input_tokens` excludes tokens found in the prefix cache, and `output_tokens` includes thoughts."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputDetails
 
 
 class AnthropicAnswer(TypedDict):
@@ -187,6 +192,7 @@ class MessageAnswer(BlockAnswer):
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
 
 

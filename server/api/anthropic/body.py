@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
 from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Text, text_unless
@@ -42,10 +41,13 @@ class ContentBlock(Options):
     cache_control: JsonObject | None = None  # no effect: the prefix cache finds shared prefixes by itself
     caller: JsonObject | None = None  # no effect
 
-    @property
-    def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a block of known type. A block of another type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in BLOCK_TYPES else {}
+    @model_validator(mode="before")
+    @classmethod
+    def _only_type(cls, value: object) -> object:
+        """Return only the type of a block whose type is unknown. The block is refused as a whole later, and its fields may have values that
+        fields of known blocks cannot have. Return any other value as it is."""
+        kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind not in BLOCK_TYPES else value
 
 
 ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=True)]
@@ -84,7 +86,7 @@ class AnthropicToolChoice(Options):
 class ThinkingConfig(Options):
     """Whether the model thinks, and with how many tokens."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]  # between_tools: no thoughts, only short texts between calls
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
     display: Literal["summarized", "omitted"] | None = None  # thoughts are returned in full, unless they are omitted
 
@@ -126,6 +128,7 @@ class PromptBody(Options):
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonOutput | None = None  # an earlier name of output_config.format
     context_management: ContextManagement | None = None
 
     # These are hints about caching, the speed and the caller; the answer does not depend on them.
@@ -145,6 +148,7 @@ class MessagesBody(PromptBody):
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop_sequences: Choices | None = None
+    thread: JsonObject | None = None  # refused: without earlier messages, which the server does not hold, the answer would be wrong
 
     # These have no effect.
     metadata: RequestMetadata | None = None

@@ -24,7 +24,7 @@ from server.api.request.schema import ChatBody
 from server.api.request.texts import TOO_LONG_REMEDY
 from server.api.request.words import in_words
 from server.api.routes import gives, new_router
-from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
+from server.errors import CONTEXT_LENGTH_EXCEEDED, UNSUPPORTED_FIELD, ApiError
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
 
@@ -46,6 +46,7 @@ NAMES = {  # fields of a chat request, and their names in this API
     "thinking_token_budget": "thinking.budget_tokens",
     "system.content": "system",
 }
+EARLIER = NAMES | dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")  # in requests with the earlier name
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -58,15 +59,17 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+# By this code, Anthropic's tool runners find out that they have to send all messages. By default they send only new ones.
+NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 ERROR_SHAPES = {"/v1/messages": error_body}
 FRAMING = Framing(error_body, named=True, end=b"")
 
 
 @contextmanager
-def _in_own_words() -> Generator[None]:
-    """Let errors name the fields of this API. An error about a prompt that is too long gets the words that clients recognise."""
+def _in_own_words(body: PromptBody) -> Generator[None]:
+    """Let errors name the fields of the request. An error about a prompt that is too long gets the words that clients recognise."""
     try:
-        with in_words(NAMES):
+        with in_words(NAMES if body.output_format is None else EARLIER):
             yield
     except ApiError as error:
         if error.kind is not CONTEXT_LENGTH_EXCEEDED:
@@ -83,9 +86,12 @@ def router(context: Context) -> APIRouter:
     async def messages(request: Request, body: MessagesBody) -> Response:
         """Answer a conversation."""
         model, loaded, ignored = context.begin(request, body, body.model)
+        if body.thread is not None:
+            message = "thread is not supported: the server holds no conversations; send all messages without thread"
+            raise ApiError(UNSUPPORTED_FIELD, message, param="thread", details=NO_THREADS)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        with _in_own_words():
+        with _in_own_words(body):
             plan = await plan_chat(chat, model, loaded, who, settings)
         room = plan.job.submit.params.max_tokens
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
@@ -111,7 +117,7 @@ def router(context: Context) -> APIRouter:
         require_generator(model, loaded)
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
-        with _in_own_words():
+        with _in_own_words(body):
             counted: TokenCount = {"input_tokens": await num_prompt_tokens(chat, model, loaded, who, settings, "messages")}
         return json_answer(counted, headers=response_headers(loaded, ignored))
 

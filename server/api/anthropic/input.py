@@ -62,8 +62,8 @@ def chat_of(body: PromptBody, dialect: Dialect, *, keeps_hash: bool = False) -> 
         tools=[_tool(tool) for tool in body.tools or () if isinstance(tool, AnthropicTool)] or None,
         tool_choice=_tool_choice(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
-        response_format=None if output is None or output.format is None else _format(output.format.schema_),
-        enable_thinking=body.thinking is not None and body.thinking.type != "disabled",
+        response_format=_format(body),
+        enable_thinking=body.thinking is not None and body.thinking.type in ("enabled", "adaptive"),
         thinking_token_budget=budget,
         chat_template_kwargs=variables,
     )
@@ -175,6 +175,12 @@ def _tool_choice(body: PromptBody) -> object:
             return kind
 
 
-def _format(schema: dict[str, object]) -> ResponseFormat:
-    """Return the response format for a JSON schema."""
-    return ResponseFormat.model_construct(type="json_schema", json_schema=JsonSchemaFormat.model_construct(schema_=schema))
+def _format(body: PromptBody) -> ResponseFormat | None:
+    """Return the response format, or None if the answer is any text. Raise ApiError if the request names two."""
+    named = body.output_config.format if body.output_config is not None else None
+    if named is not None and body.output_format is not None:
+        raise invalid("output_format", "output_format and output_config.format are given; use output_config.format, the later name")
+    form = named or body.output_format
+    if form is None:
+        return None
+    return ResponseFormat.model_construct(type="json_schema", json_schema=JsonSchemaFormat.model_construct(schema_=form.schema_))

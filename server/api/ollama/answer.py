@@ -17,6 +17,7 @@ from server.api.answer.shapes import RankedChatToken
 from server.api.request.prepare import ChatPlan
 from server.models.model import Loaded, rfc3339
 from server.open_values import created_s
+from server.text.dialects.calls.characters import ends_early
 from server.text.parts import CallStart
 
 encode = msgspec.json.encode
@@ -146,7 +147,7 @@ class OllamaAnswer(BlockAnswer):
                 return b""
 
     def closed(self, block: Block) -> Sequence[bytes]:
-        if block.kind is not Kind.CALL or not self._is_chat:
+        if block.kind is not Kind.CALL or not self._is_chat or ends_early(block.text):
             return ()
         said: OllamaSaid = {"role": "assistant", "content": "", "tool_calls": self._calls([block])}
         return (b'%b,"message":%b,"done":false}' % (self._head, encode(said)),)
@@ -157,7 +158,7 @@ class OllamaAnswer(BlockAnswer):
 
     def pieces(self) -> list[bytes]:
         texts = {kind: "".join(block.text for block in self.blocks if block.kind is kind) for kind in Kind}
-        calls = self._calls([block for block in self.blocks if block.kind is Kind.CALL])
+        calls = self._calls([block for block in self.blocks if block.kind is Kind.CALL and not ends_early(block.text)])
         thinking = {"thinking": texts[Kind.THOUGHT]} if texts[Kind.THOUGHT] else {}
         if self._is_chat:
             further = {"tool_calls": calls} if calls else {}

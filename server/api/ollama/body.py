@@ -64,12 +64,18 @@ class OllamaOptions(SamplingBody):
     repeat_last_n: Any = None
 
 
+class OllamaCalled(CalledFunction):
+    """A function that the model has called, as answers have it."""
+
+    index: Int | None = None  # no effect: the order of the calls says the same
+
+
 class OllamaCall(Options):
     """A call in a message of the assistant."""
 
     id: Label | None = None
     type: Literal["function"] | None = None
-    function: CalledFunction
+    function: OllamaCalled
 
 
 class OllamaMessage(Options):

@@ -12,14 +12,16 @@ from server.api.answer.generate import Generation, Job, Step, TokenEntry, Usage
 from server.api.answer.logprobs import Columns, LogprobWriter, count_logprobs
 from server.api.answer.merge import merged
 from server.api.answer.respond import in_pieces
-from server.api.answer.shapes import Completion, CompletionChoice, CompletionLogprobs
+from server.api.answer.shapes import Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs
 from server.api.openai.frame import ChunkFrame, envelope
 from server.api.request.prepare import off_loop
 from server.api.request.schema import CompletionBody
+from server.api.request.texts import NOTHING_AROUND, one_by_one
 from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
 from server.models.model import Loaded, Model
 from server.text.detokenize import Detokenizer, StopRules
+from server.text.pairs import TextTemplate
 
 encode = msgspec.json.encode
 
@@ -53,11 +55,20 @@ class _Prompt:
     starts: Sequence[int]  # index in `text` at which each token's text begins
 
     @classmethod
-    def of(cls, ids: Sequence[int], tokenizer: Tokenizer) -> _Prompt:
-        """Return a prompt with the text of its tokens. A character that lacks bytes at its end is left to the answer."""
-        detokenizer = Detokenizer(tokenizer, StopRules())
-        text = detokenizer.push(ids)
-        return cls(ids, text, detokenizer.token_starts)
+    def of(cls, job: Job, tokenizer: Tokenizer, around: TextTemplate) -> _Prompt:
+        """Return a job's prompt with the text of its tokens, in which special tokens appear if they do in the answer, but not those
+        `around` the text, which the client did not write. A character that lacks bytes at its end is left to the answer."""
+        ids, detokenizer = job.submit.prompt_ids, Detokenizer(tokenizer, StopRules(), job.shown)
+        begin, end = around.text_in(ids)
+        text = detokenizer.push(ids[begin:end])
+        return cls(ids, text, [0] * begin + detokenizer.token_starts + [len(text)] * (len(ids) - end))
+
+
+def _echoed(body: CompletionBody, jobs: Sequence[Job], tokenizer: Tokenizer) -> list[_Prompt]:
+    """Return the prompts to echo. The tokenizer has put special tokens around those that are texts, unless the request forbids it."""
+    around = NOTHING_AROUND if body.add_special_tokens is False else tokenizer.text_template
+    parts = one_by_one(body.prompt)
+    return [_Prompt.of(job, tokenizer, around if isinstance(part, str) else NOTHING_AROUND) for job, part in zip(jobs, parts, strict=True)]
 
 
 class CompletionAnswer:
@@ -67,10 +78,12 @@ class CompletionAnswer:
         self._body = body
         self._generations = generations
         self._per_prompt = jobs[0].submit.num_choices
-        self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
+        self._prompts = _echoed(body, jobs, loaded.tokenizer) if body.echo else []
         self._prompt_ids = [job.submit.prompt_ids for job in jobs]
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        self._echoes: dict[int, Columns] = {}  # log-probabilities of each echoed prompt, encoded once for all choices
+        # The log-probabilities of each prompt, encoded once for all choices: of an echoed prompt, and in vLLM's shape.
+        self._echoes: dict[int, Columns] = {}
+        self._ranked: dict[int, PromptLogprobs] = {}
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope = envelope("text_completion", "cmpl", body, model, loaded)
@@ -118,7 +131,7 @@ class CompletionAnswer:
                 tail = frame.tail
                 if step.choice not in opened:
                     opened.add(step.choice)
-                    if self._prompts or step.prompt_logprobs or self._body.return_token_ids:
+                    if self._prompts or self._body.prompt_logprobs is not None or self._body.return_token_ids:
                         yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if step.text and choice.finish is None and not step.entries and not self._body.return_token_ids:
                     yield b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
@@ -133,11 +146,11 @@ class CompletionAnswer:
             yield chunk
 
     async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
-        """Yield the steps. If a prompt is echoed with log-probabilities, hold its steps back until the step with these log-probabilities
-        arrives."""
+        """Yield the steps. If the answer has the log-probabilities of a prompt, hold its steps back until the step with these
+        log-probabilities arrives, which is the first one of its first choice: steps of other choices may come earlier."""
         held: dict[int, list[Step]] = {}
-        if self._prompts and self._body.logprobs is not None:
-            held = {index: [] for index in range(len(self._prompts))}
+        if self._body.prompt_logprobs is not None or (self._prompts and self._body.logprobs is not None):
+            held = {index: [] for index in range(len(self._prompt_ids))}
         async with aclosing(merged(self._generations, self._per_prompt)) as steps:
             async for step in steps:
                 prompt_index = step.choice // self._per_prompt
@@ -176,7 +189,7 @@ class CompletionAnswer:
             "finish_reason": None,
         }
         if self._body.prompt_logprobs is not None:
-            opening["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
+            opening["prompt_logprobs"] = self._ranked_prompt(prompt_index)
         if self._body.return_token_ids:
             opening["prompt_token_ids"] = self._prompt_ids[prompt_index]
         return encode(opening)
@@ -214,7 +227,7 @@ class CompletionAnswer:
             "stop_reason": choice.stop_reason,
         }
         if self._body.prompt_logprobs is not None:
-            described["prompt_logprobs"] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
+            described["prompt_logprobs"] = self._ranked_prompt(prompt_index)
         if self._body.return_token_ids:
             described["prompt_token_ids"] = self._prompt_ids[prompt_index]
             described["token_ids"] = [] if silent else choice.token_ids
@@ -227,6 +240,13 @@ class CompletionAnswer:
             return None
         shift = len(self._prompts[choice // self._per_prompt].text) if self._prompts else 0
         return self._writer.completion(() if self._body.max_tokens == 0 else entries, shift=shift)
+
+    def _ranked_prompt(self, prompt_index: int) -> PromptLogprobs:
+        """Return the log-probabilities of a prompt in vLLM's shape. They have arrived. The first call encodes them. In a stream, this is
+        the call for the step that has them, which runs on a thread if they are many."""
+        if prompt_index not in self._ranked:
+            self._ranked[prompt_index] = self._writer.prompt(self._prompt_logprobs.get(prompt_index, ()))
+        return self._ranked[prompt_index]
 
     def _echo(self, prompt_index: int) -> Columns | None:
         """Return the log-probabilities of an echoed prompt, or None if they are not requested or have not arrived."""

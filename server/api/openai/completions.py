@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
 from fastapi import APIRouter, Request, Response
 
 from server.api.answer.generate import Generation, Job
@@ -28,7 +25,7 @@ from server.api.request.prepare import (
     seed_of,
 )
 from server.api.request.schema import CompletionBody, Prompts
-from server.api.request.texts import NOTHING_AROUND, encode_prompts, kept_of, truncate
+from server.api.request.texts import NOTHING_AROUND, encode_prompts, kept_of, one_by_one, truncate
 from server.api.routes import gives, new_router
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
@@ -66,7 +63,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     require_generator(model, loaded)
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
-    _check_fields(body, len(_one_by_one(body.prompt)) * num_choices, settings)
+    _check_fields(body, len(one_by_one(body.prompt)) * num_choices, settings)
     # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
     most = loaded.defaults.max_tokens or DEFAULT_MAX_TOKENS
@@ -123,7 +120,7 @@ def token_ids(
     Raise ApiError for an empty list of prompts, an empty prompt (unless `may_be_empty`), a token id outside the vocabulary, or a long text
     that certainly exceeds the context. The caller checks the number of tokens of other prompts, for completions with
     `max_tokens_of`."""
-    parts = _one_by_one(prompt)
+    parts = one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around))
     found = [next(encoded) if isinstance(part, str) else truncate(part, keep, side, around) for part in parts]
@@ -133,14 +130,6 @@ def token_ids(
     if not found:
         raise invalid(param, f"{param} is empty; expected at least one token")
     return found
-
-
-def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
-    """Return the prompts of a request, which may also be a single prompt."""
-    if isinstance(prompt, str):
-        return [prompt]
-    is_one = bool(prompt) and isinstance(prompt[0], int)
-    return cast("Sequence[str | list[int]]", [prompt] if is_one else prompt)
 
 
 def check_num_choices(num_choices: int, settings: ServerSettings) -> None:

@@ -111,6 +111,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "context_management": "the context is never shifted; send a shorter conversation",
     "prompt": "prompt templates are not stored; send the text itself",
     "image": NO_MULTIMODAL,
+    "prewarm": "each request stores its prompt in the prefix cache; ask for an answer of one token",
     "access_programs": "this server has no access programs",
     "container": "this server runs no containers",
     "mcp_servers": "only /v1/responses calls MCP servers; give them there as tools, or offer their functions as tools here",

@@ -55,6 +55,13 @@ class StreamOptions(Options):
     continuous_usage_stats: bool | None = None  # true: every chunk reports the usage, and a last chunk too
 
 
+class PromptCacheOptions(Options):
+    """How a vendor's cache of prompts works. Neither field has an effect: the prefix cache finds shared prefixes by itself."""
+
+    mode: Label | None = None
+    ttl: Label | None = None
+
+
 class JsonSchemaFormat(Options):
     """A JSON schema that the answer must match."""
 
@@ -107,7 +114,7 @@ class SamplingBody(Options):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(
-        default=None, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+        default=None, ge=0.01, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=MOST_BIASES)
     seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
@@ -134,7 +141,7 @@ class SamplingBody(Options):
     metadata: JsonObject | None = None
     service_tier: Label | None = None
     prompt_cache_key: Label | None = None
-    prompt_cache_options: JsonObject | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Label | None = None
     safety_identifier: Label | None = None
 

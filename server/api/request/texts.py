@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import cast
 
+from server.api.request.schema import Prompts
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.interfaces import Tokenizer
 from server.text.pairs import TextTemplate
@@ -23,6 +25,14 @@ NOTHING_AROUND = TextTemplate()
 TOO_LONG_REMEDY = "; shorten the prompt, lower max_tokens, or set truncate_prompt_tokens."
 MOST_ROOM = 2048  # most tokens that are left for an answer without a limit, so that prompts which fit are rarely truncated
 LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
+
+
+def one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
+    """Return the prompts of a request, which may also be a single prompt."""
+    if isinstance(prompt, str):
+        return [prompt]
+    is_one = bool(prompt) and isinstance(prompt[0], int)
+    return cast("Sequence[str | list[int]]", [prompt] if is_one else prompt)
 
 
 def encode_texts(

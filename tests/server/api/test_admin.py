@@ -417,13 +417,29 @@ def test_hub_ids_are_taken_when_allowed(serve):
         ({"source": "a", "device": "gpu"}, "device"),
         ({"source": "a", "device": "cuda:x"}, "device"),
         ({"source": "a", "tool_parser": "x"}, "tool_parser"),
-        ({"source": "a", "aliases": ["a"]}, "aliases"),
         ({}, "source"),
     ],
 )
 def test_fields_of_a_load(serve, folder, body, param):
     response = serve(initial=()).http().post("/admin/models", json=body)
     assert response.status_code in (400, 409) and response.json()["error"]["param"] == param
+
+
+def test_an_alias_may_be_the_model_s_own_name(serve, folder, tmp_path):
+    """Users of vLLM give a model the name that it has here in any case. The name of another model is refused."""
+    state = tmp_path / "state.json"
+    server = serve(initial=[ModelSpec("null", "null", aliases=("null", "friend"))], state_file=state)
+    client = server.http()
+    assert client.get("/admin/aliases").json() == {"friend": "null"}
+    for _ in range(2):  # the second load only adds names
+        loaded = client.post("/admin/models", json={"source": "a", "aliases": ["a", "mate"], "wait": True})
+        assert loaded.status_code == 200, loaded.text
+        assert client.get("/admin/aliases").json() == {"friend": "null", "mate": "a"}
+    refused = client.post("/admin/models", json={"source": "b", "aliases": ["a"]})
+    assert refused.status_code == 409 and refused.json()["error"]["param"] == "aliases"
+    server.stop()
+    again = serve(initial=[ModelSpec("null", "null", aliases=("null",))], state_file=state)
+    assert again.http().get("/admin/aliases").json()["friend"] == "null"
 
 
 def test_settings_that_a_load_does_not_offer_are_ignored(serve, folder):

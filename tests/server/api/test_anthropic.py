@@ -128,6 +128,17 @@ def test_the_stream_has_all_events_in_order(serve, answering, connect, step):
         assert message.stop_reason == "tool_use" and message.usage.output_tokens == whole.usage.output_tokens
 
 
+def test_thoughts_are_counted_apart(serve, answering, connect):
+    """`output_tokens` has all tokens, and `output_tokens_details` those of thoughts, in a stream as in a whole message."""
+    client = connect(serve(script=answering("<think>hm</think>Sure."), initial=HERMES))
+    whole = ask(client)
+    *_, last, _ = ask(client, stream=True)
+    for usage in (whole.usage, last.usage):
+        assert usage.output_tokens == len("<think>hm</think>Sure.")
+        assert len("hm") <= usage.output_tokens_details.thinking_tokens <= len("<think>hm</think>")
+    assert ask(connect(serve(script=answering("Sure."), initial=HERMES))).usage.output_tokens_details.thinking_tokens == 0
+
+
 def test_stop_reasons(serve, answering, connect):
     client = connect(serve(script=answering("one two three")))
     assert ask(client, max_tokens=3).stop_reason == "max_tokens"
@@ -236,6 +247,8 @@ def test_thoughts_are_asked_for(serve, connect, monkeypatch):
     assert seen[-1]["enable_thinking"] is False and server.worker.submits[-1].params.thinking is None
     ask(client, thinking={"type": "adaptive"}, output_config={"effort": "low"})
     assert seen[-1]["enable_thinking"] is True and seen[-1]["reasoning_effort"] == "low"
+    ask(client, thinking={"type": "between_tools"})
+    assert seen[-1]["enable_thinking"] is False
 
 
 @pytest.mark.parametrize("display", [None, "summarized", "omitted"])
@@ -257,10 +270,68 @@ def test_thoughts_may_be_omitted(serve, answering, connect, display):
     assert ask(client, messages=again, thinking=asked).content
 
 
+def test_a_tool_runner_sends_the_whole_conversation(serve, answering, connect):
+    """By default, the client's tool runner lets the server hold the conversation and sends only new messages. The refusal of `thread` makes
+    it send all of them."""
+
+    @anthropic.beta_tool
+    def add(a: int) -> str:
+        """Add."""
+        return f"{a} and more"
+
+    script = answering(CALL)
+    script.answer = lambda submit, _choice: [
+        list(b"Done." if b"and more" in bytes(i for i in submit.prompt_ids if i < 256) else CALL.encode())
+    ]
+    server = serve(script=script, initial=HERMES)
+    runner = connect(server).beta.messages.tool_runner(model="null", max_tokens=200, messages=HI, tools=[add], max_iterations=3)
+    assert runner.until_done().content[0].text == "Done."
+    assert "<|user|>hi\n<|assistant|><tool_call>" in prompt_of(server) and "<|tool|>1 and more" in prompt_of(server)
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        answer = server.http().post("/v1/messages", json={"max_tokens": 5, "messages": HI, "thread": thread})
+        assert answer.status_code == 400 and answer.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
+
+
 def test_an_answer_may_be_held_to_a_schema(server, connect):
     schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}}
     ask(connect(server), output_config={"format": {"type": "json_schema", "schema": schema}})
     assert '"zebra"' in server.worker.submits[-1].params.constraint.source
+
+
+def test_the_earlier_name_of_a_format_is_known(server):
+    """Clients of the beta, in which structured outputs began, send `output_format` instead of `output_config.format`."""
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"zebra": {"type": "integer"}}}}
+    body = {"messages": HI, "max_tokens": 5, "output_format": form}
+    answer = server.http().post("/v1/messages?beta=true", json=body)
+    assert answer.status_code == 200 and "x-ignored-params" not in answer.headers
+    assert '"zebra"' in server.worker.submits[-1].params.constraint.source
+    refused = server.http().post("/v1/messages", json={**body, "output_config": {"format": form}})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "output_format"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "search_result", "source": "https://example.com", "title": "A", "content": [{"type": "text", "text": "b"}]},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"type": "web_search_tool_result_error", "error_code": "x"}},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "a"}, "caller": "x"},
+    ],
+)
+@pytest.mark.parametrize("is_result", [False, True])
+def test_a_block_of_an_unknown_type_is_refused_by_its_type(server, block, is_result):
+    """Fields of such a block may have values that fields of known blocks cannot have."""
+    content = [{"type": "tool_result", "tool_use_id": "t", "content": [block]}] if is_result else [block]
+    answer = server.http().post("/v1/messages", json={"max_tokens": 5, "messages": [{"role": "user", "content": content}]}).json()
+    where = "messages[0].content[0].content[0]" if is_result else "messages[0].content[0]"
+    assert (answer["error"]["code"], answer["error"]["param"]) == ("unsupported_content", f"{where}.type"), answer
+
+
+def test_an_error_about_a_format_names_the_field_that_was_sent(serve):
+    form = {"type": "json_schema", "schema": {"type": "object", "properties": {"a" * 200: {"type": "integer"}}}}
+    server = serve(max_schema_bytes=100)
+    for field, given in (("output_format", {"output_format": form}), ("output_config.format", {"output_config": {"format": form}})):
+        error = server.http().post("/v1/messages", json={"messages": HI, "max_tokens": 5, **given}).json()["error"]
+        assert error["param"] == f"{field}.schema" and error["message"].startswith(f"{field}.schema has "), error
 
 
 def test_sampling_reaches_the_worker(server, connect):
@@ -355,6 +426,13 @@ def test_a_call_that_is_cut_off_is_streamed_as_far_as_it_came(serve, answering, 
     assert '{"a": 1}'.startswith("".join(pieces)) and pieces and events[-2].delta.stop_reason == "max_tokens"
     whole = server.http().post("/v1/messages", json={"messages": HI, "tools": [ADD], "max_tokens": len(CALL) - 17}).json()
     assert whole["stop_reason"] == "max_tokens" and whole["content"][0]["input"] == {}
+
+
+def test_a_call_that_a_stop_sequence_cuts_is_not_to_be_made(serve, answering, connect):
+    call = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+    client = connect(serve(script=answering(call), initial=(ModelSpec("null", "null", tool_parser="qwen3-coder"),)))
+    message = ask(client, tools=[ADD], stop_sequences=["1"])
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "1")
 
 
 def test_unknown_fields_are_reported_wherever_they_are(serve):

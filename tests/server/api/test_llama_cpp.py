@@ -97,7 +97,7 @@ def test_how_an_answer_ends(server, fields, content, stop_type, word):
     [({}, 7, True), ({"n_predict": 7}, 7, True), ({"n_predict": 6}, 6, False), ({"stop": ["l"]}, 3, False)],
 )
 def test_an_answer_that_fills_the_context_is_truncated(serve, fields, num_said, truncated):
-    server = serve(tokenizer=ByteTokenizer(10), script=NullScript(max_context=10))
+    server = serve(tokenizer=ByteTokenizer(), script=NullScript(max_context=10))
     for answer in (complete(server, **fields), stream(server, **fields)[-1]):
         assert (answer["tokens_evaluated"], answer["tokens_predicted"], answer["truncated"]) == (3, num_said, truncated)
 
@@ -111,7 +111,7 @@ def test_a_long_prompt_is_decoded_on_a_thread(serve):
             threads.append(threading.current_thread().name)
             return super().decode(ids, skip_special_tokens)
 
-    server = serve(tokenizer=Watched(1 << 15), script=NullScript(max_context=1 << 15))
+    server = serve(tokenizer=Watched(), script=NullScript(max_context=1 << 15))
     assert stream(server, prompt="x" * 20_000)[-1]["prompt"].endswith("xx")
     assert complete(server, prompt="x" * 20_000)["prompt"].endswith("xx")
     assert len(threads) == 2 and all(name.startswith("asyncio_") for name in threads), threads

@@ -61,6 +61,38 @@ def test_the_stream_is_the_whole_answer(serve, answering, connect, step):
     assert lines[-1].eval_count == whole.eval_count and lines[-1].done_reason == whole.done_reason == "stop"
 
 
+@pytest.mark.parametrize("options", [{"stop": ['"a"']}, {"num_predict": len(CALL) - 20}])
+def test_a_call_that_was_cut_is_left_out(serve, answering, connect, options):
+    """A call of this API has no status, and its arguments are an object: a client would make the call without arguments."""
+    client = connect(serve(script=answering(f"{CALL}{CALL.replace('1', '2')}"), initial=HERMES))
+    for length, left in ((0, []), (len(CALL), [{"a": 1}])):
+        given = {"num_predict": length + options["num_predict"]} if "num_predict" in options else {"stop": ['"a"'] if not left else ["2"]}
+        whole = client.chat(model="null", messages=HI, tools=[ADD], options=given).message
+        lines = [line.message for line in client.chat(model="null", messages=HI, tools=[ADD], options=given, stream=True)]
+        for messages in ([whole], lines):
+            assert [call.function.arguments for message in messages for call in message.tool_calls or ()] == left
+
+
+CHANNEL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "calls"),
+    [
+        (CHANNEL + '{"a": 1}<|call|>', {"stop": ["{"]}, []),
+        (CHANNEL + '{"a": 1}<|call|>', {"num_predict": len(CHANNEL)}, []),
+        (CHANNEL, {}, [{}]),  # the token <|call|> has ended the answer, and its text is not in it
+    ],
+)
+def test_only_a_call_that_the_model_ended_has_no_arguments(serve, answering, connect, answer, options, calls):
+    """An earlier version returned a call in a channel that was cut off before its arguments as a call without any."""
+    client = connect(serve(script=answering(answer), initial=(ModelSpec("null", "null", tool_parser="harmony"),)))
+    whole = client.chat(model="null", messages=HI, tools=[ADD], options=options).message
+    lines = [line.message for line in client.chat(model="null", messages=HI, tools=[ADD], options=options, stream=True)]
+    for messages in ([whole], lines):
+        assert [call.function.arguments for message in messages for call in message.tool_calls or ()] == calls
+
+
 def test_a_stream_is_lines_and_the_default(server):
     response = server.http().post("/api/chat", json={"model": "null", "messages": HI})
     assert response.headers["content-type"] == "application/x-ndjson"
@@ -73,6 +105,19 @@ def test_history_with_calls_reaches_the_template(server, connect):
     messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_name": "add"}]
     connect(server).chat(model="null", messages=messages)
     assert '"arguments": {"a": 1}' in prompt_of(server) and "<|tool|>2" in prompt_of(server)
+
+
+def test_an_answer_with_calls_is_sent_back_as_it_came(serve, answering):
+    """Clients in JavaScript send the message of an answer back with all its fields. A strict server knows them all, and the model sees the
+    call as it wrote it."""
+    server = serve(script=answering(CALL), initial=HERMES, strict=True)
+    body = {"model": "null", "messages": HI, "tools": [ADD], "stream": False}
+    said = server.http().post("/api/chat", json=body).json()["message"]
+    assert said["tool_calls"][0]["function"]["index"] == 0
+    results = [{"role": "tool", "content": "2", "tool_name": "add", "tool_call_id": said["tool_calls"][0]["id"]}]
+    answer = server.http().post("/api/chat", json={**body, "messages": [*HI, said, *results]})
+    assert answer.status_code == 200 and "x-ignored-params" not in answer.headers, answer.text
+    assert '{"name": "add", "arguments": {"a": 1}}' in prompt_of(server) and "index" not in prompt_of(server)
 
 
 def test_options_reach_the_worker(server, connect):

@@ -58,6 +58,7 @@ class ResponseAnswer(BlockAnswer):
         self._status = "queued" if body.background else "in_progress"
         self._fault: ResponseFault | None = None
         self._keep = keep
+        self.on_begin: Callable[[], None] = lambda: None  # called when a response that waits in the background is in progress
         self._num_events = 0
         self._head = b""  # JSON of a delta of the open block, up to its sequence number
         self._tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
@@ -78,6 +79,12 @@ class ResponseAnswer(BlockAnswer):
     def begin(self) -> Sequence[bytes]:
         self._status = "in_progress"
         return self.lifecycle("response.created"), self.lifecycle("response.in_progress")
+
+    def note_begun(self) -> None:
+        """Change the status of a response that has waited in the background, and call `on_begin`."""
+        if self._status == "queued":
+            self._status = "in_progress"
+            self.on_begin()
 
     def note_logprobs(self, step: Step) -> None:
         """Keep the log-probabilities of a step for the next text, if the request asks for them."""

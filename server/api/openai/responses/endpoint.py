@@ -188,8 +188,8 @@ def router(context: Context) -> APIRouter:
 
 
 def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
-    """Start a background response and store it as running. Return the response as JSON, in its state at the start. When it ends, it is
-    stored again through its `keep`, unless it was deleted meanwhile."""
+    """Start a background response and store it as running. Return the response as JSON, in its state at the start, which is `queued`. It is
+    stored in its new state when the model begins to answer, and through its `keep` when it ends, unless it was deleted meanwhile."""
 
     async def run() -> None:
         """Generate the response, and note how it ends."""
@@ -205,7 +205,13 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
             answer.fail(ApiError(INTERNAL, f"the server failed on this request; its log has the cause under {answer.id}"))
 
     written = answer.snapshot()
-    store.put(Stored(answer.id, owner, written, items, in_background=True, task=asyncio.create_task(run())))
+    stored = Stored(answer.id, owner, written, items, in_background=True, task=asyncio.create_task(run()))
+
+    def note_begun() -> None:
+        stored.body = answer.snapshot()
+
+    answer.on_begin = note_begun
+    store.put(stored)
     return written
 
 

@@ -67,7 +67,7 @@ def test_the_decoded_bytes_of_all_prompts_are_limited(reader, monkeypatch: pytes
 
 
 def test_the_context_holds_for_each_prompt(serve, answering) -> None:
-    tokenizer = ByteTokenizer(max_context=16, specials=["[AUDIO]", "[IMAGE]"])
+    tokenizer = ByteTokenizer(specials=["[AUDIO]", "[IMAGE]"])
     server = serve(script=answering("", vision=VISION, max_context=16), tokenizer=tokenizer)
     code, param, text = refusal(server, [prompt(SEEN), prompt(SEEN, SEEN, SEEN, SEEN)])
     assert (code, param) == ("context_length_exceeded", "prompt") and "up to prompt[1].multimodal_data[3] alone have 20 tokens" in text

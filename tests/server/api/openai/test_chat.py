@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 
@@ -401,6 +402,10 @@ def test_a_worker_of_another_fingerprint_gives_no_answer_in_the_name_of_the_form
     answer = server.http(headers=headers).post("/v1/chat/completions", json=body)
     assert "null device" not in answer.text and '"model_not_ready"' in answer.text
     assert "has the fingerprint fp_other since its restart" in answer.text and (stream or answer.status_code == 503)
+    script.answer = plain
+    assert '"model_not_ready"' in server.http().post("/v1/chat/completions", json=body).text, "its tokens are those of the old files"
+    assert len(server.worker.submits) == 1, "the worker, which might refuse the tokens, does not get them"
+    asyncio.run_coroutine_threadsafe(server.worker.before_change(server.worker.ready), server.loop).result(60)
     again = server.http().post("/v1/chat/completions", json=body)
     assert "fp_other" in again.text and "fp_null" not in again.text
 

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from server.api.answer.logprobs import LogprobWriter
 from server.messages import TokenLogprob
+from server.text.pairs import TextTemplate
 from tests.doubles.worker import ByteTokenizer
 
 
@@ -52,6 +54,43 @@ def test_logprobs_and_echo_line_up(server):
     assert set(map(len, logprobs.values())) == {7}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "fields", "echoed", "offsets"),
+    [
+        ([256, 110], {}, "<s>n", [0, 3]),
+        ([[256, 110]], {"add_special_tokens": False}, "<s>n", [0, 3]),
+        ([256, 110], {"skip_special_tokens": True}, "n", [0, 0]),
+        ("n", {}, "n", [0, 0]),
+        (["n"], {"add_special_tokens": False}, "n", [0]),
+        ("<|fim_prefix|>", {}, "<|fim_prefix|>", [0, 0]),
+    ],
+)
+def test_an_echoed_prompt_shows_its_special_tokens_if_the_answer_does(serve, prompt, fields, echoed, offsets, stream):
+    """It does not show those that the server has put before a text: clients cut the prompt that they sent from the text."""
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 2, "skip_special_tokens": False, "stream": stream, **fields}
+    response = serve(tokenizer=ByteTokenizer(specials=["<|fim_prefix|>"])).complete(**body)
+    parts = [event["choices"][0] for event in events(response.text)] if stream else response.json()["choices"]
+    assert "".join(part["text"] for part in parts) == echoed + "He"
+    found = [offset for part in parts if part["logprobs"] for offset in part["logprobs"]["text_offset"]]
+    assert found == [*offsets, len(echoed), len(echoed) + 1]
+
+
+def test_an_echoed_text_lacks_the_special_tokens_behind_it(serve):
+    class Ending(ByteTokenizer):
+        text_template = TextTemplate(before=(256,), after=(257,))
+
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            ids = super().encode(text, add_special_tokens)
+            return [*ids, 257] if add_special_tokens else ids
+
+    choice = (
+        serve(tokenizer=Ending()).complete(prompt="ab", echo=True, logprobs=0, max_tokens=1, skip_special_tokens=False).json()["choices"][0]
+    )
+    assert choice["text"] == "abH" and choice["logprobs"]["tokens"] == ["<s>", "a", "b", "</s>", "H"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 2]
+
+
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 def test_streamed_echo_is_the_whole(server, logprobs):
     body = {"prompt": "né", "echo": True, "logprobs": logprobs, "max_tokens": 4, "n": 2}
@@ -63,6 +102,37 @@ def test_streamed_echo_is_the_whole(server, logprobs):
         if logprobs is not None:
             offsets = [offset for chunk in mine if chunk["logprobs"] for offset in chunk["logprobs"]["text_offset"]]
             assert offsets == whole[index]["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"return_token_ids": True}, {"echo": True}])
+@pytest.mark.parametrize("prompt", ["a", ["ab", "c"]])
+def test_each_streamed_choice_has_the_log_probabilities_of_its_prompt(server, monkeypatch, prompt, fields):
+    """This holds also if the first event of a later choice comes first, as it may if the first choice waits for its constraint."""
+    generate = server.worker.generate
+
+    async def reversed_events(submit):
+        found = [event async for event in generate(submit)]
+        for event in sorted(found, key=lambda event: -event.choice):
+            yield event
+
+    body = {"prompt": prompt, "prompt_logprobs": 1, "n": 3, "max_tokens": 2, **fields}
+    whole = server.complete(**body).json()["choices"]
+    monkeypatch.setattr(server.worker, "generate", reversed_events)
+    found: dict[int, list] = {}
+    for event in events(server.complete(**body, stream=True).text):
+        for choice in event["choices"]:
+            found.setdefault(choice["index"], []).append(choice.get("prompt_logprobs"))
+    assert {index: chunks[0] for index, chunks in found.items()} == {choice["index"]: choice["prompt_logprobs"] for choice in whole}
+    assert all(chunk is None for chunks in found.values() for chunk in chunks[1:])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_probabilities_of_a_prompt_are_encoded_once(server, monkeypatch, stream):
+    """To encode 30,000 rows again for each of 16 choices on the event loop would hold up all other streams."""
+    encode, lengths = LogprobWriter.prompt, []
+    monkeypatch.setattr(LogprobWriter, "prompt", lambda self, read: lengths.append(len(read)) or encode(self, read))
+    assert server.complete(prompt=["ab", "c"], prompt_logprobs=1, n=3, max_tokens=2, stream=stream).status_code == 200
+    assert sorted(lengths) == [2, 3]
 
 
 @pytest.mark.parametrize("echo", [False, True])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import time
@@ -8,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from server.messages import Embed, Embedding
+from server.interfaces import RequestError
+from server.messages import Embed, Embedding, ErrorCode
 from server.models.state import ModelSpec
 
 
@@ -41,20 +43,26 @@ def test_fewer_dimensions_have_length_one_again(embedder):
     assert short[0] / short[1] == pytest.approx(whole[0] / whole[1], rel=1e-4)
 
 
-def test_vectors_of_two_fingerprints_are_in_no_answer(embedder, monkeypatch):
-    """The worker dies between two texts of a request, and the model's files were replaced meanwhile."""
+@pytest.mark.parametrize("refuses", [False, True])
+def test_vectors_of_two_fingerprints_are_in_no_answer(embedder, monkeypatch, refuses):
+    """The worker dies between two texts of a request, and the model's files were replaced meanwhile. The new worker may not know the tokens
+    of the old files."""
     worker = embedder.worker
     embed = worker.embed
 
     async def replaced(asked: Embed) -> Embedding:
         if len(worker.embeds) == 1:
             worker.ready = msgspec.structs.replace(worker.ready, fingerprint="fp_other")
+            if refuses:
+                raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has an unknown token")
         return await embed(asked)
 
     monkeypatch.setattr(worker, "embed", replaced)
     answer = embedder.http().post("/v1/embeddings", json={"input": ["a", "b", "c"]})
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_not_ready"
     assert "has the fingerprint fp_other since its restart" in answer.text
+    asyncio.run_coroutine_threadsafe(worker.before_change(worker.ready), embedder.loop).result(60)
+    monkeypatch.setattr(worker, "embed", embed)
     assert embedder.http().post("/v1/embeddings", json={"input": ["a", "b", "c"]}).status_code == 200
 
 

@@ -19,6 +19,7 @@ from openai.types.responses import Response
 
 from runtime.fits import Tiles
 from server.api.answer.generate import Generation
+from server.defaults import Defaults
 from server.messages import Submit, Vision
 from server.models.state import ModelSpec
 from server.settings import ServerSettings, SettingsError
@@ -39,7 +40,7 @@ class Both:
     def __init__(self, serve: Any, url: str, behaviour: Behaviour, turns: list[str], options: dict[str, Any]) -> None:
         self.behaviour, self.url, self.turns = behaviour, url, turns
         script = NullScript(answer=self._answer, vision=options.pop("vision", None))
-        self.server = serve(script=script, initial=HERMES, **{"mcp_servers": (f"math={url}",), **options})
+        self.server = serve(script=script, **{"initial": HERMES, "mcp_servers": (f"math={url}",), **options})
         self.http: httpx.Client = self.server.http()
 
     def _answer(self, submit: Submit, _choice: int) -> list[list[int]]:
@@ -299,6 +300,61 @@ def test_calls_of_a_turn_that_is_cut_short_are_not_made(both: Start) -> None:
     assert [item["status"] for item in one.ask(**asked)["output"][1:]] == ["incomplete", "incomplete"]
     done = [event["item"] for event in one.stream(**asked) if event["type"] == "response.output_item.done"]
     assert [(item["type"], item.get("status")) for item in done[1:]] == [("mcp_call", "incomplete")] * 2
+
+
+@pytest.mark.parametrize(("stop", "arguments"), [('{"a"', ""), (', "b"', '{"a": 2')])
+def test_a_call_that_a_stop_string_cuts_is_not_made(both: Start, stop: str, arguments: str) -> None:
+    """An earlier version made a call without arguments if the stop string came before them."""
+    spec = ModelSpec("null", "null", tool_parser="hermes", defaults=Defaults(stop=(stop,)))
+    one = both(call("echo") + call("add", a=2, b=3), "Five.", initial=(spec,))
+    events = one.stream()
+    for made in (one.ask(), events[-1]["response"]):
+        found = [(item["name"], item["arguments"], item["status"], item["output"]) for item in made["output"][1:]]
+        assert found == [("echo", "{}", "incomplete", None), ("add", arguments, "incomplete", None)]
+        assert made["status"] == "completed"
+    assert len(one.prompts) == 2, "no turn follows"
+
+
+@pytest.mark.parametrize("approval", ["never", "always"])
+@pytest.mark.parametrize(
+    ("form", "turn"),
+    [
+        ("hermes", "Let me add:\n```\n" + call("add", a=2, b=3)),
+        ("harmony", '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2, "b": 3}<|call|>'),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts_before_its_arguments_is_no_call_without_arguments(
+    both: Start, form: str, turn: str, approval: str
+) -> None:
+    """Earlier versions made such a call if a fence came before it, or if the model writes channels."""
+    spec = ModelSpec("null", "null", tool_parser=form, defaults=Defaults(stop=('{"a"',)))
+    one = both(turn, "Five.", initial=(spec,))
+    made = one.ask(offer={"require_approval": approval})
+    last = made["output"][-1]
+    assert (last["type"], last["name"], last["arguments"], last["status"]) == ("mcp_call", "add", "", "incomplete")
+    assert len(one.prompts) == 1, "no turn follows"
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_output_tokens": len(call("add", a=2, b=3)) - 20}])
+def test_the_user_is_not_asked_to_approve_a_call_that_was_cut(both: Start, limit: dict[str, Any]) -> None:
+    spec = ModelSpec("null", "null", tool_parser="hermes", defaults=Defaults() if limit else Defaults(stop=(', "b"',)))
+    one = both(call("add", a=2, b=3), "Five.", initial=(spec,))
+    asked: dict[str, Any] = {"offer": {"require_approval": "always"}, **limit}
+    events = one.stream(**asked)
+    for made in (one.ask(**asked), events[-1]["response"]):
+        assert [(item["type"], item.get("status")) for item in made["output"][1:]] == [("mcp_call", "incomplete")]
+    added, done = ([event["item"] for event in events if event["type"] == f"response.output_item.{kind}"][-1] for kind in ("added", "done"))
+    assert (added["id"], added["status"], added["arguments"]) == (done["id"], "in_progress", "") and done == events[-1]["response"][
+        "output"
+    ][-1]
+
+
+def test_the_events_are_numbered_without_a_gap_if_the_worker_fails_within_a_call_to_approve(both: Start) -> None:
+    one = both(call("add", a=2, b=3))
+    one.server.worker.script.fail_after = 40
+    *_, last = one.stream(offer={"require_approval": "always"})
+    assert last["type"] == "response.failed"
+    assert [(item["type"], item.get("status")) for item in last["response"]["output"][1:]] == [("mcp_call", "incomplete")]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from server.api.openai.responses.answer import ResponseAnswer
 from server.api.openai.responses.body import ResponseBody
 from server.api.request.fields import UNSUPPORTED
+from server.defaults import Defaults
 from server.messages import ConstraintKind
 from server.models.state import ModelSpec
 
@@ -70,6 +71,46 @@ EVENTS = [
     "response.output_item.done",
     "response.completed",
 ]
+
+
+# Answers with a call, by the format that reads them, and a stop string within the call's arguments.
+CUT = [
+    ("hermes", CALL, ': {"a'),
+    ("hermes", CALL, "1"),
+    ("qwen3-coder", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", "<parameter"),
+    ("pythonic", "[add(a=1)]", "1"),
+]
+
+
+@pytest.mark.parametrize(("form", "answer", "stop"), CUT)
+def test_a_call_that_a_stop_string_cuts_is_incomplete(serve, answering, form, answer, stop):
+    spec = ModelSpec("null", "null", tool_parser=form, defaults=Defaults(stop=(stop,)))
+    client = serve(script=answering(answer), initial=(spec,)).openai()
+    whole = checked(client.responses.create(model="null", input="hi", tools=[ADD]))
+    *_, last = client.responses.create(model="null", input="hi", tools=[ADD], stream=True)
+    for made in (whole, last.response):
+        assert [(item.type, item.status) for item in made.output] == [("function_call", "incomplete")]
+
+
+@pytest.mark.parametrize("held", ["```", "[", '{"name": "add",'])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_text_that_was_held_back_does_not_complete_a_cut_call(serve, answering, held, is_stopped):
+    """The text might begin a call in plain JSON. An earlier version returned it after the call that followed it, as if that call were
+    complete."""
+    answer = f"I add:\n{held}\n{CALL}"
+    spec = ModelSpec("null", "null", tool_parser="hermes", defaults=Defaults(stop=('{"a"',) if is_stopped else ()))
+    asked = {"model": "null", "input": "hi", "tools": [ADD], "max_output_tokens": 999 if is_stopped else answer.index('{"a"')}
+    client = serve(script=answering(answer), initial=(spec,)).openai()
+    *_, last = client.responses.create(**asked, stream=True)
+    for made in (checked(client.responses.create(**asked)), last.response):
+        assert [(item.type, item.status) for item in made.output] == [("message", "completed"), ("function_call", "incomplete")]
+        assert made.output_text == f"I add:\n{held}" and made.output[1].arguments == ""
+
+
+def test_a_call_that_is_whole_when_a_stop_string_comes_is_complete(serve, answering):
+    spec = ModelSpec("null", "null", tool_parser="hermes", defaults=Defaults(stop=("</tool_call>",)))
+    made = checked(serve(script=answering(CALL), initial=(spec,)).openai().responses.create(model="null", input="hi", tools=[ADD]))
+    assert [(item.status, item.arguments) for item in made.output] == [("completed", '{"a": 1}')]
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])
@@ -272,6 +313,15 @@ def test_a_response_in_the_background_is_asked_for_later(server):
     assert client.responses.create(model="null", input="more", previous_response_id=made.id).status == "completed"
 
 
+def test_a_response_in_the_background_says_that_it_has_begun(serve, answering):
+    client = serve(script=answering("a" * 1000, interval_s=0.05)).openai()
+    made = client.responses.create(model="null", input="hi", background=True)
+    assert made.status == "queued"
+    begun = checked(until(client, made.id, {"in_progress"}))
+    assert begun.output == [] and begun.usage is None
+    client.responses.delete(made.id)
+
+
 def test_a_response_in_the_background_is_cancelled(serve, answering):
     server = serve(script=answering("a" * 1000, interval_s=0.05))
     client = server.openai()
@@ -364,6 +414,7 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
         ({"input": "hi", "include": ["nonsense"]}, "include[0]"),
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "hi", "prompt": {"id": "x"}}, "prompt"),
+        ({"input": "hi", "prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"input": "hi", "text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         (
@@ -384,6 +435,7 @@ def test_what_is_not_understood_is_refused_by_name(server, body, param):
     [
         {"text": {"verbosity": "high"}},
         {"service_tier": "fast"},
+        {"prompt_cache_options": {"mode": "explicit", "ttl": "30m", "prewarm": False, "comparison_response_id": None}},
         {"stream_options": {"include_obfuscation": True}, "stream": True},
         {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
     ],

@@ -56,6 +56,20 @@ def test_thoughts_and_parallel_calls(serve, answering, step):
     assert len({call["id"] for call in calls}) == 2
 
 
+TAGGED = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(("form", "call"), [("hermes", CALL), ("qwen3-coder", TAGGED)])
+def test_an_answer_that_a_stop_string_cuts_within_a_call_has_stopped(serve, answering, form, call):
+    """`tool_calls` would tell the client to make the call."""
+    server = serve(script=answering(f"{call}\n{call.replace('1', '2')}"), initial=(ModelSpec("null", "null", tool_parser=form),))
+    client = server.openai()
+    choice = client.chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stop="2").choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments) == ("stop", '{"a": 1}')
+    *_, calls, finish = streamed(client.chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stop="2", stream=True))
+    assert finish == ["stop"] and calls[0]["arguments"] == '{"a": 1}' and len(calls) == 2
+
+
 def test_arguments_are_streamed_as_they_come(serve, answering):
     server = serve(script=answering(CALL), initial=HERMES)
     stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, tools=TOOLS, stream=True)

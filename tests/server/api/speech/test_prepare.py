@@ -68,6 +68,8 @@ def test_a_recording_that_has_begun_is_heard_to_its_end_by_a_busy_model() -> Non
     series: Any = MagicMock()
 
     class Worker:
+        ready = None
+
         async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
             yield TokenEvent(submit.request_id, 0, (1,), finish_reason=FinishReason.STOP)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from server.text.templates.limits import LIMITS, Limits
 from tests.doubles.worker import ByteTokenizer, NullTemplate
 
 SHOWN = ("enable_thinking", "reasoning_effort")
@@ -19,10 +18,9 @@ class ThinkingTemplate(NullTemplate):
         continue_final_message: bool = False,
         *,
         variables: Mapping[str, object] | None = None,
-        limits: Limits = LIMITS,
     ) -> str:
         told = {name: value for name, value in (variables or {}).items() if name in SHOWN}
-        text = super().render(messages, tools, add_generation_prompt, continue_final_message, variables=variables, limits=limits)
+        text = super().render(messages, tools, add_generation_prompt, continue_final_message, variables=variables)
         return f"{told}{text}" if told else text
 
 

@@ -50,7 +50,7 @@ ROWS: dict[str, Row] = {
     "stream": honoured(True, False),
     "system": honoured("Be brief.", [{"type": "text", "text": "Be brief.", "cache_control": CACHED}]),
     "temperature": honoured(0.5, 0.0),
-    "thinking": honoured({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}),
+    "thinking": honoured({"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}, {"type": "between_tools"}),
     "tool_choice": honoured({"type": "any"}, {"type": "tool", "name": "add"}, {"type": "none"}, {"type": "auto"}, beside=TOOLS),
     "tools": honoured(
         [TOOL],

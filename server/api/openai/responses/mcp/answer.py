@@ -83,6 +83,7 @@ class McpAnswer(ResponseAnswer):
     async def whole(self) -> list[bytes]:
         """Answer, and return the response as pieces of JSON. After an error, return a failed response if a call was made before, so that
         the client learns which calls were made. Otherwise raise the ApiError."""
+        self.note_begun()
         try:
             async with aclosing(self._events()) as events:
                 async for _ in events:
@@ -169,7 +170,7 @@ class McpAnswer(ResponseAnswer):
             to_make = [block for block in written if isinstance(self._own.get(block.index), McpCall)]
             if not to_make:
                 return
-            if self.finish == "length":
+            if self.finish == "length" or written[-1].cut_off:
                 for block in to_make:
                     if not block.cut_off:
                         yield self._not_made(block)
@@ -226,7 +227,7 @@ class McpAnswer(ResponseAnswer):
         yield self._done(block)
 
     def _not_made(self, block: Block) -> bytes:
-        """End a call that is complete in a turn that ran out of tokens, without making the call. Return its last event."""
+        """End a call that is complete in a turn that was cut off, without making the call. Return its last event."""
         call = self._own[block.index]
         assert isinstance(call, McpCall)
         call.status = "incomplete"
@@ -234,6 +235,8 @@ class McpAnswer(ResponseAnswer):
 
     def end_early(self, status: str) -> None:
         """End the response early, as ResponseAnswer does. Calls that have not ended become incomplete."""
+        if self._growing is not None:
+            self._withdraw(self.blocks[-1])
         for own in self._own.values():
             if isinstance(own, McpCall) and own.status in ("in_progress", "calling"):
                 own.status = "incomplete"
@@ -263,18 +266,31 @@ class McpAnswer(ResponseAnswer):
 
     def closed(self, block: Block) -> Sequence[bytes]:
         """Return the events for a block that has just been closed. The item of a call that this server makes ends later, unless the call
-        was cut off: then it is incomplete, and ends here. A request for approval has all its events here."""
+        was cut off: then it is incomplete, and ends here. A request for approval has all its events here; the user is not asked to approve
+        a call that was cut off, which is an incomplete call instead."""
+        is_withdrawn = block.cut_off and self._withdraw(block)
+        opened = (self._added(block), self._told("response.mcp_call.in_progress", block)) if is_withdrawn else ()
         match self._own.get(block.index):
             case McpCall() as call:
                 told = self._told("response.mcp_call_arguments.done", block, arguments=block.text)
                 if not block.cut_off:
                     return (told,)
                 call.status = "incomplete"
-                return told, self._done(block)
+                return *opened, told, self._done(block)
             case ApprovalRequest():
                 return self._added(block), self._done(block)
             case _:
                 return super().closed(block)
+
+    def _withdraw(self, block: Block) -> bool:
+        """Turn a request for approval that was cut off into a call, and return True. Return False for other blocks, which stay as they
+        are."""
+        own = self._own.get(block.index)
+        if not isinstance(own, ApprovalRequest):
+            return False
+        block.id = new_id("mcp")
+        self._own[block.index] = McpCall(own.function.label, own.function.tool.name, own.function)
+        return True
 
     def item_of(self, block: Block, *, is_open: bool = False) -> OutputItem:
         own = self._own.get(block.index)
