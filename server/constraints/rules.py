@@ -79,11 +79,15 @@ class Rules(Matcher):
         """True if the rules restrict which tokens may come, not only where the text may end."""
         return self._bans.restrict_text
 
-    def mask(self) -> Mask | None:
+    def mask(self, grammar: Mask | None = None) -> Mask | None:
         """Return the mask of the next token, or None if every token may come. It excludes banned tokens, tokens that are not among the
         allowed ones, and tokens that would complete a banned sequence or open another think block. Before `min_tokens` tokens, it also
-        excludes those that end the text. If a think block has to close now, it excludes every token but the one that closes the block."""
+        excludes those that end the text. If a think block has to close now, it excludes every token but the one that closes the block,
+        unless `grammar`, the mask of a grammar that the text follows, too, excludes that one. A grammar lets no block end within a
+        character or before its label, so the block then ends as soon as the grammar allows it."""
         banned, closing = self._bans.endings.after(self._token_ids) + self._reopening(), self._closing()
+        if closing is not None and grammar is not None and not _has(grammar, closing):
+            closing = None
         if len(self._token_ids) < self._bans.params.min_tokens:
             banned += self._bans.ender_ids
         if not banned and closing is None:
@@ -175,7 +179,7 @@ class RuledMatcher(Matcher):
         mask = self._grammar.mask()
         if mask is LATE:
             return LATE
-        own = self._rules.mask()
+        own = self._rules.mask(mask)
         return mask if own is None else own if mask is None else mask & own
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -222,6 +226,11 @@ def only(token_id: int, num_words: int) -> Mask:
     mask = np.zeros(num_words, np.int32)
     _set(mask, [token_id])
     return mask
+
+
+def _has(mask: Mask, token_id: int) -> bool:
+    """Return whether a mask allows a token."""
+    return bool(mask[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def _set(mask: Mask, ids: Sequence[int]) -> None:

@@ -18,7 +18,6 @@ from server.text.templates.outside import OutsideTemplate
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 from server.text.tokenizer_json import Read, read_tokenizer
 
-MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
 # The least and the largest value of each recommended parameter. A repetition penalty divides logits, so it cannot be 0.
 RANGES = {"temperature": (0, 100), "top_p": (0, 1), "min_p": (0, 1), "typical_p": (1e-6, 1), "repetition_penalty": (0.01, 100)}
 UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
@@ -65,7 +64,6 @@ class Tokenizer:
             [id for id, token in added.items() if token.special] + [id for id in special if id is not None]
         )
         self.eos_ids: tuple[int, ...] = found.eos_ids(self._tokenizer.token_to_id)  # tokens that end an answer
-        self.max_context: int | None = _max_context(found)  # None: the files declare none
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
         self.defaults: Defaults = found.defaults()
         self.text_template: TextTemplate = self._text_template()
@@ -88,6 +86,14 @@ class Tokenizer:
         other = copy.copy(self)
         other.chat_template = OutsideTemplate(source, self._special_tokens)
         other.chat_template.check()
+        return other
+
+    def with_defaults(self, own: Defaults) -> Self:
+        """Return a copy of this tokenizer with defaults of which `own` win over those of the files. Raise ModelFilesError if `own` has a
+        broken chat template."""
+        with _broken_template():
+            other = copy.copy(self) if own.template is None else self.with_template(own.template)
+        other.defaults = own.over(self.defaults)
         return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -161,17 +167,6 @@ def _load_tokenizer(files: TokenizerFiles) -> Read:
         if type(error).__name__ != "PanicException":
             raise
         raise ModelFilesError(f"tokenizer.json is not understood: {error}; {AGAIN}") from error
-
-
-def _max_context(files: TokenizerFiles) -> int | None:
-    """Return the declared context in tokens, before any scaling of positions, or None if none is declared or it stands for no limit. The
-    loaded model may use another context."""
-    declared = [
-        files.object("sentence_bert_config.json").get("max_seq_length"),
-        files.model_config().get("max_position_embeddings"),
-        files.object("tokenizer_config.json").get("model_max_length"),
-    ]
-    return next((int(value) for value in declared if isinstance(value, int | float) and 0 < value < MAX_SANE_CONTEXT), None)
 
 
 def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:

@@ -27,7 +27,6 @@ FILES = (
     "special_tokens_map.json",
     "generation_config.json",
     "config.json",
-    "sentence_bert_config.json",
     "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",

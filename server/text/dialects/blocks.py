@@ -108,8 +108,15 @@ class BlockParser:
 
 
 def _read_by(reader: CallParser, parts: list[Part]) -> list[Part]:
-    """Return `parts`, in which a reader has replaced content by calls and other content."""
+    """Return `parts`, in which a reader has replaced content by calls and other content. Text that it holds back comes before a call that
+    another reader has found."""
     found: list[Part] = []
     for part in parts:
-        found += reader.push(part.text) if isinstance(part, Content) else (part,)
+        match part:
+            case Content(text):
+                found += reader.push(text)
+            case CallStart() if isinstance(reader, PlainCallParser):
+                found += (*reader.give_way(), part)
+            case _:
+                found.append(part)
     return found

@@ -14,21 +14,36 @@ from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart
-from server.text.templates.errors import TemplateUnavailable
-from server.text.templates.limits import Limits
+from server.text.templates.errors import TemplateLimitError, TemplateUnavailable
 
-PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
 PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}
 PROBED = {"probe_first": {"place": "Oslo", "count": 3}, "probe_second": {"place": "Rome", "count": 5}}
 TOOLS = [ToolSchema(name, {"type": "object", "properties": PROPERTIES}) for name in PROBED]
 IDS = ("call{number:05}", "functions.{name}:{number}")  # as Mistral and Kimi write them
 DEFAULT = "json"  # name of the format if no other is found
+ASKED: dict[str, object] = {"role": "user", "content": "probe"}
 
 
-def detected(tokenizer: Tokenizer) -> tuple[Format, bool]:
-    """Return the format in which the model's chat template writes calls, and True. If it writes none that a format reads, return a format
-    whose markers are tokens of the model, or else the format DEFAULT, and False. Without a chat template, return DEFAULT and False."""
-    written = None if tokenizer.chat_template is None else _written_by(tokenizer.chat_template)
+def usable(template: ChatTemplate | None) -> ChatTemplate | None:
+    """Return the template, or None if it exceeds a limit even for one message. Other requests would exceed it, too, and each further
+    probe would take as long as the limit allows. Raise TemplateUnavailable as `probed` does."""
+    try:
+        if template is not None:
+            template.render([ASKED])
+    except TemplateUnavailable:
+        raise
+    except TemplateLimitError:
+        return None
+    except Exception:  # a template may raise any exception, and take another message
+        return template
+    return template
+
+
+def detected(tokenizer: Tokenizer, template: ChatTemplate | None) -> tuple[Format, bool]:
+    """Return the format in which `template` writes calls, and True. If it writes none that a format reads, or if it is None, return a
+    format whose markers are tokens of the model, or else the format DEFAULT, and False. If the model has no chat template, return DEFAULT
+    and False."""
+    written = None if template is None else _written_by(template)
     if written is not None:
         return written, True
     found = None if tokenizer.chat_template is None else _in_vocabulary(tokenizer)
@@ -44,10 +59,11 @@ def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
 
 
 def probed(template: ChatTemplate | None, messages: Sequence[dict[str, object]], **options: Any) -> str | None:
-    """Return the prompt that the template makes of a probe, or None if there is no template, or if the template fails. Raise
-    TemplateUnavailable if no process could render it: what a model is taken for must not depend on the load of the machine."""
+    """Return the prompt that the template makes of a probe, or None if there is no template, or if the template fails, with the limits of
+    requests: a probe fails on a slow machine only if requests do. Raise TemplateUnavailable if no process could render it: what a model is
+    taken for must not depend on the load of the machine."""
     try:
-        return None if template is None else template.render(messages, limits=PROBE, **options)
+        return None if template is None else template.render(messages, **options)
     except TemplateUnavailable:
         raise
     except Exception:  # a template may raise any exception
@@ -59,7 +75,7 @@ def shows_tools(template: ChatTemplate | None) -> bool:
     fails. Raise TemplateUnavailable as `probed` does."""
     name = TOOLS[0].name
     tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
-    return name in (probed(template, [{"role": "user", "content": "probe"}], tools=[tool]) or "")
+    return name in (probed(template, [ASKED], tools=[tool]) or "")
 
 
 def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
@@ -72,8 +88,7 @@ def shows_system(template: ChatTemplate | None, user: object = "probe") -> bool:
 def reads_effort(template: ChatTemplate | None) -> bool:
     """Return whether the template's prompt depends on `reasoning_effort`. If it does, the model was trained to think as much as the prompt
     says. Return False if there is no template, or if the template fails. Raise TemplateUnavailable as `probed` does."""
-    messages: list[dict[str, object]] = [{"role": "user", "content": "probe"}]
-    found = {probed(template, messages, variables={"reasoning_effort": each}) for each in ("low", "high")}
+    found = {probed(template, [ASKED], variables={"reasoning_effort": each}) for each in ("low", "high")}
     return None not in found and len(found) > 1
 
 
@@ -94,16 +109,15 @@ def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str
     lacks. The list is empty if the template refuses the message: then it writes no calls. Raise TemplateUnavailable as `probed` does."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
-    asked: dict[str, object] = {"role": "user", "content": "probe"}
     calls = [
         {"id": ids.format(number=number, name=name), "type": "function", "function": {"name": name, "arguments": PROBED[name]}}
         for number, name in enumerate(names)
     ]
     called: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
-    whole = probed(template, [asked, called], tools=tools, add_generation_prompt=False)
+    whole = probed(template, [ASKED, called], tools=tools, add_generation_prompt=False)
     if whole is None:
         return []
-    prompts = [probed(template, [asked], tools=tools, add_generation_prompt=adds) for adds in (True, False)]
+    prompts = [probed(template, [ASKED], tools=tools, add_generation_prompt=adds) for adds in (True, False)]
     return [whole[_num_shared(whole, prompt) :] for prompt in prompts if prompt is not None]
 
 

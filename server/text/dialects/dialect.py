@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from server.interfaces import Tokenizer
 from server.messages import Constraint, Trigger
 from server.text.dialects.calls.plain_calls import PlainCalls
-from server.text.dialects.detect import detected, reads_effort, shows_system, shows_tools
+from server.text.dialects.detect import detected, reads_effort, shows_system, shows_tools, usable
 from server.text.dialects.format import AnswerRules, Bounds, Format
 from server.text.dialects.registry import FORMATS
 from server.text.dialects.round_trip import fault_of
@@ -124,7 +124,8 @@ class Dialect:
         no format, and TemplateUnavailable if no process could render the template."""
         if tool_parser is not None and tool_parser not in FORMATS:
             raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
-        written, writes_calls = detected(tokenizer)
+        template = usable(tokenizer.chat_template)
+        written, writes_calls = detected(tokenizer, template)
         form = written if tool_parser is None else FORMATS[tool_parser]
 
         def ids_of(marker: str) -> list[int]:
@@ -132,7 +133,7 @@ class Dialect:
 
         in_vocabulary = [one for one in form.thoughts if one.in_vocabulary(ids_of)]
         thoughts = next(iter([*in_vocabulary, *form.thoughts]), None)
-        reads_tools = shows_tools(tokenizer.chat_template)
+        reads_tools = shows_tools(template)
         markers = [*form.markers, *((thoughts.opening, thoughts.closing) if thoughts else ())]
         return cls(
             form,
@@ -142,11 +143,11 @@ class Dialect:
             Infill.of(tokenizer),
             PlainCalls(tokenizer),
             form.thought_bounds(thoughts, ids_of),
-            reads_effort(tokenizer.chat_template),
+            reads_effort(template),
             reads_tools,
             writes_calls,
-            reads_tools or shows_system(tokenizer.chat_template),
-            shows_system(tokenizer.chat_template, [{"type": "audio"}]),
+            reads_tools or shows_system(template),
+            shows_system(template, [{"type": "audio"}]),
             fault_of(tokenizer) if writes_calls else "",
         )
 

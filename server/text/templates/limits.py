@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one rendering."""
+    """The limits of one rendering, with all its tries."""
 
     time_s: float  # CPU time
     memory_bytes: int  # bytes of all texts and lists that a rendering makes, also of those that it no longer holds

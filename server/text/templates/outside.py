@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from server.text.templates.limits import LIMITS, Limits
-
 if TYPE_CHECKING:
     from server.text.templates.renderer import Renderer
     from server.text.templates.template import ChatTemplate
@@ -61,9 +59,9 @@ class OutsideTemplate:
         continue_final_message: bool = False,
         *,
         variables: Mapping[str, Any] | None = None,
-        limits: Limits = LIMITS,
     ) -> str:
         """Return the prompt. The arguments are those of `ChatTemplate.render`. Raise TemplateError if rendering fails. This blocks, so only
         commands and threads without an event loop may call it."""
-        options = {"variables": variables or {}, "limits": limits}
-        return self._renderer.render_blocking((messages, tools, add_generation_prompt, continue_final_message), options)
+        return self._renderer.render_blocking(
+            (messages, tools, add_generation_prompt, continue_final_message), {"variables": variables or {}}
+        )

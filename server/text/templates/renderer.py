@@ -68,8 +68,10 @@ class Renderer:
         match error.failure:
             case Failure.TOO_LARGE:
                 return TemplateLimitError(f"rendering took more than {most}, or nests too deeply ({error.detail})")
-            case Failure.KILLED:
+            case Failure.STOPPED:
                 return TemplateLimitError(f"rendering was ended: it took more than {Rendering.call_s} s of CPU time or {most}")
+            case Failure.KILLED:
+                return TemplateUnavailable("the process that rendered the template was killed, maybe for lack of memory; try again later")
             case Failure.LATE:
                 late = f"was not rendered within {self._calls.patience_s:g} s because the server is busy"
                 return TemplateUnavailable(f"the template {late}; try again later")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import jinja2
 from server.text.templates.errors import TemplateError, TemplateLimitError, TemplateRejection
 from server.text.templates.limits import LIMITS, RESERVED, Limits
 from server.text.templates.meter import Meter, TemplateLimit, TemplateRaise
+from server.text.templates.roles import forms
 from server.text.templates.sandbox import MeteredEnvironment
 
 MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
@@ -95,9 +97,29 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
+        """Render the messages or, if the template refuses them, the first of their `forms` that it accepts. All tries together keep to
+        `limits`. `variables` have no reserved names. Raise TemplateError if the template fails, or writes half of a surrogate pair; if it
+        refuses the messages and accepts no form, the error is the refusal of the messages as they came."""
+        meter = Meter(limits)
+        try:
+            return self._tried(messages, tools, add_generation_prompt, variables, meter)
+        except TemplateRejection:
+            for form in forms(messages):
+                with suppress(TemplateError):  # the client does not know this form
+                    return self._tried(form, tools, add_generation_prompt, variables, meter)
+            raise
+
+    def _tried(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        meter: Meter,
+    ) -> str:
         """Render with the template for these tools, after changing the messages as it expects. If that raises a TypeError, try again with
-        the arguments of calls as JSON text. `variables` have no reserved names. Raise TemplateError if the template refuses the messages,
-        fails, or writes half of a surrogate pair."""
+        the arguments of calls as JSON text. Raise TemplateError if the template refuses the messages, fails, or writes half of a surrogate
+        pair."""
         compiled = self._with_tools if tools else self._plain
         if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
@@ -111,14 +133,14 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = compiled.environment.rendered(compiled.template, names, Meter(limits))
+            text = compiled.environment.rendered(compiled.template, names, meter)
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
-            # Later renderings do not begin with such a second try: these arguments may be the reason for the failure, and a prompt must not
+            # Later renderings do not begin with such a second try: these messages may be the reason for the failure, and a prompt must not
             # depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
                 raise _translate(error) from error
-            return self._render(written, tools, add_generation_prompt, variables, limits)
+            return self._tried(written, tools, add_generation_prompt, variables, meter)
         if (found := _lone_surrogate(text)) is not None:
             raise TemplateError(f"the chat template writes {found[0]}, half of a surrogate pair, which is no character")
         return text

@@ -158,6 +158,37 @@ def test_a_token_under_rules_must_be_allowed_by_both() -> None:
     assert matcher.mask() is LATE
 
 
+class Allowing(Matcher):
+    """A fake grammar. It allows the tokens in `allowed`, which a test may change."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = allowed
+
+    def mask(self):
+        return Rules(bans_of(allowed_token_ids=self.allowed)).mask()
+
+    def advance(self, token_ids) -> None:
+        pass
+
+
+@pytest.mark.parametrize("others", [(50, 60), (CLOSE + 32,)])
+def test_thoughts_are_closed_as_soon_as_the_grammar_allows_it(others) -> None:
+    """A grammar lets no block end within a character, and the token that spends the budget may end within one."""
+    bans = bans_of(thinking=Thinking(2, (OPEN,), CLOSE, is_open=True), banned_token_ids=(60,))
+    grammar = Allowing(*others)
+    matcher = RuledMatcher(Rules(bans, (50, 50)), grammar)
+    assert set(allowed_by(matcher.mask())) == {*others} - {60}
+    matcher.advance(others[:1])
+    grammar.allowed = (*others, CLOSE)
+    assert set(allowed_by(matcher.mask())) == {CLOSE}
+
+
+def test_thoughts_that_may_not_be_closed_leave_no_token() -> None:
+    """A request that bans the token which closes thoughts contradicts its own budget."""
+    bans = bans_of(thinking=Thinking(2, (OPEN,), CLOSE, is_open=True), banned_token_ids=(CLOSE,))
+    assert set(allowed_by(RuledMatcher(Rules(bans, (50, 50)), Allowing(50, CLOSE)).mask())) == set()
+
+
 def test_forced_tokens_are_drawn_where_rules_restrict_the_text() -> None:
     assert RuledMatcher(Rules(bans_of(banned_token_ids=(8,))), Drafting()).forced() == []
     assert RuledMatcher(Rules(bans_of(ender_ids=(0,), min_tokens=9)), Drafting()).forced() == [2, 8]

@@ -123,15 +123,13 @@ def test_the_files_around_it() -> None:
         byte_level(),
         tokenizer_config={
             "eos_token": {"content": "</s>"},
-            "model_max_length": 1e30,
             "chat_template": "{{ bos_token }}{{ messages[0].content }}",
         },
         special_tokens_map={"bos_token": "<s>", "eos_token": "<end>"},
         generation_config={"eos_token_id": [2, 1], "temperature": 0.6, "top_k": 20, "do_sample": True},
-        config={"text_config": {"max_position_embeddings": 512, "eos_token_id": 7}},
+        config={"text_config": {"eos_token_id": 7}},
     )
     assert tokenizer.eos_ids == (1, 2, 7)
-    assert tokenizer.max_context == 512
     assert tokenizer.vocab_size == 302
     assert tokenizer.generation_defaults == GenerationDefaults(do_sample=True, temperature=0.6, top_k=20)
     assert tokenizer.chat_template is not None
@@ -151,7 +149,7 @@ def test_the_template_is_compiled_while_the_vocabulary_is_read(monkeypatch: pyte
 
 def test_only_tokenizer_json_is_indispensable() -> None:
     tokenizer = load(byte_level())
-    assert (tokenizer.eos_ids, tokenizer.max_context, tokenizer.chat_template) == ((), None, None)
+    assert (tokenizer.eos_ids, tokenizer.chat_template) == ((), None)
     assert tokenizer.generation_defaults == GenerationDefaults()
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json is missing.*save_pretrained"):
         Tokenizer({})

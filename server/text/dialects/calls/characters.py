@@ -63,6 +63,22 @@ def object_of(text: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", read) if isinstance(read, dict) else None
 
 
+def ends_early(arguments: str) -> bool:
+    """Return whether the arguments of a call end before they are complete: there is no text, or the text begins an object and does not end
+    it. Text that is no object may be complete, although it is wrong."""
+    if object_of(arguments) is not None:
+        return not arguments
+    strings, depth = StringEscaper(), 0
+    for char in arguments.lstrip():
+        was_inside = strings.inside
+        strings.escaped_char(char)
+        if not (was_inside or strings.inside):
+            depth += (char in "{[") - (char in "}]")
+            if not depth:
+                return False
+    return True
+
+
 def _finite(digits: str) -> float:
     """Return the number that `digits` stand for. Raise ValueError if it is too large for a float."""
     if not isfinite(number := float(digits)):

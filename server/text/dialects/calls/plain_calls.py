@@ -66,6 +66,13 @@ class PlainCallParser:
         self._stream.ended = True
         return self._advanced()
 
+    def give_way(self) -> list[Part]:
+        """Return the parts that were held back, because a call comes next that another parser has found. Text after that call begins a
+        line."""
+        parts = self.finish()
+        self._stream, self._steps = Stream(), self._read()
+        return parts
+
     def _advanced(self) -> list[Part]:
         """Read the text that has arrived. Return the parts that were found."""
         next(self._steps, None)

@@ -7,6 +7,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from server.constraints.process import sources
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
 from server.messages import Constraint, ConstraintKind
@@ -91,3 +92,14 @@ def test_thoughts_that_begin_with_a_text_are_not_taken_for_the_answer(vocabulary
 def test_what_cannot_be_read_is_named(kind, source, complaint, head) -> None:
     with pytest.raises(ValueError, match=complaint):
         grammar_of(Source(kind, source, head))
+
+
+def test_a_grammar_that_is_too_large_is_no_syntax_error(monkeypatch) -> None:
+    """The client gets TOO_LARGE for a MemoryError, and its text says nothing."""
+
+    def exhausted(grammar: str, beside: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(sources, "lark_of_gbnf", exhausted)
+    with pytest.raises(MemoryError):
+        grammar_of(Source("grammar", 'root ::= "a"', ""))

@@ -3,13 +3,15 @@ models."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from dataclasses import dataclass
 
 import pytest
 
 from server.text.dialects.dialect import Dialect
 from server.text.parts import Content, Reasoning
-from server.text.templates.errors import TemplateUnavailable
+from server.text.templates.errors import TemplateLimitError, TemplateUnavailable
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
 
@@ -68,6 +70,30 @@ def test_a_model_is_not_taken_for_another_one_while_the_machine_is_busy(number: 
     monkeypatch.setattr(tokenizer.chat_template, "render", busy)
     with pytest.raises(TemplateUnavailable):
         Dialect.of(tokenizer, None, None)
+
+
+def test_a_model_is_not_taken_for_another_one_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rendering may take as long as that of a request. An earlier version took a probe that needed a quarter of a second for a refusal:
+    on a slow machine, the model had no calls."""
+    steps = "{% for _ in range(100) %}{{ '' }}{% endfor %}"
+    tokenizer = WithTemplate(steps + SEPARATE.replace("CALL", "<tool_call>\n{{ call.function | tojson }}\n</tool_call>"))
+    spent_s = itertools.count(0.0, 0.05)
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent_s))
+    dialect = Dialect.of(tokenizer, None, None)
+    assert dialect.format.name == "hermes" and dialect.writes_calls and dialect.has_system
+
+
+def test_a_template_that_never_ends_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try takes seconds, in which nobody is served if the model's worker has been replaced."""
+    tokenizer, calls = WithTemplate(SEPARATE), list[int]()
+
+    def endless(*_args: object, **_options: object) -> str:
+        calls.append(1)
+        raise TemplateLimitError("rendering took more than 2 s")
+
+    monkeypatch.setattr(tokenizer.chat_template, "render", endless)
+    dialect = Dialect.of(tokenizer, None, None)
+    assert len(calls) == 1 and dialect.format.name == "json" and not dialect.writes_calls
 
 
 QWEN3_CODER = (

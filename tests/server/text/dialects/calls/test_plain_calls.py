@@ -10,6 +10,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from server.messages import Constraint, ConstraintKind
 from server.text.dialects.calls.plain_calls import LAYOUTS, PlainCallParser, PlainCalls, plain_grammar
+from server.text.dialects.format import AnswerRules
+from server.text.dialects.registry import FORMATS
 from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part
 from tests.doubles.worker import ByteTokenizer
@@ -106,6 +108,18 @@ def test_an_object_is_no_call_once_it_has_a_key_that_no_call_has_before_its_name
     assert parser.push('{"id": 7, "type": "river", ') == []
     assert said(parser.push('"length": 6')) == '{"id": 7, "type": "river", "length": 6'
     assert said(parser.push("650}")) == "650}"
+
+
+@pytest.mark.parametrize("held", ["```", "```json\n[", '{"name": "add",'])
+def test_text_that_was_held_back_comes_before_a_call_of_another_format(held):
+    text = f"Look:\n{held}\n<tool_call>\n{CALL}\n</tool_call>\n{CALL}\nend"
+    for pieces in ([text], [*text], [text[:7], text[7:20], text[20:]]):
+        parser = AnswerRules(FORMATS["hermes"], tools=OFFERED).parser()
+        parts = [*(part for piece in pieces for part in parser.push(piece)), *parser.finish()]
+        first, second = (at for at, part in enumerate(parts) if isinstance(part, CallStart))
+        assert said(parts[:first]) == f"Look:\n{held}", pieces
+        assert all(isinstance(part, CallArguments) and part.index == 0 for part in parts[first + 1 : second]), pieces
+        assert said(parts[second + 2 :]) == "end", pieces
 
 
 def test_no_more_calls_than_allowed():
