@@ -316,7 +316,7 @@ MODEL_NOT_READY = ErrorKind(
 AUDIO_NOT_DECODED = ErrorKind(
     "audio_not_decoded",
     503,
-    "The server was too busy to decode the audio file, or holds too much audio.",
+    "The server was too busy to fetch or decode the audio file, or holds too much audio.",
     "Send it again.",
     retry=True,
     is_overload=True,
@@ -340,7 +340,7 @@ TEMPLATE_NOT_RENDERED = ErrorKind(
 IMAGE_NOT_DECODED = ErrorKind(
     "image_not_decoded",
     503,
-    "The server was too busy to decode the image, or holds too many images.",
+    "The server was too busy to fetch or decode the image, or holds too many images.",
     "Send it again.",
     retry=True,
     is_overload=True,

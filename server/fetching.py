@@ -7,6 +7,7 @@ redirect is followed only to an allowed host. Time, bytes and the number of fetc
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import socket
 import ssl
@@ -21,7 +22,7 @@ from weakref import WeakValueDictionary
 import h11
 
 from server.addresses import is_public, parsed
-from server.errors import INVALID_AUDIO, INVALID_IMAGE, ApiError, ErrorKind
+from server.errors import AUDIO_NOT_DECODED, IMAGE_NOT_DECODED, INVALID_AUDIO, INVALID_IMAGE, ApiError, ErrorKind
 
 PORTS = {"http": 80, "https": 443}
 SCHEMES = ("http://", "https://")
@@ -33,10 +34,19 @@ AT_ONCE_OF_HOST = 4  # fetches from one host at a time, so that a slow host hold
 PIECE_BYTES = 1 << 12  # bytes parsed at a time: a host may send them as a thousand chunks, each of which takes time
 MAX_HEADER_BYTES = 1 << 16
 PRIVATE = "private+"  # before a host on a private network
+# errors for which this machine lacks descriptors or memory; the last is one of the resolver
+OWN_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, socket.EAI_MEMORY)
 
 
 class FetchFault(ValueError):
     """Raised if a file cannot be fetched. The message is for the client."""
+
+
+class OwnLack(Exception):
+    """Raised if this machine has no descriptor or no memory for a fetch. Nothing is known of the URL then."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +60,29 @@ class FileKind:
     most_bytes: str  # name of the setting with the size of the largest file
     patience: str  # name of the setting with the longest time
     invalid: ErrorKind  # error for a file that cannot be used
+    not_decoded: ErrorKind  # error if the server is at fault
 
 
-IMAGES = FileKind("images", "image/*", "data:image/png;base64,DATA", "image_hosts", "max_image_bytes", "image_fetch_s", INVALID_IMAGE)
-AUDIO = FileKind("audio", "audio/*", "data:audio/wav;base64,DATA", "audio_hosts", "max_audio_bytes", "audio_fetch_s", INVALID_AUDIO)
+IMAGES = FileKind(
+    "images",
+    "image/*",
+    "data:image/png;base64,DATA",
+    "image_hosts",
+    "max_image_bytes",
+    "image_fetch_s",
+    INVALID_IMAGE,
+    IMAGE_NOT_DECODED,
+)
+AUDIO = FileKind(
+    "audio",
+    "audio/*",
+    "data:audio/wav;base64,DATA",
+    "audio_hosts",
+    "max_audio_bytes",
+    "audio_fetch_s",
+    INVALID_AUDIO,
+    AUDIO_NOT_DECODED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +128,9 @@ class Fetcher:
             return await self.fetch(url)
         except FetchFault as fault:
             raise ApiError(self.kind.invalid, f"{param} cannot be fetched: {fault}", param=param) from None
+        except OwnLack as lack:
+            text = f"{param} was not fetched, because the server cannot open a connection now ({lack}); try again later"
+            raise ApiError(self.kind.not_decoded, text, param=param) from None
 
     def _data_of(self, url: str, param: str) -> str:
         """Return the base64 text of a data: URL. Raise ApiError for any other URL, and for a data: URL that is not base64 or has more than
@@ -114,7 +146,7 @@ class Fetcher:
 
     async def fetch(self, url: str) -> bytes:
         """Return the file at a URL, after at most MOST_REDIRECTS redirects. Raise FetchFault if the file may not be fetched, or cannot be
-        fetched within the time."""
+        fetched within the time, or OwnLack if this machine cannot open a connection."""
         try:
             async with asyncio.timeout(self._patience_s):
                 for _ in range(1 + MOST_REDIRECTS):
@@ -124,7 +156,8 @@ class Fetcher:
                     url = _joined(url, found)
         except TimeoutError:
             raise FetchFault(f"it was not fetched within {self._patience_s:g} s ({self.kind.patience})") from None
-        except (OSError, ssl.SSLError, h11.ProtocolError) as error:
+        except (OSError, h11.ProtocolError) as error:  # errors of TLS are OSErrors
+            _raise_own_lack(error)
             raise FetchFault(f"its host did not send it ({type(error).__name__})") from None
         raise FetchFault(f"its host redirects more than {MOST_REDIRECTS} times")
 
@@ -138,7 +171,8 @@ class Fetcher:
             for address in await self._addresses(host, port, may_be_private=entry.may_be_private):
                 try:
                     reader, writer = await asyncio.open_connection(address, port, ssl=context, server_hostname=host if context else None)
-                except OSError:
+                except OSError as error:
+                    _raise_own_lack(error)
                     continue
                 try:
                     return await self._exchange(parts, reader, writer)
@@ -166,7 +200,8 @@ class Fetcher:
         loop = asyncio.get_running_loop()
         try:
             entries = await loop.run_in_executor(self._resolvers, _resolve, host, port)
-        except (OSError, UnicodeError):
+        except (OSError, UnicodeError) as error:
+            _raise_own_lack(error)
             raise FetchFault("its host has no address") from None
         if not may_be_private and not all(is_public(parsed(address)) for address in entries):
             raise FetchFault("its host has a private address, to which no URL may lead")
@@ -228,6 +263,12 @@ def _joined(url: str, place: str) -> str:
         return urljoin(url, place)
     except ValueError:
         raise FetchFault(f"its host redirects to {place!r:.80}; expected a URL") from None
+
+
+def _raise_own_lack(error: Exception) -> None:
+    """Raise OwnLack if the error of a fetch says that this machine lacks something, and not that the host is at fault."""
+    if isinstance(error, OSError) and error.errno in OWN_LACKS:
+        raise OwnLack(error) from error
 
 
 def _host_of(parts: SplitResult) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client.samples import Sample
+
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 KEPT_S = 3600.0
@@ -42,10 +45,16 @@ class History:
         self._num_values = 0
 
     async def run(self) -> None:
-        """Take samples until cancelled."""
+        """Take samples until cancelled. If one cannot be taken, log why, but log each cause once, and take the next one."""
+        known = ""
         while True:
-            await self._measure()
-            self.take()
+            try:
+                await self._measure()
+                self.take()
+                known = ""
+            except Exception as error:
+                if known != (known := f"{type(error).__name__}: {error}"):
+                    log.exception("the history of metrics lacks a sample")
             await asyncio.sleep(INTERVAL_S)
 
     def take(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, Self
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, Self
 from runtime.device.base import CardUsage
 from server.defaults import Defaults
 from server.messages import CacheChange, Embed, Embedding, ErrorCode, GivePages, PagesGiven, Progress, Ready, Stats, Submit, TokenEvent
-from server.text.templates.limits import Limits
 
 if TYPE_CHECKING:
     from server.text.pairs import PairTemplate, TextTemplate
@@ -73,7 +72,7 @@ class CacheListener(Protocol):
 class WorkerHandle(Protocol):
     """One loaded model, which runs in a process of its own."""
 
-    stats: Stats | None  # the last report on the engine; None: no worker has sent one since the model was loaded or fell asleep
+    stats: Stats | None  # the last report on the engine; None: the present worker has sent none yet, or there is no worker
     card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
     restarts: int  # number of workers that were started in place of one that died
     resubmitted: int  # number of requests that ran in a worker when it died
@@ -81,6 +80,8 @@ class WorkerHandle(Protocol):
     ready_s: float  # monotonic time at which the last worker became ready
     outage: Outage | None  # the outage that has not ended; None: there is none
     before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
+    # called before a worker with another fingerprint takes the place of one; raises LoadError if the model cannot be served so
+    before_change: Callable[[Ready], Awaitable[None]]
 
     @property
     def state(self) -> StrEnum:
@@ -192,7 +193,6 @@ class ChatTemplate(Protocol):
         continue_final_message: bool = False,
         *,
         variables: Mapping[str, object] | None = None,
-        limits: Limits = ...,
     ) -> str: ...
 
 
@@ -214,8 +214,6 @@ class Tokenizer(Protocol):
     def max_token_chars(self) -> int: ...
     @property
     def chat_template(self) -> ChatTemplate | None: ...
-    @property
-    def max_context(self) -> int | None: ...
     @property
     def generation_defaults(self) -> GenerationDefaults: ...
     @property

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.extras import installing
 from server.audio.sound import AudioError, Sound, floats, mono
 
 # FFmpeg's name of each format, by the name that clients know.
@@ -63,7 +64,7 @@ def open_compressed(data: bytes, format: str) -> Sound:
         import av
         from av.error import FFmpegError
     except ImportError:
-        text = f"it is {format}, which needs a package that is not installed; pip install 'relaxserve[media]', or send WAV"
+        text = f"it is {format}, which needs a package that is not installed; send WAV, or {installing('media')}"
         raise AudioError(text) from None
     options = {"codec_whitelist": ",".join(CODECS), "format_whitelist": FORMATS[format]}
     try:

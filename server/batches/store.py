@@ -286,7 +286,7 @@ class Upload:
         self.store.delete_file(self.id, self.num_bytes)
 
     def _flush(self) -> None:
-        """Write what was added, while no other thread does."""
+        """Write what was added. The caller holds `_writing`."""
         unwritten, self._unwritten = self._unwritten, []
         for data in unwritten:
             self._file.write(data)

@@ -53,10 +53,16 @@ function values(schema, all, path = "") {
   return inner.length > 1 ? inner : [[path, kind(schema, all)]];
 }
 
+/* Return the shape of an element of a stream: of the data of an event, or of a line. */
+function streamed(itemSchema, all) {
+  const data = followed(itemSchema, all).properties.data;
+  return (data?.anyOf?.[0] ?? data)?.contentSchema ?? itemSchema;
+}
+
 /* Return a title and a table for each kind of answer of an endpoint, or only a title with the type if the answer is a single value. */
 function answered(operation, all) {
   const ways = Object.values(operation.responses?.["200"]?.content ?? {}).flatMap(({schema, itemSchema}) =>
-    itemSchema ? [["Each event of a stream", itemSchema.properties.data.anyOf[0].contentSchema]] : (schema?.anyOf ?? [schema]).map(one => ["Answer", one]));
+    itemSchema ? [["Each part of a stream", streamed(itemSchema, all)]] : (schema?.anyOf ?? [schema]).map(one => ["Answer", one]));
   return ways.flatMap(([title, schema]) => {
     const rows = values(schema, all);
     return rows.length > 1 ? [h("h3", {}, title), table(rows)] : [h("h3", {}, `${title}: ${rows[0]?.[1] ?? ""}`)];

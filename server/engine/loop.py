@@ -90,10 +90,16 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may be needed: for a request, for events that are not sent yet, or for other servers."""
+        """Whether a step may be needed: for a request, for events or last statistics that are not sent yet, or for other servers."""
         has_changed = self._cache_log is not None and self._cache_log.has_news
         is_asked = self.exchange is not None and self.exchange.has_work
-        return bool(self._requests.living) or self._outbox.has_news or has_changed or is_asked
+        has_news = self._outbox.has_news or (self._outbox.owes_stats and not self._is_busy)
+        return bool(self._requests.living) or has_news or has_changed or is_asked
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request is unfinished, or pages are being given to other servers. The front is then sent statistics."""
+        return bool(self._requests.living) or (self.exchange is not None and self.exchange.is_giving)
 
     def submit(self, submit: Submit) -> None:
         self._requests.submit(submit)
@@ -282,8 +288,7 @@ class Engine:
         self._outbox.flush()
         if self._cache_log is not None and self._cache_log.has_news:
             self._outbox.send(CacheChanged(self._cache_log.take()))
-        is_giving = self.exchange is not None and self.exchange.is_giving
-        if self._outbox.wants_stats(is_busy=bool(self._requests.living) or is_giving):
+        if self._outbox.wants_stats(is_busy=self._is_busy):
             self._outbox.send(self.stats())
 
     def _record(self, plan: Plan, step_s: float, kernel_s: float) -> None:

@@ -50,6 +50,11 @@ class Outbox:
     def has_news(self) -> bool:
         return bool(self._events)
 
+    @property
+    def owes_stats(self) -> bool:
+        """Whether the last statistics that were sent are those of a busy time."""
+        return self._stats_due > 0.0
+
     def add(self, event: TokenEvent) -> None:
         self._events.append(event)
 
@@ -71,7 +76,7 @@ class Outbox:
         if is_busy and now >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
             return True
-        if not is_busy and self._stats_due:
+        if not is_busy and self.owes_stats:
             self._stats_due = 0.0
             return True
         return False

@@ -26,12 +26,15 @@ Lists = tuple[Ids, Ids, NDArray[Any], Ids, Ids, NDArray[Any]]
 
 SHARPEST = 1e30  # largest 1 / temperature
 NONE = np.empty(0, np.int32)
+EXCLUDING = "allowed and banned tokens, min_tokens, the budget of thoughts and the constraint"  # what a mask is made of
 
 
 class SamplingError(Exception):
-    """No token can be drawn from a row of logits."""
+    """No token can be drawn from a row of logits. `code` tells whether the model or the request is the cause."""
 
-    code = ErrorCode.GENERATION_FAILED
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Drawn(Struct, frozen=True):
@@ -158,7 +161,7 @@ class Sampler:
             return []
         sampled = self._model.sample(logits, batch)
         tokens = sampled.tokens.tolist()
-        return [self._drawn(row, token_id, sampled.logprobs, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
+        return [self._drawn(row, token_id, sampled.logprobs, batch, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
 
     def prompt_logprobs(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Return the log-probabilities of prompt tokens, each with `num_top` alternatives, but at most NUM_TOP. Row `first + i` has the raw
@@ -193,16 +196,24 @@ class Sampler:
         lists = self._same.lists or _lists(rows)
         return SampleBatch(np.array(places, np.int32), self._same.numbers, settings, *lists, self._masks[:num_masks])
 
-    def _drawn(self, row: RowState, token_id: int, logprobs: Logprobs, i: int) -> Drawn:
-        """Return result i of a draw, which is `token_id` for `row`. A negative `token_id` is a code for why no token was drawn."""
+    def _drawn(self, row: RowState, token_id: int, logprobs: Logprobs, batch: SampleBatch, i: int) -> Drawn:
+        """Return result i of the draw of a batch, which is `token_id` for `row`. A negative `token_id` is a code for why no token was
+        drawn. Only an empty mask is the request's fault."""
         if token_id >= 0:
             return Drawn(token_id, None if row.params.logprobs is None else _logprob(token_id, logprobs, i))
-        why = (
-            "the model computed a logit that is NaN or positive infinity"
-            if token_id == NOT_A_NUMBER
-            else "no token is left to draw: allowed and banned tokens, min_tokens and the constraint together exclude every token"
-        )
-        return Drawn(-1, error=SamplingError(why))
+        if token_id == NOT_A_NUMBER:
+            code, why = ErrorCode.GENERATION_FAILED, "the model computed a logit that is NaN or positive infinity"
+        elif self._may_draw(batch, i):
+            code, why = ErrorCode.GENERATION_FAILED, "the model computed minus infinity for every token that may be drawn"
+        else:
+            code, why = ErrorCode.INVALID_VALUE, f"no token is left to draw: {EXCLUDING} together exclude every token"
+        return Drawn(-1, error=SamplingError(code, why))
+
+    def _may_draw(self, batch: SampleBatch, i: int) -> bool:
+        """Return whether any token may be drawn for row i of a batch."""
+        number = batch.settings[i, Setting.MASK]
+        vocab_size = self._model.limits.vocab_size
+        return number < 0 or bool(np.unpackbits(batch.masks[number].view(np.uint8), count=vocab_size, bitorder="little").any())
 
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:

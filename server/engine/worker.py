@@ -175,10 +175,11 @@ class Worker:
                     break
                 continue  # `_receive` waits for the next message
             self._engine.pause(not self._channel.has_room)
-            if not self._engine.step():
+            if self._engine.step():
+                if self._settling is not None:
+                    self._settling.note_step()
+            elif self._engine.has_work:
                 time.sleep(STALL_S)
-            elif self._settling is not None:
-                self._settling.note_step()
         self._engine.close()
 
     def _receive(self) -> None:

@@ -56,6 +56,7 @@ FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, 
 # of another origin cannot send JSON under them, and a browser names the origin of a script's request, which `Guard` checks if there are no
 # keys.
 UNTYPED = ("", FORM)
+EMPTY = "application/octet-stream"  # aiohttp's type of requests without a body
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
@@ -202,11 +203,12 @@ def _is_own(origin: str, host: str) -> bool:
 
 def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
     """Raise ApiError unless the content type is JSON, or one of `also`: a page of another origin may send other types without a CORS
-    preflight. The type may be absent if there is no body."""
+    preflight. If there is no body, the type may be EMPTY, which needs a preflight, or absent, which needs none, so that only
+    `_check_origin` refuses such a page."""
     declared = headers.get("content-type", "")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     kind = declared.partition(";")[0].strip().lower()
-    if kind not in ("application/json", *also) and (declared or has_body):
+    if kind not in ("application/json", *also) and (has_body or (declared and kind != EMPTY)):
         raise ApiError(NOT_JSON, f"content-type is {declared!r:.80}; the administration expects application/json")
 
 

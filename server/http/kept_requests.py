@@ -12,10 +12,12 @@ import json
 import logging
 import os
 import queue
+import stat
 import threading
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from io import FileIO
 from pathlib import Path
@@ -124,11 +126,25 @@ class KeptRequests:
 
 
 def _open(path: Path) -> FileIO:
-    """Open the file to append to it. Only its owner can read a new file. Raise SettingsError if it cannot be opened."""
+    """Open the file to append to it. Begin a new line if the last one is torn, since a server may have been killed while it wrote. Only its
+    owner can read a new file. Raise SettingsError if it cannot be opened or written."""
     try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
+        if _is_torn(path, os.fstat(file.fileno())):
+            append_whole(file, b"\n")
     except OSError as error:
         raise SettingsError(f"keep_requests is {str(path)!r}: {error.strerror}; name a file that can be written") from error
+    return file
+
+
+def _is_torn(path: Path, status: os.stat_result) -> bool:
+    """Return whether a file has a last line without an end. Return False if the file may not be read, or is no regular file."""
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return False
+    with suppress(PermissionError), path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+    return False
 
 
 def _line(record: RequestRecord, exchange: Exchange) -> str:

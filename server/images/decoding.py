@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from runtime.extras import installing
 from runtime.fits import Tiles
 from server.images.cutting import Plan, crops_of
 from server.images.sizes import CuttingFault
@@ -34,7 +35,7 @@ TURNS = {  # Pillow's names of the transpositions that make an image upright, by
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-REMEDY = "images need a package that is not installed; the operator can add it with pip install 'relaxserve[media]'"
+REMEDY = f"images need a package that is not installed; the operator can add it: {installing('media')}"
 
 
 def begins_image(data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Call a job that runs in the process of `server.isolated.process`, so that its work never runs on the event loop.
 
-The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed, or did not answer in
-time, is made again.
+The work comes from outside, so the kernel limits it. A call has no side effects, so a call whose process was killed from outside, or did
+not answer in time, is made again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from runtime.launch import command
-from server.isolated.job import PID_BYTES, CallError, Failure, Job, Said, taker
+from server.isolated.job import HEAD_BYTES, LENGTH_BYTES, CallError, Failure, Job, Said, taker
 
 COMMAND = command("server.isolated.process")
 MAX_AT_ONCE = 8  # largest number of calls at a time
 MOST_ASKED = 30  # largest number of tries until a process accepts a call
 CHUNK_BYTES = 1 << 20
-HEAD_BYTES = 1 + PID_BYTES  # bytes that begin an answer: TAKEN, and the id of the process that runs the call
+RESULT = HEAD_BYTES + 1 + LENGTH_BYTES  # where the result begins in an answer
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a call can start no threads
 
 
@@ -31,7 +31,8 @@ class Calls:
     """Calls a job for one event loop. The job's process starts with the first call, is replaced if it dies, and ends with this object."""
 
     def __init__(self, job: Job, patience_s: float) -> None:
-        """`patience_s`: seconds to wait for an answer. A call whose process was killed, or did not answer in time, is made once more."""
+        """`patience_s`: seconds to wait for an answer. A call whose process was killed from outside, or did not answer in time, is made
+        once more."""
         self.patience_s = patience_s
         self._job = job
         self._process: _Process | None = None
@@ -62,17 +63,17 @@ class Calls:
             raise CallError(Failure.NO_FORK, getattr(error, "strerror", None) or str(error)) from error
 
     async def _called(self, work: bytes) -> bytearray:
-        """Make the call. Make it once more if its process ended without an answer or did not answer in time, and up to MOST_ASKED times if
-        no process takes it. Raise CallError if that does not help."""
+        """Make the call. Make it once more if its process was killed from outside or did not answer in time, and up to MOST_ASKED times if
+        no process takes it. Raise CallError if that does not help, or if the call failed."""
         num_killed = num_late = 0
         for _ in range(MOST_ASKED):
             try:
                 answer = await self._ask(work)
             except OSError as error:  # the system has no process or no descriptor for the call
                 raise CallError(Failure.NO_FORK, error.strerror or str(error)) from error
-            if answer is not None and len(answer) > HEAD_BYTES:
+            if answer is not None and _is_whole(answer):
                 return _result(answer)
-            num_killed += answer is not None and len(answer) == HEAD_BYTES
+            num_killed += answer is not None and len(answer) >= HEAD_BYTES
             num_late += answer is None
             if num_killed + num_late == 2:
                 break
@@ -82,8 +83,8 @@ class Calls:
         raise CallError(Failure.KILLED if num_killed == 2 else Failure.NOT_TAKEN)
 
     async def _ask(self, work: bytes) -> bytearray | None:
-        """Send the work to a fork. Return the head and the fork's answer, the head alone if the fork ended without an answer, b"" if no
-        fork took the work, or None if there was no answer in time."""
+        """Send the work to a fork. Return the head and the fork's answer, the head and at most a part of the answer if the fork was killed,
+        b"" if no fork took the work, or None if there was no answer in time."""
         near, far = socket.socketpair()
         answer = bytearray()
         try:
@@ -122,13 +123,29 @@ class Calls:
         return self._process
 
 
+def _is_whole(answer: bytearray) -> bool:
+    """Return whether the fork has said how the call ended. A fork that was killed may have sent a part of its result."""
+    if len(answer) > HEAD_BYTES and answer[HEAD_BYTES] == Said.DONE:
+        return len(answer) >= RESULT and len(answer) - RESULT >= _length(answer)
+    return len(answer) > HEAD_BYTES
+
+
+def _length(answer: bytearray) -> int:
+    """Return the length of the result in an answer."""
+    return int.from_bytes(answer[RESULT - LENGTH_BYTES : RESULT], "little")
+
+
 def _result(answer: bytearray) -> bytearray:
     """Return the job's answer. Raise CallError if the process says that there is none."""
-    said = Said(answer[HEAD_BYTES])
-    del answer[: HEAD_BYTES + 1]
-    if said is Said.DONE:
-        return answer
-    raise CallError(Failure.TOO_LARGE if said is Said.TOO_LARGE else Failure.NO_FORK, answer.decode(errors="replace"))
+    match answer[HEAD_BYTES]:
+        case Said.DONE:
+            del answer[:RESULT]
+            return answer
+        case Said.TOO_LARGE | Said.NO_FORK as said:
+            failure = Failure.TOO_LARGE if said == Said.TOO_LARGE else Failure.NO_FORK
+            raise CallError(failure, answer[HEAD_BYTES + 1 :].decode(errors="replace"))
+        case _:
+            raise CallError(Failure.STOPPED)
 
 
 class _Process:

@@ -62,7 +62,8 @@ class FileCalls(Generic[T]):
 
     def _described(self, error: CallError, param: str) -> ApiError:
         """Return the client's error for a call that failed."""
-        if error.failure in (Failure.TOO_LARGE, Failure.KILLED):
+        if error.failure in (Failure.TOO_LARGE, Failure.STOPPED):
             most = f"{self._job.call_s:g} s of CPU time or {self._job.call_bytes >> 20} MiB"
             return ApiError(self._invalid, f"{param} cannot be decoded: it takes more than {most}", param=param)
-        return ApiError(self._not_decoded, f"{param} was not decoded, because the server is busy; try again later", param=param)
+        lacks = "is busy, or lacks memory"
+        return ApiError(self._not_decoded, f"{param} was not decoded, because the server {lacks}; try again later", param=param)

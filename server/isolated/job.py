@@ -22,11 +22,13 @@ class Job(Protocol):
         ...
 
     def run(self, work: bytes) -> bytes:
-        """Answer a call. If this raises, other than MemoryError or RecursionError, the fork ends without an answer, as if it was killed."""
+        """Answer a call. What this raises, other than MemoryError or RecursionError, is logged, and the call fails with STOPPED."""
         ...
 
 
 PID_BYTES = 4  # bytes of a process id in an answer
+HEAD_BYTES = 1 + PID_BYTES  # bytes that begin an answer: TAKEN, and the id of the process that runs the call
+LENGTH_BYTES = 8  # bytes of the length of a result in an answer
 
 
 def taken(pid: int) -> bytes:
@@ -39,14 +41,22 @@ def taker(answer: bytes | bytearray) -> int:
     return int.from_bytes(answer[1 : 1 + PID_BYTES], "little") if len(answer) > PID_BYTES else 0
 
 
+def done(result: bytes) -> bytes:
+    """Return what the front gets when `run` has returned a result."""
+    return b"".join([bytes([Said.DONE]), len(result).to_bytes(LENGTH_BYTES, "little"), result])
+
+
 class Said(IntEnum):
-    """The first bytes of an answer. A fork sends TAKEN and its id when it takes a call, and then DONE or TOO_LARGE. If no fork can be
-    started, the process sends TAKEN, the id 0 and NO_FORK."""
+    """The first bytes of an answer. A fork sends TAKEN and its id when it takes a call, and then DONE, TOO_LARGE or STOPPED. If its CPU
+    time is over, or if it crashes, it sends a text of `faulthandler` instead, which begins with none of these bytes. If no fork can be
+    started, the process sends TAKEN, the id 0 and NO_FORK. A fork that is killed from outside, for example by the kernel because the
+    machine lacks memory, sends nothing after its id, or only a part of a result."""
 
     TAKEN = 1
-    DONE = 2  # followed by what `run` returned
+    DONE = 2  # followed by the length of what `run` returned, and by that
     TOO_LARGE = 3  # the call ran out of memory or nests too deeply; followed by the name of the exception
     NO_FORK = 4  # no process could be started; followed by the reason
+    STOPPED = 5  # `run` has raised another exception
 
 
 class Failure(IntEnum):
@@ -54,9 +64,10 @@ class Failure(IntEnum):
 
     TOO_LARGE = 1  # it ran out of memory or nests too deeply
     NO_FORK = 2  # the system had no process, or no descriptor, for the call
-    KILLED = 3  # two processes that ran the call ended without an answer; probably it took too much time or memory
-    LATE = 4  # no answer in time
-    NOT_TAKEN = 5  # no process took the call
+    STOPPED = 3  # it took more CPU time than it may, crashed its process, or failed by a bug
+    KILLED = 4  # two processes that ran the call were killed from outside; this says nothing about the call
+    LATE = 5  # no answer in time
+    NOT_TAKEN = 6  # no process took the call
 
 
 class CallError(Exception):

@@ -9,6 +9,7 @@ secrets. One fork always waits, confined already, and takes the next call from t
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import gc
 import os
@@ -20,11 +21,12 @@ import socket
 import time
 import traceback
 import warnings
+from contextlib import suppress
 from typing import Any
 
 from runtime import generated_code
 from server.isolated.cpu_timer import CpuTimer
-from server.isolated.job import Job, Said, taken
+from server.isolated.job import Job, Said, done, taken
 from server.isolated.limits import bound, bound_memory
 
 TAKEN, GONE = bytes([Said.TAKEN]), b"\0"  # what a fork tells this process: it has begun a call, or the front is gone
@@ -93,8 +95,11 @@ def _serve(control: socket.socket, parent: int, job: Job) -> None:
         os.dup2(parent, 3)  # the parent sees the end of this fork by the end of the pipe
         os.closerange(4, 1 << 20)
         bound(resource.RLIMIT_NOFILE, 0)  # only now, because receiving a descriptor opens it
+        _tell_end(0)
         _send(0, taken(os.getpid()))
-        _send(0, _answer(0, job))
+        answer = _answer(0, job)
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # the call has ended: its answer is sent as a whole
+        _send(0, answer)
         os.close(0)  # before this fork ends, because freeing its memory takes time
     except ConnectionError:
         pass  # the front has closed the connection
@@ -111,9 +116,15 @@ def _answer(fd: int, job: Job) -> bytes:
         with os.fdopen(fd, "rb", closefd=False) as file:
             work = file.read()
         _end_with_peer(fd, is_on=True)
-        return bytes([Said.DONE]) + job.run(work)
+        return done(job.run(work))
     except (MemoryError, RecursionError) as error:
         return bytes([Said.TOO_LARGE]) + type(error).__name__.encode()
+    except ConnectionError:
+        raise  # the front has closed the connection
+    except BaseException:
+        with suppress(OSError, MemoryError):  # if the log is a file, this fork may not write to it
+            traceback.print_exc()
+        return bytes([Said.STOPPED])
     finally:
         _end_with_peer(fd, is_on=False)
 
@@ -124,6 +135,13 @@ def _confine(job: Job) -> None:
     bound(resource.RLIMIT_NPROC, 0)
     bound(resource.RLIMIT_FSIZE, 0)
     CpuTimer().start(job.call_s)
+
+
+def _tell_end(fd: int) -> None:
+    """Let this process write to a descriptor why it ends, when its CPU time is over or it crashes. So the front knows that a fork which
+    says nothing was killed from outside. Handlers of Python would not run during native code."""
+    faulthandler.enable(fd, all_threads=False)
+    faulthandler.register(signal.SIGPROF, fd, all_threads=False, chain=True)
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:

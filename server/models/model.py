@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
+import msgspec
 from typing_extensions import TypedDict
 
 from server.audio.ears import Ears
@@ -16,7 +17,7 @@ from server.defaults import Defaults
 from server.images.decoder import ImageDecoder
 from server.images.sight import Sight
 from server.interfaces import CachedModel, GenerationDefaults, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
-from server.messages import Ready
+from server.messages import Ready, Stats
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
 from server.models.operations import Operation
@@ -145,9 +146,9 @@ class Loaded:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the worker that answers now, marked with the defaults. A worker that replaces another may have a different
-        fingerprint."""
-        return self.defaults.mark((self.worker.ready or self.ready).fingerprint)
+        """The fingerprint of the model, marked with the defaults. If a worker with another one takes the place of its worker, because the
+        model's files have changed, the model gets a new `Loaded`."""
+        return self.defaults.mark(self.ready.fingerprint)
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -178,7 +179,7 @@ class Model:
     operation: Operation
     state: ModelState = ModelState.LOADING
     loaded: Loaded | None = None
-    identity: str = ""  # result of `Identify` for the source when the load began
+    identity: str = ""  # result of `Identify` for the source when the load began; empty: not known, so another load reads the files again
     claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
     is_cached: bool = False  # its program and its weights were stored by an earlier load, so it probably loads within seconds
@@ -263,6 +264,19 @@ class Model:
         return self.condition in SERVING and not (self.outage is not None and self.outage.is_long)
 
     @property
+    def stats(self) -> Stats:
+        """The worker's last report on the engine. Until a worker has sent one, all admitted sequences wait, so that a router does not take
+        a server whose worker restarts or sleeps for an idle one. An encoder's worker sends none; while it serves, nothing is known to
+        wait."""
+        if self.loaded is None:
+            return IDLE
+        worker, admission = self.loaded.worker, self.loaded.admission
+        if worker.stats is not None:
+            return worker.stats
+        is_encoding = not self.loaded.ready.num_pages and worker.outage is None and not self.is_sleeping
+        return msgspec.structs.replace(IDLE, num_waiting=0 if is_encoding else admission.num_sequences)
+
+    @property
     def reading(self) -> ModelReading:
         """The model's figures for a scrape of the metrics, before which its processes are measured."""
         if self.loaded is None:
@@ -272,7 +286,7 @@ class Model:
         return ModelReading(
             self.spec.name,
             self.condition,
-            worker.stats or IDLE,
+            self.stats,
             worker.restarts,
             worker.resubmitted,
             self.bytes_by_part,

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from server.errors import (
     ApiError,
 )
 from server.interfaces import LoadError
-from server.messages import Ready
+from server.messages import ErrorCode, Ready
 from server.metrics import ENGINE, UNUSED, Metrics
 from server.models.aliases import Aliases, names_like
 from server.models.budget import Budget
@@ -246,9 +247,10 @@ class Registry:
         """Begin a load, and return its operation. If a model of this name is loading or loaded, begin no load: add the new aliases and the
         pin, and return the operation of that model. If the source of a ready model has changed, begin to load a new version beside it, and
         return the operation of the new version; while a new version loads, return its operation. Aliases of other models move to this one
-        once it is ready. If `swap` is true, models that have lost their last alias to it are then unloaded. Raise ApiError if the name is
-        an alias, if an alias is the name of a model, if the model of this name has other settings or is being unloaded, or if the server
-        shuts down."""
+        once it is ready. If `swap` is true, models that have lost their last alias to it are then unloaded. An alias that is the model's
+        own name has no effect. Raise ApiError if the name is an alias, if an alias is the name of another model, if the model of this name
+        has other settings or is being unloaded, or if the server shuts down."""
+        spec = spec.without([spec.name])
         known = self._models.get(spec.name)
         is_cached = await asyncio.to_thread(self.is_cached, spec)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -257,7 +259,7 @@ class Registry:
         if owner := self._aliases.owner(spec.name) or self._will_be_called(spec.name):
             raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}; choose another name", param="name")
         for alias in spec.aliases:
-            if alias in self._models or alias == spec.name:
+            if alias in self._models:
                 raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model; choose another alias", param="aliases")
         model = self._models.get(spec.name)
         if model is None:
@@ -357,6 +359,11 @@ class Registry:
                 if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                     await require_answer(name, loaded, PLAIN)
                 presets, variants = await self._variants(model, loaded, replaces)
+                loaded.worker.before_change = partial(self._renew, model, spec)
+                # A worker with other files may have taken the place of the first one before.
+                if (ready := loaded.worker.ready) is not None and ready.fingerprint != loaded.ready.fingerprint:
+                    text = f"the files of {spec.source} have changed while they were loaded; load the model again"
+                    raise LoadError(ErrorCode.LOAD_FAILED, text)
             except BaseException:
                 await loaded.worker.stop()
                 raise
@@ -393,6 +400,27 @@ class Registry:
             operation.end(OperationState.SUCCEEDED)
             self._count_load(model, loaded.ready, load_s)
             tell_loaded(model, loaded, load_s, self._weigh(msgspec.structs.replace(spec, quantize="auto")))
+
+    async def _renew(self, model: Model, spec: ModelSpec, ready: Ready) -> None:
+        """Read the tokenizer of a model again, because a worker with another fingerprint takes the place of its worker: the model's files
+        have changed. Requests that come from then on get both from the new files. Raise LoadError if that fails: the worker does not serve
+        then. Do nothing if the model gets no new requests."""
+        if (loaded := model.loaded) is None:
+            return
+        try:
+            fresh = await self._starter.renewed(loaded, spec, ready)
+            presets, variants = await self._variants(model, fresh, replaces=model)
+        except LoadError:
+            raise
+        except ApiError as error:
+            raise LoadError(ErrorCode.LOAD_FAILED, error.message) from error
+        except Exception as error:
+            log.exception("the new files of %s cannot be read", spec.name)
+            raise LoadError(ErrorCode.LOAD_FAILED, f"{type(error).__name__}: {error}") from error
+        if model.loaded is loaded:  # no new version has replaced the model meanwhile
+            model.loaded, model.identity = fresh, ""  # nobody knows which version of its files the worker has read
+            self._aliases.adopt(presets, variants, fresh)
+            log.warning("%s: the model's files have changed; its tokenizer and its chat template were read again", spec.name)
 
     async def _variants(self, model: Model, loaded: Loaded, replaces: Model | None) -> tuple[Mapping[str, Defaults], Mapping[str, Loaded]]:
         """Return the defaults of aliases of a model, and the variants that answer by these aliases. The aliases of a model that is replaced

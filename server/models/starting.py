@@ -53,16 +53,8 @@ class Starter:
             await fetched.wait()
             if loading.done():
                 await loading  # raises the error of a load that failed before its files were there
-            tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
-            try:
-                tokenizer, dialect = await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
-            except TemplateUnavailable as error:
-                raise LoadError(ErrorCode.LOAD_FAILED, str(error)) from error
-            ready = await loading
-            if ready.padded_to and tokenizer.pad_id is None:
-                text = f"the files of {spec.source} name no pad_token, and the model was trained on texts with padding"
-                raise LoadError(ErrorCode.LOAD_REFUSED, text)
-            return self._assembled(spec, worker, ready, tokenizer, dialect)
+            tokenizer, dialect = await self._read(spec)
+            return self._assembled(spec, worker, await loading, tokenizer, dialect)
         except BaseException:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
@@ -70,7 +62,10 @@ class Starter:
             raise
 
     def _assembled(self, spec: ModelSpec, worker: WorkerHandle, ready: Ready, tokenizer: Tokenizer, dialect: Dialect) -> Loaded:
-        """Return the parts of a model whose worker is ready."""
+        """Return the parts of a model whose worker is ready. Raise LoadError if the tokenizer lacks a token that the model needs."""
+        if ready.padded_to and tokenizer.pad_id is None:
+            text = f"the files of {spec.source} name no pad_token, and the model was trained on texts with padding"
+            raise LoadError(ErrorCode.LOAD_REFUSED, text)
         worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
         admission = Admission(
             spec.name,
@@ -94,6 +89,21 @@ class Starter:
             ears=ears,
             image_decoder=None if ready.vision is None or ready.generates else decoder,
         )
+
+    async def renewed(self, loaded: Loaded, spec: ModelSpec, ready: Ready) -> Loaded:
+        """Return the parts of a loaded model whose worker was replaced by one with another fingerprint. The model's files have changed, so
+        read its tokenizer again. Raise LoadError if that fails."""
+        made = self._assembled(spec, loaded.worker, ready, *await self._read(spec))
+        return replace(made, admission=loaded.admission, use=loaded.use)
+
+    async def _read(self, spec: ModelSpec) -> tuple[Tokenizer, Dialect]:
+        """Return the tokenizer of a model, with the chat template of its defaults, and the dialect. Raise LoadError if the template is
+        broken, or if no process could render it."""
+        tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
+        try:
+            return await asyncio.to_thread(_with_template, tokenizer, spec, spec.defaults.template)
+        except TemplateUnavailable as error:
+            raise LoadError(ErrorCode.LOAD_FAILED, str(error)) from error
 
     def _clip_decoder(self) -> ClipDecoder:
         """Return the decoder of recordings."""

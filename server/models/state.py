@@ -53,13 +53,16 @@ class ModelSpec(LoadSettings, frozen=True, omit_defaults=True):
 
     def with_names(self, other: ModelSpec) -> ModelSpec:
         """Return this specification, with the aliases and the pin of `other` added."""
-        return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
+        return msgspec.structs.replace(self, aliases=self._aliases_with(other), pin=self.pin or other.pin)
 
     def with_later_names(self, saved: Self) -> Self:
         """Return this specification of a start, with the aliases that the model has got since an earlier start (`saved`), and their
         defaults."""
-        aliases = tuple(dict.fromkeys((*self.aliases, *saved.aliases)))
-        return msgspec.structs.replace(self, aliases=aliases, presets={**saved.presets, **self.presets})
+        return msgspec.structs.replace(self, aliases=self._aliases_with(saved), presets={**saved.presets, **self.presets})
+
+    def _aliases_with(self, other: ModelSpec) -> tuple[str, ...]:
+        """Return the aliases of this specification, then those of `other`, each once."""
+        return tuple(dict.fromkeys((*self.aliases, *other.aliases)))
 
     def without(self, aliases: Collection[str]) -> Self:
         """Return this specification without these aliases and their defaults."""

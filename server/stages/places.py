@@ -41,6 +41,8 @@ def parse_places(text: str) -> tuple[str, ...]:
     """Parse a number of processes of this machine, or places separated by commas, and return all places. If the last one is another
     machine, HEAD is added: this server's worker then computes no layers. Raise PlaceError for any other text, and for fewer than two
     stages."""
+    if text.isdecimal() and int(text) == 0:
+        raise PlaceError("stages is 0; expected at least two stages: leave it out to compute all layers in one process")
     if text.isdecimal():
         places = (LOCAL,) * min(int(text), 1 << 10)
     else:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import StrEnum
@@ -69,6 +69,10 @@ class WorkerState(StrEnum):
     STOPPED = "stopped"
 
 
+async def _unchanged(_ready: Ready) -> None:
+    """Let a worker with any fingerprint serve."""
+
+
 class Supervisor:
     """One loaded model, and the worker that serves it. The class implements `server.interfaces.WorkerHandle`."""
 
@@ -91,6 +95,7 @@ class Supervisor:
         self.restarts = 0
         self.resubmitted = 0
         self.before_wake: Callable[[], None] = lambda: None  # raises RequestError if the sleeping model may not wake
+        self.before_change: Callable[[Ready], Awaitable[None]] = _unchanged
         self._command = command
         self._load = load
         self._progress = progress
@@ -313,6 +318,8 @@ class Supervisor:
             raise LoadError(ErrorCode.LOAD_FAILED, f"the worker could not be started: {error or type(error).__name__}") from error
         try:
             ready = await load_in(worker, self._load, self._progress, silence_s=silence_s, stop_s=self._care.stop_s)
+            if self.ready is not None and ready.fingerprint != self.ready.fingerprint:
+                await self.before_change(ready)
             worker.is_up()
             self._watchdog.expect(0.0)
             self._stages_cpu_s = 0.0
@@ -333,7 +340,7 @@ class Supervisor:
                 if not isinstance(message, Working):
                     self._watchdog.hear()
                 self._heed(message)
-            worker, self._worker, self.card = self._worker, None, None
+            worker, self._worker, self.card, self.stats = self._worker, None, None, None
             for news in self._givings.values():
                 news.put_nowait(None)
             self._forget_cache()
@@ -366,7 +373,6 @@ class Supervisor:
         await worker.close(self._care.stop_s)
         for job in self._jobs.values():
             job.lost()
-        self.stats = None
         self._is_down.set()
         await self._is_called.wait()
         if self.outage is not None:
@@ -400,17 +406,18 @@ class Supervisor:
             return
 
     def _end_what_differs(self, ready: Ready) -> None:
-        """Fail the requests with a begun answer if the new worker has another fingerprint: it would not continue them with the same
-        bytes."""
+        """Fail all requests if the new worker has another fingerprint: their tokens are those of the old files, and it would not continue
+        a begun answer with the same bytes."""
         was = ready.fingerprint if self.ready is None else self.ready.fingerprint
         if was == ready.fingerprint:
             return
         log.warning("%s: the new worker has the fingerprint %s instead of %s", self._load.name, ready.fingerprint, was)
-        text = f"the model has the fingerprint {ready.fingerprint} since its restart, so it cannot continue an answer of {was}; ask again"
-        for request_id, job in list(self._jobs.items()):
-            if isinstance(job, Generation) and any(job.emitted):
-                job.fail(RequestError(ErrorCode.GENERATION_FAILED, text))
-                del self._jobs[request_id]
+        text = f"the model has the fingerprint {ready.fingerprint} since its restart"
+        begun = RequestError(ErrorCode.GENERATION_FAILED, f"{text}, so it cannot continue an answer of {was}; ask again")
+        waiting = RequestError(ErrorCode.MODEL_NOT_READY, f"{text}, and this request came to {was}; ask again", 1.0)
+        for job in self._jobs.values():
+            job.fail(begun if isinstance(job, Generation) and any(job.emitted) else waiting)
+        self._jobs = {}
 
     @property
     def _is_over(self) -> bool:

@@ -185,7 +185,7 @@ def _start(
         registry = Registry(
             settings,
             make_worker or make_null,
-            lambda _source: tokenizer or ByteTokenizer(common.max_context),
+            lambda _source: tokenizer or ByteTokenizer(),
             identify=identify,
             is_cached=is_cached,
             preflight=footprint if preflight is None and footprints is not None else preflight,

@@ -51,14 +51,14 @@ def check(client: httpx.Client, sessions: list[Session]) -> None:
 @pytest.mark.parametrize("num_tokens", [3000, pytest.param(LONG, marks=pytest.mark.slow)])
 def test_from_the_second_turn_on_prompts_are_cached(serve, num_tokens: int) -> None:
     """20 sessions, of which 4 run at a time. The model computes nothing; the server, the scheduler and the page pool are real."""
-    client = serve(make_worker=make_worker, tokenizer=ByteTokenizer(CONTEXT)).http()
+    client = serve(make_worker=make_worker, tokenizer=ByteTokenizer()).http()
     made = [make(seed, num_tokens, 3, "null") for seed in range(10) for make in AGENTS.values()]
     for first in range(0, len(made), 4):
         check(client, made[first : first + 4])
 
 
 def test_a_missed_prefix_names_the_part_that_differs(serve) -> None:
-    server = serve(make_worker=make_worker, tokenizer=ByteTokenizer(CONTEXT), keep_agent_hashes=True)
+    server = serve(make_worker=make_worker, tokenizer=ByteTokenizer(), keep_agent_hashes=True)
     client = server.http()
     first, second, third = AGENTS["claude-code"](1, 6000, 3, "null")
     assert answer_to(client, first)[2] == ""

@@ -15,7 +15,7 @@ def test_the_fields_are_those_of_a_request():
     ask for."""
     own = {"system", "template"}  # a request has these among its messages, or cannot have them
     assert set(Defaults.__struct_fields__) - own <= set(ChatBody.model_fields)
-    bad = {"temperature": 101, "top_p": 1.1, "top_k": -2, "min_p": -0.1, "typical_p": 0, "repetition_penalty": 0, "max_tokens": 2**31}
+    bad = {"temperature": 101, "top_p": 1.1, "top_k": -2, "min_p": -0.1, "typical_p": 0, "repetition_penalty": 1e-40, "max_tokens": 2**31}
     bad |= {"frequency_penalty": 2.1, "presence_penalty": -2.1, "stop": 5, "enable_thinking": "x", "reasoning_effort": "much"}
     assert set(bad) == set(Defaults.__struct_fields__) - own
     for name, value in bad.items():

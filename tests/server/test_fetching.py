@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import ssl
 import threading
@@ -12,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from server.fetching import AT_ONCE, AT_ONCE_OF_HOST, IMAGES, Fetcher, FetchFault
+from server.errors import ApiError
+from server.fetching import AT_ONCE, AT_ONCE_OF_HOST, AUDIO, IMAGES, Fetcher, FetchFault, FileKind
 from server.settings import ServerSettings, SettingsError
 from tests.server.audio.test_hostile import MeasuredLoop
 
@@ -223,6 +226,30 @@ def test_a_slow_host_holds_up_no_other(server: Host, port: int, hosts: tuple[str
         return found
 
     assert asyncio.run(fetch()) == IMAGE
+
+
+@pytest.mark.parametrize("lacking", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, socket.EAI_MEMORY])
+@pytest.mark.parametrize("kind", [IMAGES, AUDIO])
+@pytest.mark.parametrize("step", ["resolve", "connect", "read"])
+def test_a_server_without_descriptors_does_not_blame_the_url(
+    port: int, kind: FileKind, step: str, lacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(lacking, os.strerror(lacking))
+
+    async def refuse_later(*_args: object, **_options: object) -> None:
+        refuse()
+
+    match step:
+        case "resolve":
+            monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        case "connect":
+            monkeypatch.setattr(asyncio, "open_connection", refuse_later)
+        case _:
+            monkeypatch.setattr(asyncio.StreamReader, "read", refuse_later)
+    with pytest.raises(ApiError, match=os.strerror(lacking)) as caught:
+        asyncio.run(Fetcher(kind, [f"images.example:{port}"], MOST, 30.0).given(f"http://images.example:{port}/image.png", "url"))
+    assert caught.value.kind is kind.not_decoded and caught.value.kind.status == 503 and caught.value.param == "url"
 
 
 def test_the_turns_of_hosts_are_forgotten(port: int) -> None:

@@ -75,6 +75,31 @@ def test_the_number_of_values_is_bounded(monkeypatch):
     assert len(metrics.told) == 1 and len(metrics.whole[0]) == 200, "the last sample stays"
 
 
+def test_a_sample_that_cannot_be_taken_ends_no_history(monkeypatch, caplog):
+    """An error of one sample ended the task without a word, and the console drew no more."""
+    monkeypatch.setattr(history, "INTERVAL_S", 0.0)
+    faults = [None, OSError("no descriptor"), OSError("no descriptor"), None, OSError("no descriptor")]
+
+    async def run() -> int:
+        done = asyncio.Event()
+
+        async def measure() -> None:
+            if not faults:
+                done.set()
+            elif (fault := faults.pop(0)) is not None:
+                raise fault
+
+        kept = History(list, measure)
+        task = asyncio.create_task(kept.run())
+        await asyncio.wait([task, waiting := asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(0)
+        task.cancel(), waiting.cancel()
+        return len(kept.samples())
+
+    assert asyncio.run(run()) >= 3
+    assert caplog.text.count("the history of metrics lacks a sample") == 2, "each cause is told once, until a sample is taken again"
+
+
 def test_the_server_tells_its_history(serve):
     server = serve()
     server.chat(model="null")

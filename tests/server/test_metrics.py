@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.device.base import CardUsage
 from server.history import History
+from server.interfaces import Outage
 from server.messages import PageCounts, Stats
 from server.metrics import ENGINE, MOST_ENDED, Metrics, ModelReading
 from server.models import processes
@@ -239,6 +241,25 @@ def test_gauges_are_the_worker_s(serve):
     parts = {labels["part"]: value for labels, value in found["relaxserve:model_bytes"]}
     assert parts == {"weights": 1 << 20, "arena": 1 << 16, "kv_cache": 1 << 20}
     assert found["relaxserve:model_state"][0] == ({"model_name": "null", "engine": "0", "state": "ready"}, 1)
+
+
+def test_requests_wait_until_a_worker_has_reported(serve, answering):
+    """A worker that restarts reports nothing before its first step has ended, and the front holds its requests. A router must not take the
+    server for an idle one."""
+    server = serve(script=answering("a long answer", interval_s=0.05))
+    names = "vllm:num_requests_running", "vllm:num_requests_waiting"
+    assert [value_of(samples(server), name) for name in names] == [0, 0]
+    with server.http().stream("POST", "/v1/completions", json={"prompt": "a", "n": 3, "max_tokens": 100, "stream": True}) as response:
+        assert response.status_code == 200
+        server.worker.outage = Outage(time.monotonic(), patience_s=600.0)
+        assert [value_of(samples(server), name) for name in names] == [0, 3]
+        server.worker.stats = Stats(2, 1, 10, 40, 6, 7, 8, 9, 0.1, 0.1)
+        assert [value_of(samples(server), name) for name in names] == [2, 1]
+        server.worker.stats = None
+        told = server.http().get("/admin/models/null").json()
+        assert (told["running"], told["waiting"]) == (0, 3)
+        server.worker.outage = None
+        assert [value_of(samples(server), name) for name in names] == [0, 3], "the new worker has reported nothing yet"
 
 
 def test_the_memory_and_the_work_of_a_gpu_are_told(serve):

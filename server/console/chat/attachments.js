@@ -11,6 +11,7 @@ const MOST_AUDIO_BYTES = 64 * 1024 * 1024;  // largest file of audio, which beco
 const MOST_MEDIA_BYTES = 5 * 1024 * 1024;  // largest sum of the images and the audio of a message: servers accept bodies of 8 MiB, and base64 adds a third
 const LONGEST_EDGE = 1536;  // pixels of the longest edge of an image that is made smaller
 const IMAGE = /^image\/(png|jpeg|webp|gif)$/;
+const WRITTEN = new Set(["video/mp2t", "video/vnd.dlna.mpeg-tts", "image/svg+xml"]);  // types that systems give to texts: TypeScript (.ts) and SVG
 const IMAGE_URL = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
 const AUDIO_URL = /^data:audio\/wav;base64,[A-Za-z0-9+/]+=*$/;
 const LATE_S = 2;  // seconds by which a recorder may stop too late
@@ -22,7 +23,7 @@ const FENCE = "```";
 export async function readAttachment(file, model) {
   if (IMAGE.test(file.type) && model?.sees) return readImage(file);
   if (/^audio\//.test(file.type) && model?.listens) return readAudio(file);
-  if (/^(image|audio|video)\//.test(file.type)) throw new Error(`${file.name} is of type ${file.type}; only ${kindsFor(model)} can be attached`);
+  if (/^(image|audio|video)\//.test(file.type) && !WRITTEN.has(file.type)) throw new Error(`${file.name} is of type ${file.type}; only ${kindsFor(model)} can be attached`);
   if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${bytes(file.size)}; expected at most ${bytes(MOST_BYTES)}`);
   let text;
   try {

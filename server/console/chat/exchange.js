@@ -54,7 +54,7 @@ export function parseConversation(text) {
   conversation.created = Number.isFinite(created) ? created : conversation.created;
   conversation.leaf = ids.get(leaf);
   if (!conversation.leaf) throw new Error("its last message is absent");
-  for (const id of ids.values()) requireRoot(conversation, id);
+  requireRoots(conversation);
   return conversation;
 }
 
@@ -79,10 +79,17 @@ function fileOf({name, text, image, audio}) {
   return audio === undefined ? {...common, text: textOf(text)} : {...common, audio};
 }
 
-/* Throw an Error if a message follows itself. */
-function requireRoot(conversation, id) {
-  let steps = 0;
-  for (let at = id; at !== null; at = conversation.nodes[at].parent) if (++steps > MOST_NODES) throw new Error("its messages follow each other in a circle");
+/* Throw an Error if messages follow each other in a circle. */
+function requireRoots({nodes}) {
+  const rooted = new Set([null]);  // the messages whose way to the root is known
+  for (const id of Object.keys(nodes)) {
+    const passed = new Set();
+    for (let at = id; !rooted.has(at); at = nodes[at].parent) {
+      if (passed.has(at)) throw new Error("its messages follow each other in a circle");
+      passed.add(at);
+    }
+    for (const one of passed) rooted.add(one);
+  }
 }
 
 function optionsOf(options) {

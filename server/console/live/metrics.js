@@ -48,10 +48,12 @@ export class Samples {
     });
   }
 
-  /* Put those of `samples` that are older than all present ones before them. */
-  adopt(samples) {
-    const first = this.#samples[0]?.time ?? Infinity;
-    this.#samples = [...samples.filter(sample => sample.time < first).map(sample => ({...sample, known: new Map()})), ...this.#samples];
+  /* Put those of `samples` that are older than all present ones before them. Their times are by the server's clock, and `now` by the page's: if
+     the server's is ahead, move them back, so that the last one is of now. */
+  adopt(samples, now) {
+    const first = this.#samples[0]?.time ?? Infinity, ahead = Math.max(0, (samples.at(-1)?.time ?? 0) - now);
+    const moved = samples.map(sample => ({...sample, time: sample.time - ahead, known: new Map()}));
+    this.#samples = [...moved.filter(sample => sample.time < first), ...this.#samples];
   }
 
   get times() {

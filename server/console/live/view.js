@@ -93,7 +93,7 @@ export class LiveView {
   /* Begin with the server's history. Without a key for the administration, the page begins empty. */
   async #remember() {
     try {
-      this.samples.adopt(samplesOf(await ask("/admin/history")));
+      this.samples.adopt(samplesOf(await ask("/admin/history")), Date.now() / 1000);
     } catch (error) {
       if (!error.needsKey) throw error;
     }

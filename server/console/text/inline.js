@@ -10,7 +10,7 @@ const TRAILING = /[.,:;!?'\])*_~]/;  // these characters end the sentence around
 const ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0"};
 const ENTITY = /&(?:amp|lt|gt|quot|#39|nbsp);/y;
 const BREAK = /<br ?\/?>/iy;
-const DESTINATION = /\(\s*(?:<([^<>\n]*)>|([^\s()]*(?:\([^\s()]*\)[^\s()]*)*))(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
+const DESTINATION = /\(\s*(?!\s)(?:<([^<>\n]*)>|([^\s()]*(?:\([^\s()]*\)[^\s()]*)*))(?:\s+(?!\s)(?:"[^"]*"|'[^']*'))?\s*\)/y;  // (?!\s): a run of spaces is matched in one way only
 
 export function parseInline(text) {
   const scanner = new Scanner(text);
@@ -46,7 +46,9 @@ class Scanner {
       case "\n": {
         const isHard = this.pending.endsWith("  ");
         this.pending = this.pending.trimEnd();
-        return isHard ? this.push({type: "break"}, at + 1) : this.take("\n", at + 1);
+        if (isHard) return this.push({type: "break"}, at + 1);
+        this.flush();  // the next line end then looks only at its own line
+        return this.take("\n", at + 1);
       }
       case "`":
         return this.code(at);

@@ -270,7 +270,8 @@ class PagePool:
             raise IntegrityError("a free page is published, or a cached page is not")
 
     def check_limits(self, held: PageList, num_writable: int, num_unpublished: int) -> None:
-        """Raise IntegrityError if `make_writable` or `publish` would be skipped although it has something to do."""
+        """Raise IntegrityError if one of the two numbers, which `cache_pool.Held` describes, is too large for this group of layers. The
+        scheduler would then leave out a call of `make_writable` or `publish` that has something to do."""
         last = num_writable - 1
         if num_writable and not (self.is_writable(held, last, num_writable) and num_writable <= self.num_writable(held, num_writable)):
             raise IntegrityError(f"position {last} cannot be written, or pages before it must be given back first: {held}")

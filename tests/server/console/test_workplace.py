@@ -124,6 +124,20 @@ def test_a_file_alone_is_a_message(page, site):
 
 
 @pytest.mark.parametrize(
+    ("name", "kind"), [("main.ts", "video/mp2t"), ("main.ts", "video/vnd.dlna.mpeg-tts"), ("drawing.svg", "image/svg+xml")]
+)
+def test_a_text_of_a_type_with_another_name_is_attached(page, site, name, kind):
+    """Systems take TypeScript for a stream of video, and SVG is a picture that is written as text."""
+    server = site("writer")
+    page.open(f"{server.url}/")
+    page.see("writer", ".empty h2")
+    attach(page, name, "let x;", kind)
+    page.see(name, ".attached")
+    send(page, "What is this?")
+    assert f"{name}:\n```\nlet x;\n```" in prompt_of(server)
+
+
+@pytest.mark.parametrize(
     "name, text, kind, why",
     [
         ("photo.png", "x", "image/png", "photo.png is of type image/png; only texts can be attached."),

@@ -14,7 +14,7 @@ from server.engine.request import TURN
 from server.engine.scheduling.cache_pool import CachePool
 from server.engine.scheduling.pace import SLOWEST, Measured, Pace
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit
+from server.messages import Abort, Constraint, ConstraintKind, Embed, SamplingParams, Submit
 
 VOCAB = 320
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
@@ -102,6 +102,27 @@ def test_stats_fall_silent_when_idle(rig) -> None:
     for _ in range(5):
         one.step()
     assert one.stats is None
+
+
+@ENGINES
+@pytest.mark.parametrize("ending", ["embedded", "aborted", "failed"])
+def test_the_last_statistics_say_that_nothing_runs(rig, engine, ending: str) -> None:
+    """However the last request ends, also without an event of its own, statistics follow that show no running sequence."""
+    limits = StepLimits(VOCAB, max_context=128, max_tokens=32, max_seqs=4, groups=(GroupLimits(40),), embedding_size=8)
+    one = rig(engine, limits=limits)
+    if ending == "failed":
+        impossible = params(allowed_token_ids=(7,), banned_token_ids=(7,))
+        one.engine.submit(Submit("a", tuple(range(1, 90)), impossible))
+    else:
+        one.engine.embed(Embed("a", tuple(range(1, 90))))
+    one.step()
+    one.step()
+    assert one.stats is not None and one.stats.num_running == 1 and one.stats.num_pages_used > 0
+    if ending == "aborted":
+        one.engine.abort(Abort("a"))
+    one.run()
+    assert set(one.failed) == ({"a"} if ending == "failed" else set()) and set(one.embedded) == ({"a"} if ending == "embedded" else set())
+    assert (one.stats.num_running, one.stats.num_waiting, one.stats.num_pages_used) == (0, 0, 0)
 
 
 @ENGINES

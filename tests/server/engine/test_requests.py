@@ -92,7 +92,7 @@ def test_a_row_that_cannot_be_drawn_fails_its_request_alone(rig) -> None:
         ]
     )
     assert set(one.failed) == {"bad", "both at once"} and set(one.outcomes) == {("good", 0)}
-    assert {failed.code for failed in one.failed.values()} == {"generation_failed"}
+    assert {failed.code for failed in one.failed.values()} == {"invalid_value"}
     assert len(one.outcomes["good", 0].token_ids) == 20
 
 

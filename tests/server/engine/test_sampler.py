@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compiler.sampling.philox import random_bits
 from runtime.sampling import Setting
 from server.constraints.matcher import Mask, Matcher
-from server.constraints.rules import Bans, matcher_of
+from server.constraints.rules import Bans, Rules, matcher_of
 from server.engine.intake import open_request
 from server.engine.sampler import RowState, Sampler
 from server.engine.step_model import GroupLimits, StepLimits
@@ -270,8 +270,23 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row(wrong: float) -> None:
     rows = [row_of(impossible), row_of(SamplingParams(max_tokens=1, temperature=0)), row_of(SamplingParams(max_tokens=1))]
     first, second, third = sampler_of(VOCAB).sample(logits, rows, [mask_of(impossible), None, None])
     assert first.error is not None and "no token is left" in str(first.error)
+    assert first.error.code == "invalid_value", "the fields of the request contradict each other"
     assert second.error is not None and "NaN or positive infinity" in str(second.error)
+    assert second.error.code == "generation_failed"
     assert third.error is None and 0 <= third.token_id < VOCAB
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 300])
+def test_whose_fault_it_is_that_nothing_is_left(vocab_size: int) -> None:
+    """Minus infinity for every token is the model's fault, with and without a mask. A mask without any token is the request's."""
+    every = SamplingParams(max_tokens=1, banned_token_ids=tuple(range(vocab_size)))
+    empty = Rules(Bans(every, frozenset(), vocab_size)).mask()
+    one = Rules(Bans(SamplingParams(max_tokens=1, allowed_token_ids=(7,)), frozenset(), vocab_size)).mask()
+    logits = np.full((3, vocab_size), -np.inf, np.float32)
+    rows = [row_of(SamplingParams(max_tokens=1, seed=seed)) for seed in range(3)]
+    found = [drawn.error for drawn in sampler_of(vocab_size).sample(logits, rows, [None, one, empty])]
+    assert [error.code for error in found] == ["generation_failed", "generation_failed", "invalid_value"]
+    assert "minus infinity" in str(found[0]) and str(found[1]) == str(found[0]) and "no token is left" in str(found[2])
 
 
 def test_a_batch_does_not_depend_on_the_batch_before_it() -> None:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -161,6 +162,20 @@ def test_a_burst_of_requests_does_not_hold_up_running_ones() -> None:
     Worker(model, channel, clock=lambda: next(times)).run()
     runs = [len(list(run)) for kind, run in itertools.groupby(channel.order) if kind == "message"]
     assert sum(runs) == 9 and max(runs) == 2
+
+
+def test_a_worker_does_not_wait_after_its_last_statistics(monkeypatch) -> None:
+    """After the last embedding, a step only sends the statistics. Then nothing is left to wait for, and the next request would wait in
+    vain."""
+    slept: list[float] = []
+    monkeypatch.setattr("server.engine.worker.time", SimpleNamespace(sleep=slept.append, monotonic=time.monotonic))
+    limits = StepLimits(64, max_context=100, max_tokens=64, max_seqs=16, groups=(GroupLimits(800),), embedding_size=8)
+    channel = LoggedChannel(Embed("a", (1, 2)))
+    worker = Worker(LoadedModel(READY, step_model=NullModel(limits)), channel)
+    worker._receive()
+    channel._messages.append(Drain())
+    worker.run()
+    assert slept == []
 
 
 def test_drain_refuses_finishes_and_ends(pair) -> None:

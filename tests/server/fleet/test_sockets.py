@@ -148,7 +148,7 @@ async def _never(*_: object) -> bool:
 
 def test_a_start_without_pyzmq_says_what_to_install(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(SettingsError, match=r"kv_events needs pyzmq, which is not installed; pip install 'relaxserve\[fleet\]'"):
+    with pytest.raises(SettingsError, match=r"kv_events needs pyzmq, which is not installed; in a checkout, install '\.\[fleet\]'"):
         serve(ServerSettings(port=0, kv_events="tcp://127.0.0.1:*"), [], _never)
 
 

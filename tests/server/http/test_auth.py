@@ -302,3 +302,6 @@ def test_json_and_no_body_at_all_are_taken_from_an_administrator(serve):
     json = server.http().post("/models/load", content=b'{"model": "none"}', headers={"content-type": "Application/JSON; charset=utf-8"})
     assert json.json()["error"]["code"] != "not_json"
     assert server.http().post("/v2/repository/index").status_code == 200
+    nothing = {"content-type": "application/octet-stream"}  # what aiohttp declares if a request has no body
+    assert server.http().post("/v2/repository/index", headers=nothing).status_code == 200
+    assert server.http().post("/v2/repository/index", headers=nothing, content=b"{}").status_code == 415

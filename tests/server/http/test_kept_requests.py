@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import resource
 import stat
 import threading
@@ -172,7 +173,7 @@ def test_requests_that_wait_for_a_slow_disk_take_limited_memory(tmp_path: Path, 
 
 
 def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a line would make the whole file useless for `relaxserve replay`."""
+    """`relaxserve replay` would lose the next line with it."""
     place = tmp_path / "requests.jsonl"
     kept = KeptRequests(place, ("model=*",))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -192,3 +193,24 @@ def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path: 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [line["request_id"] for line in lines(place, 2)] == ["first", "last"]
+
+
+def test_a_torn_line_costs_no_other(tmp_path: Path) -> None:
+    """A server that is killed may have written a part of a line."""
+    place = tmp_path / "requests.jsonl"
+    torn = '{"time": "2026-01-01T00:00:00Z", "request": "na\u00ef'.encode()[:-1]  # ends within a character
+    for before, found in ((torn, torn + b"\n"), (b"{}\n", b"{}\n"), (b"", b"")):
+        place.write_bytes(before)
+        KeptRequests(place, ()).close()
+        assert place.read_bytes() == found
+
+
+def test_requests_may_be_kept_in_a_pipe(tmp_path: Path) -> None:
+    """Opening a pipe to read would take its data, or wait for a writer."""
+    os.mkfifo(place := tmp_path / "pipe")
+    reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        KeptRequests(place, ()).close()
+        assert os.read(reader, 10) == b""
+    finally:
+        os.close(reader)

@@ -8,22 +8,28 @@ import gc
 import importlib
 import os
 import signal
+import socket
 import subprocess
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.isolated.calls import HEAD_BYTES, Calls
-from server.isolated.job import CallError, Failure, taker
+from server.isolated.calls import Calls
+from server.isolated.job import HEAD_BYTES, CallError, Failure, taker
 from tests.conftest import children_of
 
 PATIENCE_S = 600.0  # on a busy machine, the allowed CPU time takes minutes
 JOB = """
 import os
 import signal
+import sys
 import time
+import traceback
 import warnings
 
 class Job:
@@ -57,11 +63,38 @@ class Job:
                 return deep()
             case b"open":
                 return open("/dev/null", "rb").read()
+            case b"crash":
+                os.abort()
+            case b"killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case b"long":
+                return bytes(8 << 20)
+            case b"exit":
+                sys.exit("reason")
+            case b"unlogged":
+                traceback.print_exc = exhaust
+                raise ValueError
+            case b"end late":
+                os.write = write_and_end
+                return bytes(1 << 20)
+            case b"fail late":
+                os.write = write_and_end
+                raise MemoryError
             case _:
                 return work[::-1]
 
 def deep():
     return deep()
+
+def exhaust():
+    raise MemoryError
+
+write = os.write
+
+def write_and_end(fd, data):
+    num = write(fd, data[:1 << 16])
+    os.kill(os.getpid(), signal.SIGPROF)  # the CPU time is over
+    return num
 """
 
 
@@ -86,20 +119,38 @@ def test_a_call_has_a_fork_of_its_own(calls: Calls) -> None:
     assert calls.call_blocking(b"abc") == b"cba" and calls.call_blocking(b"") == b""
 
 
-def test_warnings_about_a_clients_file_are_not_logged(calls: Calls) -> None:
-    """A job may write to no file. A warning, however, could reach the pipe of a log, and the job would wait if nobody read the pipe."""
+@contextmanager
+def log_is_empty() -> Iterator[None]:
+    """Check at the end that a process of a job which was started meanwhile has logged nothing."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     saved = os.dup(2)
     os.dup2(writing, 2)  # which the process of the job inherits
     try:
-        assert calls.call_blocking(b"warn") == b"quiet"
+        yield
         with pytest.raises(BlockingIOError):
             os.read(reading, 1)
     finally:
         os.dup2(saved, 2)
         for fd in (saved, reading, writing):
             os.close(fd)
+
+
+def test_warnings_about_a_clients_file_are_not_logged(calls: Calls) -> None:
+    """A job may write to no file. A warning, however, could reach the pipe of a log, and the job would wait if nobody read the pipe."""
+    with log_is_empty():
+        assert calls.call_blocking(b"warn") == b"quiet"
+
+
+def test_a_call_that_the_front_gives_up_is_not_logged(calls: Calls) -> None:
+    """The front closes the connection before it has read anything from it."""
+    with log_is_empty():
+        near, far = socket.socketpair()
+        with near, far:
+            assert calls._started().hand_over(far.fileno())
+            fork = taker(near.recv(HEAD_BYTES, socket.MSG_PEEK))
+        while Path(f"/proc/{fork}").exists():
+            time.sleep(0.01)
 
 
 def test_calls_run_at_once(calls: Calls) -> None:
@@ -112,16 +163,53 @@ def test_calls_run_at_once(calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("work", "failure", "detail"),
     [
-        (b"spin", Failure.KILLED, ""),
+        (b"spin", Failure.STOPPED, ""),
         (b"large", Failure.TOO_LARGE, "MemoryError"),
         (b"deep", Failure.TOO_LARGE, "RecursionError"),
-        (b"open", Failure.KILLED, ""),  # a call that fails by a bug ends without an answer
+        (b"open", Failure.STOPPED, ""),  # a call that fails by a bug
+        (b"crash", Failure.STOPPED, ""),
+        (b"exit", Failure.STOPPED, ""),
+        (b"unlogged", Failure.STOPPED, ""),  # there is no memory to log the bug
+        (b"killed", Failure.KILLED, ""),
     ],
 )
 def test_limits_end_a_call_and_no_other(calls: Calls, work: bytes, failure: Failure, detail: str) -> None:
     error = failure_of(calls, work)
     assert (error.failure, error.detail) == (failure, detail)
     assert calls.call_blocking(b"abc") == b"cba"
+
+
+def test_only_a_call_that_was_killed_from_outside_is_made_again(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short, the kernel kills processes that are not at fault. A call that exceeds its own limits would do so again."""
+    asked: list[bytes] = []
+    ask = calls._ask
+
+    async def counted(work: bytes) -> bytearray | None:
+        asked.append(work)
+        return await ask(work)
+
+    monkeypatch.setattr(calls, "_ask", counted)
+    for work in (b"killed", b"crash", b"spin", b"exit"):
+        failure_of(calls, work)
+    assert asked == [b"killed", b"killed", b"crash", b"spin", b"exit"]
+
+
+def test_a_part_of_a_result_is_none(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may be killed while it sends its result. An earlier version took the part that had arrived for the whole."""
+    whole = asyncio.run(calls._ask(b"long"))
+    assert whole is not None and len(whole) > 8 << 20
+    parts = [whole[: HEAD_BYTES + 4], whole[:-1], whole]
+    monkeypatch.setattr(calls, "_ask", lambda _: asyncio.sleep(0, bytearray(parts.pop(0))))
+    assert failure_of(calls, b"long").failure is Failure.KILLED
+    assert calls.call_blocking(b"long") == bytes(8 << 20)
+
+
+def test_an_answer_is_sent_as_a_whole_although_the_cpu_time_ends_meanwhile(calls: Calls) -> None:
+    """An earlier version took the part that had arrived for the answer of a process that was killed from outside, or appended a
+    traceback."""
+    assert calls.call_blocking(b"end late") == bytes(1 << 20)
+    error = failure_of(calls, b"fail late")
+    assert (error.failure, error.detail) == (Failure.TOO_LARGE, "MemoryError")
 
 
 def test_a_process_that_cannot_fork_is_reported(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,11 @@ def test_one_stage_is_none(text: str) -> None:
         parse_places(text)
 
 
+def test_no_stage_is_named_as_it_was_given() -> None:
+    with pytest.raises(PlaceError, match=r"^stages is 0; expected at least two stages"):
+        parse_places("0")
+
+
 def test_the_last_stage_is_the_server() -> None:
     with pytest.raises(PlaceError, match="end the list with local, or with head"):
         require_places(("host1", "host2"))

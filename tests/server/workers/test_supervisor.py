@@ -25,7 +25,7 @@ from runtime.cache_groups import PAGE_SIZE
 from server.engine import channel
 from server.engine.scheduling.page_pool import Chain
 from server.interfaces import LoadError, RequestError
-from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, SamplingParams, Submit
+from server.messages import Clip, Embed, ErrorCode, FinishReason, GivePages, Load, PagesGiven, Peering, Ready, SamplingParams, Submit
 from server.models.processes import usage_of
 from server.workers import loading
 from server.workers.care import Care
@@ -254,6 +254,23 @@ def test_closing_a_stream_aborts_in_the_worker() -> None:
             await until(lambda: supervisor.stats is not None and supervisor.stats.num_running == 0)
             assert supervisor.stats.num_pages_used == 0
             assert supervisor.stats.num_steps < 300
+
+    run(scenario)
+
+
+def test_the_statistics_of_a_dead_worker_are_forgotten() -> None:
+    """If clients leave while no worker serves, the next worker has nothing to do and reports nothing. What ran in the dead worker must not
+    be shown for ever."""
+
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            async with aclosing(supervisor.generate(submits(1, max_tokens=300)[0])) as events:
+                await anext(events)
+                await until(lambda: supervisor.stats is not None and supervisor.stats.num_running > 0)
+                os.kill(supervisor.pid, signal.SIGKILL)
+                await until(lambda: supervisor.state is WorkerState.RESTARTING)
+            await until(lambda: supervisor.state is WorkerState.READY)
+            assert supervisor.stats is None or supervisor.stats.num_running == 0
 
     run(scenario)
 
@@ -770,7 +787,9 @@ def test_embeddings_survive_a_kill(kind) -> None:
 
 
 def test_answers_of_another_fingerprint_are_not_continued(tmp_path) -> None:
-    """If the new worker would continue with other bytes, requests whose answers have begun fail, and say why. Others begin anew."""
+    """If the new worker would continue with other bytes, requests whose answers have begun fail, and say why. Requests that wait for it
+    fail, too, because their tokens are those of the old files. An earlier version gave them to the new worker, which may not know these
+    tokens."""
     mark = tmp_path / "renamed"
 
     async def scenario() -> None:
@@ -780,10 +799,41 @@ def test_answers_of_another_fingerprint_are_not_continued(tmp_path) -> None:
             await until(lambda: bool(heard))
             mark.touch()
             os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: supervisor.state is WorkerState.RESTARTING)
+            waiting = asyncio.create_task(collect(supervisor, submits(2, max_tokens=5)[1]))
             with pytest.raises(RequestError, match="fingerprint fp_other since its restart, so it cannot continue an answer of fp_null"):
                 await begun
+            with pytest.raises(RequestError, match="fingerprint fp_other since its restart, and this request came to fp_null") as caught:
+                await waiting
+            assert (caught.value.code, caught.value.retry_after_s) == (ErrorCode.MODEL_NOT_READY, 1.0)
             assert supervisor.ready.fingerprint == "fp_other"
             assert await collect(supervisor, msgspec.structs.replace(submits(1, max_tokens=5)[0], request_id="again"))
+
+    run(scenario)
+
+
+def test_a_worker_of_another_fingerprint_serves_once_the_front_is_ready_for_it(tmp_path) -> None:
+    """The front must read the tokenizer of the new files first. If it cannot, the worker is given up, and another one is tried."""
+    mark = tmp_path / "renamed"
+
+    async def scenario() -> None:
+        async with worker(msgspec.structs.replace(CONFIG, renamed_when=str(mark)), Care(first_delay_s=0.05)) as supervisor:
+            heard: list[str] = []
+
+            async def change(ready: Ready) -> None:
+                heard.append(ready.fingerprint)
+                assert supervisor.ready.fingerprint == "fp_null" and supervisor.state is WorkerState.RESTARTING
+                if len(heard) < 3:
+                    raise LoadError(ErrorCode.LOAD_FAILED, "the tokenizer cannot be read")
+
+            supervisor.before_change = change
+            os.kill(supervisor.pid, signal.SIGKILL)
+            assert await collect(supervisor, submits(1, max_tokens=5)[0]), "the fingerprint is the same"
+            mark.touch()
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: len(heard) == 3 and supervisor.state is WorkerState.READY)
+            assert await collect(supervisor, msgspec.structs.replace(submits(1, max_tokens=5)[0], request_id="again"))
+            assert heard == ["fp_other"] * 3 and supervisor.ready.fingerprint == "fp_other"
 
     run(scenario)
 
