@@ -1,7 +1,8 @@
 """Run a command that the kernel kills when the process PARENT, which started it, ends: `python bound.py PARENT COMMAND ARGUMENTS`.
 
 So the server of a fleet's replica ends when the replica is killed, the stages that a model's worker or a fleet starts end with the process
-that started them, and the server of `relaxserve run` ends with the conversation.
+that started them, the server of `relaxserve run` ends with the conversation, and what plans, exports or downloads a model ends with the
+process that asked for it.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -57,8 +58,8 @@ from compiler.cache import Cache
 from deploy.use import markers_of
 from runtime import flags, sealed
 from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
-from runtime.errors import RuntimeFault
-from runtime.sealed import ABANDONED_S, key_of, make_private, require_private
+from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
+from runtime.sealed import ABANDONED_S, KEY_FILE, is_shared, key_of, make_private, require_private
 from runtime.sections import SectionFile, writing
 from server.interfaces import CachedModel
 
@@ -81,6 +82,10 @@ _OURS = re.compile(
 
 class CannotRemove(RuntimeFault):
     """Raised if a file of the folder cannot be removed, for example because it belongs to another user."""
+
+
+class NoKey(RuntimeFault):
+    """Raised if the key of the seals is missing or cannot be used, so that it is unknown which files are damaged."""
 
 
 class Part(StrEnum):
@@ -134,6 +139,14 @@ class Kept:
         within = self._weights, self._kernels, self._exports, self._quantised, self._labels, self._tokenizers, self._cards
         for folder in (self.folder, self.executables.folder, *within):
             require_private(folder)
+
+    def require_keys(self) -> None:
+        """Raise UnsafeCache if the key of the files that every load writes can be read or changed by others, or has a wrong length, and
+        DamagedFile if it is not a regular file. No key is made."""
+        for folder in (self.executables.folder, self._weights):
+            with suppress(OSError):  # loads continue without the cache
+                if is_shared() or (folder / KEY_FILE).exists():
+                    key_of(folder)
 
     def weights_of(self, key: str, digest: str) -> Path:
         """Return the path of the packed weights of one program and one checkpoint."""
@@ -192,8 +205,11 @@ class Kept:
             file = self._models_file(key)
             with suppress(OSError):  # in a read-only folder there is no list
                 written = file.with_name(f".{file.name}.{os.getpid()}")
-                written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
-                written.replace(file)
+                try:
+                    written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
+                    written.replace(file)
+                finally:
+                    written.unlink(missing_ok=True)
 
     def has_loaded(self, source: str) -> bool:
         """Return whether a source is listed for a program, and packed weights for this program are stored, maybe those of another
@@ -239,21 +255,22 @@ class Kept:
 
     def verify(self) -> Iterator[tuple[Path, str]]:
         """Read completely every file that has checksums or a seal, and every export. Yield its path and a description of the damage, which
-        is empty if the file is undamaged."""
-        for path in self.executables.paths():
-            yield path, _fault(lambda path=path: self.executables.verify(path))
-        for item in self._packed():
-            path = item.paths[0]
-            yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in (*self._kept_matrices(), *self._references()):
-            path = item.paths[0]
-            yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in (*self._assembled(), *self._kept_kernels(), *self._digests(), *self._kept_labels(), *self._kept_tokenizers()):
-            path = item.paths[0]
-            yield path, _fault(lambda path=path: sealed.load(path))
-        for item in self._exported():
-            path = item.paths[0]
-            yield path, _fault(lambda path=path: _verify_export(path))
+        is empty if the file is undamaged. Skip files that another process removes meanwhile. Raise NoKey, before any file is read, if the
+        key of one of the folders is missing or cannot be used."""
+        programs = self.executables.paths()
+        in_sections = [item.paths[0] for item in (*self._packed(), *self._kept_matrices(), *self._references())]
+        others = (*self._assembled(), *self._kept_kernels(), *self._digests(), *self._kept_labels(), *self._kept_tokenizers())
+        in_one_piece = [item.paths[0] for item in others]
+        for folder in dict.fromkeys(path.parent for path in (*programs, *in_sections, *in_one_piece)):
+            _require_key(folder)
+        checks: list[tuple[Path, Callable[[], object]]] = [(path, partial(self.executables.verify, path)) for path in programs]
+        checks += [(path, partial(_verify_sections, path)) for path in in_sections]
+        checks += [(path, partial(sealed.load, path)) for path in in_one_piece]
+        checks += [(item.paths[0], partial(_verify_export, item.paths[0])) for item in self._exported()]
+        for path, check in checks:
+            fault = _fault(check)
+            if not fault or os.path.lexists(path):  # otherwise another process has removed it meanwhile
+                yield path, fault
 
     def remove(self, path: Path) -> None:
         """Remove one file or one export's folder. Of a program, also remove the JSON file with its ranges. Raise CannotRemove if that
@@ -389,6 +406,10 @@ class _Program(msgspec.Struct):
     levels: list[_Level]
 
 
+def _verify_sections(path: Path) -> None:
+    SectionFile(path, key_of(path.parent)).verify()
+
+
 def _verify_export(folder: Path) -> None:
     """Raise RuntimeFault if program.json is damaged, or if the digest of a file with weights is not the one that it states. Raise OSError
     if a file is missing."""
@@ -402,6 +423,20 @@ def _verify_export(folder: Path) -> None:
         with (folder / shard.file).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                 raise RuntimeFault(f"{shard.file} is damaged: its SHA-256 is not that of program.json")
+
+
+def _require_key(folder: Path) -> None:
+    """Raise NoKey if the key of a folder's files is missing or cannot be used. `key_of` would make a new key, with which no seal is
+    right."""
+    try:
+        if not is_shared():
+            (folder / KEY_FILE).lstat()
+        key_of(folder)
+    except (OSError, UnsafeCache, DamagedFile) as error:
+        raise NoKey(
+            f"the key of {folder} cannot be used: {error}; set RELAXSERVE_CACHE_KEY_FILE to the key of the servers that share the cache, "
+            f"or remove the files in {folder}, which are built again"
+        ) from error
 
 
 def _fault(verify: Callable[[], object]) -> str:

@@ -15,12 +15,14 @@ from typing import Literal
 
 import msgspec
 
+from deploy.bound import bound
 from deploy.catalogue import ENTRIES
 from runtime import generated_code
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.library import Listed, Pulled, Stored
+from server.signal_names import describe_status
 
 COMMAND = command("deploy.library")
 encode = msgspec.json.encode
@@ -71,10 +73,10 @@ class Downloads:
 
 
 async def _lines(order: Order) -> AsyncGenerator[Line, None]:
-    """Let a process carry out an order, and yield what it reports. Raise LoadError if it fails. If the caller stops early, kill the
-    process."""
+    """Let a process carry out an order, and yield what it reports. Raise LoadError if it fails. If the caller stops early, or this process
+    ends, the process is killed."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)
+    process = await asyncio.create_subprocess_exec(*bound(COMMAND), stdin=pipe, stdout=pipe, process_group=0)
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(encode(order))
@@ -86,7 +88,7 @@ async def _lines(order: Order) -> AsyncGenerator[Line, None]:
             yield line
         if status := await process.wait():
             what = f"{order.what} {order.source!r}" if order.source else f"{order.what} the downloaded models"
-            raise LoadError(ErrorCode.FETCH_FAILED, f"cannot {what}: the process that tried it ended with status {status}")
+            raise LoadError(ErrorCode.FETCH_FAILED, f"cannot {what}: the process that tried it ended early ({describe_status(status)})")
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # kill pip too, which would go on downloading

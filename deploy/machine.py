@@ -11,21 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.machine.target import Target, TargetError, host, of_gpu
+from deploy.cache import Kept
 from runtime import flags
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.system_memory import SystemMemory, system_memory
 from runtime.device.cuda.card import Found, found_cards
-from runtime.errors import NoDevice
+from runtime.errors import DamagedFile, NoDevice, UnsafeCache
 
 # CPU features that kernels use, in the order in which `relaxserve doctor` shows them: those that multiply fastest come first.
 NOTABLE = {
     "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
 }
+# extra of the package -> the module that it installs, its purpose. Dynamo is left out, because it needs an environment of its own.
 EXTRAS = {
     "hub": ("huggingface_hub", "load models by hub id"),
     "cuda": ("pycuda", "run models on NVIDIA GPUs"),
-}  # extra of the package -> the module that it installs, its purpose
+    "otel": ("opentelemetry.sdk", "send traces of requests"),
+    "fleet": ("zmq", "publish events of prefix caches"),
+    "media": ("av", "read images and compressed audio"),
+    "ray": ("ray", "run a fleet on Ray Serve"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class CacheFolder:
     """The cache folder, and the disk that it is on, or would be on if it does not exist yet."""
 
     path: Path
+    refusal: str  # why loads are refused with this folder, such as others who can write to it; "": they are not
     writable: bool  # whether this user can write to the folder, or to the nearest folder above it that exists
     used_bytes: int  # bytes of all files in the folder
     free_bytes: int  # free bytes of the disk
@@ -82,8 +89,15 @@ def survey() -> Machine:
         cache=_cache_folder(flags.current().cache),
         gpus=gpus,
         gpu_problem=gpu_problem,
-        missing_extras=tuple(name for name, (module, _) in EXTRAS.items() if importlib.util.find_spec(module) is None),
+        missing_extras=tuple(name for name, (module, _) in EXTRAS.items() if not _is_installed(module)),
     )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package of the module is missing
+        return False
 
 
 def _processor() -> str:
@@ -100,7 +114,15 @@ def _cache_folder(path: Path) -> CacheFolder:
     """Describe the cache folder. This reads the size of every file in it."""
     there = next(p for p in (path, *path.absolute().parents) if os.path.exists(p))  # false where this user may not look
     used = sum(map(_num_bytes, path.rglob("*"))) if there == path else 0
-    return CacheFolder(path, there.is_dir() and os.access(there, os.W_OK | os.X_OK), used, shutil.disk_usage(there).free)
+    refusal = ""
+    if not flags.current().no_cache:
+        try:
+            cache = Kept(path)
+            cache.require_private()
+            cache.require_keys()
+        except (UnsafeCache, DamagedFile) as error:
+            refusal = str(error)
+    return CacheFolder(path, refusal, there.is_dir() and os.access(there, os.W_OK | os.X_OK), used, shutil.disk_usage(there).free)
 
 
 def _num_bytes(file: Path) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,13 @@ class Logged:
         return self.seed is None or seeds != (None, None) or self.body.get("temperature") == 0
 
 
+class Unfit(Enum):
+    """Why a line of the log has no request that could be repeated."""
+
+    FAILED = auto()  # the request failed, has no complete answer, or is no POST
+    TORN = auto()  # the line is the beginning of an object: the server was killed while it wrote
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first field in which a new answer differs from the logged one."""
@@ -69,47 +77,54 @@ class Replayed:
 
     num_equal: int  # requests with an equal answer
     num_skipped: int  # requests that failed, have no complete answer, are no POST, or cannot be repeated
+    num_torn: int  # torn lines of the log
     difference: Difference | None  # None: no answer differs
 
 
 def replay(log: Path, client: Client) -> Replayed:
     """Replay a log up to the first answer that differs. Raise ServerFault if the log cannot be read, or if the server does not answer. An
     answer that reports an error is compared like any other."""
-    num_equal = num_skipped = 0
+    num_equal = num_skipped = num_torn = 0
     for logged in read_log(log):
-        if logged is None or not logged.is_repeatable:
+        if logged is Unfit.TORN:
+            num_torn += 1
+            continue
+        if logged is Unfit.FAILED or not logged.is_repeatable:
             num_skipped += 1
             continue
         difference = compare(logged, client.send(logged.path, json.dumps(logged.body).encode()).decode(errors="replace"))
         if difference is not None:
-            return Replayed(num_equal, num_skipped, difference)
+            return Replayed(num_equal, num_skipped, num_torn, difference)
         num_equal += 1
-    return Replayed(num_equal, num_skipped, None)
+    return Replayed(num_equal, num_skipped, num_torn, None)
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------------
 
 
-def read_log(log: Path) -> Iterator[Logged | None]:
-    """Yield the requests. Yield None for a request that failed, has no complete answer, or is no POST. Raise ServerFault if the log cannot
-    be read or a line of it is no kept request."""
+def read_log(log: Path) -> Iterator[Logged | Unfit]:
+    """Yield the request of each line, or why the line has none that could be repeated. Raise ServerFault if the log cannot be read or a
+    line of it is no kept request."""
     try:
-        with log.open(encoding="utf-8") as file:
+        with log.open("rb") as file:
             for number, line in enumerate(file, 1):
                 yield _logged(log, number, line)
     except OSError as error:
         raise ServerFault(f"the log {log} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError:
-        raise ServerFault(f"the log {log} is not text; expected a file that the setting keep_requests names") from None
 
 
-def _logged(log: Path, number: int, line: str) -> Logged | None:
-    """Return the request of a line, with the seed set that was used, or None if the request failed, has no complete answer or is no POST.
-    Raise ServerFault if the line is no kept request."""
+def _logged(log: Path, number: int, line: bytes) -> Logged | Unfit:
+    """Return the request of a line, with the seed set that was used, or why it has none that could be repeated. Raise ServerFault if the
+    line is no kept request."""
     try:
-        fields = json.loads(line)
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            if line.startswith(b"{"):
+                return Unfit.TORN
+            raise
         if fields["status"] != 200 or not fields["complete"] or fields["method"] != "POST":
-            return None
+            return Unfit.FAILED
         body, seed = json.loads(fields["request"]), fields["seed"]
         found = Logged(number, fields["request_id"], fields["path"], fields["system_fingerprint"], body, seed, fields["answer"])
         if seed is not None:

@@ -83,14 +83,19 @@ def _values(params: tuple[Var, ...], dims: Mapping[str, int]) -> dict[DimVar, in
 
 
 def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.random.Generator) -> Any:
-    """Draw a value of a type. Raise CompileError, which names the parameter, if the type leaves the shape or the element type open."""
+    """Draw a value of a type. Raise CompileError, which names the parameter, if the type leaves the shape or the element type open, or if
+    there can be no array of the shape, because a size is negative or divides by zero, or the array does not fit into memory."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
-            return _array([d.evaluate(dims) for d in shape], dtype, random)
+            sizes = [_evaluated(param, d, dims) for d in shape]
+            try:
+                return _array(sizes, dtype, random)
+            except (ValueError, MemoryError) as error:
+                raise CompileError(f"parameter {param.name} cannot have the shape {sizes}: {error}; give --dim other values") from error
         case ShapeType(dims=wanted) if wanted is not None:
-            return tuple(d.evaluate(dims) for d in wanted)
+            return tuple(_evaluated(param, d, dims) for d in wanted)
         case ScalarType(value=Dim() as value):
-            return value.evaluate(dims)
+            return _evaluated(param, value, dims)
         case ScalarType(dtype=dtype) if dtype is not None:
             return _array([], dtype, random).item()
         case TupleType(fields=fields):
@@ -99,6 +104,14 @@ def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.rand
             raise CompileError(
                 f"parameter {param.name} is {type_}, for which no random value can be drawn; state its shape and element type"
             )
+
+
+def _evaluated(param: Var, dim: Dim, dims: Mapping[DimVar, int]) -> int:
+    """Return the value of a size. Raise CompileError, which names the parameter, if it divides by zero."""
+    try:
+        return dim.evaluate(dims)
+    except ZeroDivisionError as error:
+        raise CompileError(f"parameter {param.name} has the size {dim}, which divides by zero; give --dim other values") from error
 
 
 def _array(shape: list[int], dtype: DType, random: np.random.Generator) -> NDArray[Any]:

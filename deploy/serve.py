@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from compiler.machine.target import NAMED
+from deploy.bound import bound
 from deploy.cache import Kept, kept
 from deploy.library import Downloads
 from deploy.listening import listen
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
+from deploy.publication import Wanted
 from runtime import generated_code
+from runtime.extras import installing
 from runtime.launch import command
 from runtime.sealed import is_shared
 from server.fleet.cache_events import CacheEvents
@@ -39,6 +42,7 @@ from server.models.state import ModelSpec, exclusive, read_state, require_writab
 from server.pauses import collect_in_small_portions, switch_often
 from server.secret_file import read_secret
 from server.settings import ServerSettings, SettingsError
+from server.signal_names import describe_status
 from server.workers.care import Care
 from server.workers.supervisor import Supervisor
 
@@ -111,23 +115,24 @@ async def compare_forms(source: str, hub_token: str | None = None) -> list[FormE
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
     """Write the files that browsers need to run a model to `folder`. A separate process does the work. Raise LoadError if it cannot be
     done."""
-    await _answer_of("the export", (*command("deploy.publication"), str(folder)), load_of(spec, hub_token))
+    wanted = Wanted(load_of(spec, hub_token), spec.defaults)
+    await _answer_of("the export", (*command("deploy.publication"), str(folder)), wanted)
 
 
-async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str, Any]:
-    """Start a process, send it a load and return its answer. Raise LoadError if the process refuses the load, or ends with another status
-    than 0; `who` names the process in the message. If the caller is cancelled, the process is killed."""
+async def _answer_of(who: str, command: tuple[str, ...], asked: msgspec.Struct) -> dict[str, Any]:
+    """Start a process, send it a message and return its answer. Raise LoadError if the process refuses the load, or ends with another
+    status than 0; `who` names the process in the message. If the caller is cancelled, or this process ends, the process is killed."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(*bound(command), stdin=pipe, stdout=pipe)
     try:
-        output, _ = await process.communicate(msgspec.json.encode(load))
+        output, _ = await process.communicate(msgspec.json.encode(asked))
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):  # it has just ended
             process.kill()
         await process.wait()
         raise
     if process.returncode != 0:
-        raise LoadError(ErrorCode.LOAD_FAILED, f"{who} ended with status {process.returncode}")
+        raise LoadError(ErrorCode.LOAD_FAILED, f"{who} ended early ({describe_status(process.returncode)})")
     answer: dict[str, Any] = msgspec.json.decode(output)
     if "code" in answer:
         raise LoadError(ErrorCode(answer["code"]), answer["message"], answer.get("required", 0), answer.get("free", 0))
@@ -141,6 +146,8 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     Guard(settings)  # reads the keys
     if settings.stage_secret_file is not None:
         read_secret(settings.stage_secret_file, "stage_secret_file")
+    if settings.keep_requests is None and settings.keep_requests_of != ServerSettings().keep_requests_of:
+        raise SettingsError("keep_requests_of is set and keep_requests is not; set both, or leave keep_requests_of out")
     switch_often()
     ignore_field_warnings()
     # the texts of one request are encoded on one core, so that running streams keep the other cores
@@ -311,7 +318,7 @@ def cache_events(settings: ServerSettings, listener: socket.socket) -> Generator
 
         from server.fleet.sockets import EventSockets
     except ImportError as error:
-        raise SettingsError("kv_events needs pyzmq, which is not installed; pip install 'relaxserve[fleet]'") from error
+        raise SettingsError(f"kv_events needs pyzmq, which is not installed; {installing('fleet')}") from error
     name = settings.kv_events_name or url_of(listener).removeprefix("http://")
     events = CacheEvents(name, lambda topic, number, batch: sockets.send(topic, number, batch))
     try:

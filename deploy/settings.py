@@ -186,10 +186,12 @@ def check_models(specs: Iterable[ModelSpec]) -> None:
                 raise SettingsError(f"model {spec.name!r}: {error}") from error
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             if not re.fullmatch(NAME, name):
-                raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}; give one as PATH_OR_ID=NAME")
+                how, remedy = ("", "give one as PATH_OR_ID=NAME") if name == spec.name else (" by an alias", "choose another alias")
+                raise SettingsError(f"model {spec.source!r} is called {name!r}{how}; expected {NAMED}; {remedy}")
             if name in sources:
                 both = f"{sources[name]!r} and {spec.source!r}"
-                raise SettingsError(f"models {both} are both called {name!r}; give one another name, as PATH_OR_ID=NAME")
+                remedy = "give one another name, as PATH_OR_ID=NAME" if name == spec.name else "choose another alias"
+                raise SettingsError(f"models {both} are both called {name!r}; {remedy}")
             sources[name] = spec.source
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from runtime.extras import installing
 from server.http.record import RequestRecord
 from server.settings import SettingsError
 
@@ -45,7 +46,7 @@ class Tracer:
                 TraceContextTextMapPropagator,
             )
         except ImportError as error:
-            text = f"otlp_traces_endpoint is {endpoint!r}, and {error.name} is not installed; pip install 'relaxserve[otel]'"
+            text = f"otlp_traces_endpoint is {endpoint!r}, and {error.name} is not installed; {installing('otel')}"
             raise SettingsError(text) from error
         name = os.environ.get("OTEL_SERVICE_NAME", "relaxserve")
         resource = Resource.create({"service.name": name, "service.version": version("relaxserve")})

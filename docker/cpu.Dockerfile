@@ -1,4 +1,5 @@
-# An image of relaxserve for CPUs, smaller than 450 MB. Only the build stage has pip. The file works for amd64 and arm64:
+# An image of relaxserve for CPUs, smaller than 450 MB. The environment of relaxserve has no pip; downloads of catalogue models use the base
+# image's. The file works for amd64 and arm64:
 #
 #     docker build -f docker/cpu.Dockerfile -t relaxserve .
 #     docker build -f docker/cpu.Dockerfile --build-arg EXTRAS=hub,otel -t relaxserve .

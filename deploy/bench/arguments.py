@@ -1,11 +1,13 @@
-"""Parse numbers among the arguments of benchmarks. Each function raises ArgumentTypeError for a text that is no such number."""
+"""Parse arguments of benchmarks. Each function raises ArgumentTypeError for a text that is no such argument."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
+from runtime.device.registry import NAME as DEVICE_NAME
 from server.load_settings import MOST_SEQUENCES
 
 
@@ -15,6 +17,21 @@ def number(text: str) -> float:
         if 0 < (found := float(text)) < float("inf"):
             return found
     raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+
+
+def temperature(text: str) -> float:
+    """Parse a finite number of at least 0."""
+    with suppress(ValueError):
+        if 0 <= (found := float(text)) < float("inf"):
+            return found
+    raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+
+
+def device_name(text: str) -> str:
+    """Return the name of a device. Whether the machine has it is not checked."""
+    if not re.fullmatch(DEVICE_NAME, text):
+        raise argparse.ArgumentTypeError(f"{text} is no device; expected cpu, cuda, or one of several GPUs as cuda:1")
+    return text
 
 
 def whole(text: str) -> int:

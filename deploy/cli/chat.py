@@ -55,6 +55,7 @@ def chat(
 
       relaxserve chat --mcp "npx -y @modelcontextprotocol/server-filesystem ."
     """
+    check_approval(mcp, yes=yes)
     client = Client(url, key)
     conversation = Conversation(client, model or first_model(client), system or "")
     options = _options(max_tokens, temperature, seed)
@@ -65,6 +66,12 @@ def chat(
 
     with attached(mcp, approves_all=yes) as tool_turns:
         _talk(Talk(conversation, options, tool_turns), question)
+
+
+def check_approval(mcp: list[str] | None, *, yes: bool) -> None:
+    """Raise BadParameter if calls are approved, and no MCP server is named that could have any."""
+    if yes and not mcp:
+        raise typer.BadParameter("--yes is set, and --mcp is not: leave --yes out, or name MCP servers")
 
 
 def _options(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:

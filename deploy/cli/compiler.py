@@ -78,7 +78,7 @@ def eval_(
     """
     from deploy.run_program import leaves, run_program
 
-    ran = run_program(_read(program), entry, dict(_dim(text) for text in dim or []), seed=seed, check=check, check_bounds=check_bounds)
+    ran = run_program(_read(program), entry, _dims(dim or []), seed=seed, check=check, check_bounds=check_bounds)
     for leaf in leaves(ran.result):
         answers.print(f"{leaf.dtype}{list(leaf.shape)}", highlight=False)
     if check:
@@ -102,13 +102,18 @@ def _read(program: Path) -> IRModule:
     return module
 
 
-def _dim(text: str) -> tuple[str, int]:
-    """Parse NAME=N. Raise BadParameter for any other text."""
-    name, _, value = text.partition("=")
-    try:
-        return name, int(value)
-    except ValueError:
-        raise typer.BadParameter(f"--dim {text}: expected NAME=N, such as n=7") from None
+def _dims(texts: Sequence[str]) -> dict[str, int]:
+    """Parse texts of the form NAME=N. Raise BadParameter for any other text, and for a second value of a dimension."""
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in found:
+            raise typer.BadParameter(f"--dim {text}: {name} is {found[name]} already; give each dimension once")
+        try:
+            found[name] = int(value)
+        except ValueError:
+            raise typer.BadParameter(f"--dim {text}: expected NAME=N, such as n=7") from None
+    return found
 
 
 # --- the cache -----------------------------------------------------------------------------------------------------------

@@ -82,15 +82,20 @@ def _clear(conversation: Conversation, _: str) -> str:
 
 def _save(conversation: Conversation, name: str) -> str:
     """Write the conversation to a new file, as the body of a request that can be sent to a server. Raise CommandError if the file exists or
-    cannot be written."""
+    cannot be written; a part that was written is removed."""
     if not name:
         raise CommandError("/save needs the name of a file")
     path = at_home(name)
     body = {"model": conversation.model, "messages": conversation.messages}
     content = json.dumps(body, ensure_ascii=False, indent=2).encode(errors="backslashreplace")  # writes a lone surrogate as JSON does
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        file = path.open("xb")
+        try:
+            with file:
+                file.write(content)
+        except BaseException:  # also of closing: NFS and FUSE report only then that the disk is full
+            path.unlink(missing_ok=True)
+            raise
     except FileExistsError:
         raise CommandError(f"{path} exists; name another file") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.cli.output import answers
+from runtime.extras import installing
 from runtime.units import in_units
 
 if TYPE_CHECKING:
@@ -64,10 +65,13 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
         rows.append((NOTE, "huge pages", "never; to read weights faster: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
     else:
         rows.append((OK, "huge pages", machine.huge_pages))
-    disk = f"{cache.path}: {in_units(cache.used_bytes)} used, {in_units(cache.free_bytes)} free"
-    rows.append(
-        (OK, "cache", disk) if cache.writable else (FAULT, "cache", f"{cache.path} cannot be written; set RELAXSERVE_CACHE to a folder")
-    )
+    if cache.refusal:
+        rows.append((FAULT, "cache", cache.refusal))
+    elif cache.writable:
+        rows.append((OK, "cache", f"{cache.path}: {in_units(cache.used_bytes)} used, {in_units(cache.free_bytes)} free"))
+    else:
+        text = f"{cache.path} cannot be written: what it lacks is made again at each start, models whose files are packages cannot be"
+        rows.append((NOTE, "cache", f"{text} downloaded, and uploads and batches need batch_dir; set RELAXSERVE_CACHE to another folder"))
     if machine.gpus and machine.gpu_problem:
         rows.append((NOTE, "GPU", f"{', '.join(machine.gpus)}; models run on the CPU: {machine.gpu_problem}"))
     else:
@@ -75,5 +79,5 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
     if not machine.gpus:
         rows.append((OK, "GPU", "none; models run on the CPU"))
     for name in machine.missing_extras:
-        rows.append((NOTE, name, f"not installed: pip install 'relaxserve[{name}]' to {EXTRAS[name][1]}"))
+        rows.append((NOTE, name, f"not installed: to {EXTRAS[name][1]}, {installing(name)}"))
     return rows

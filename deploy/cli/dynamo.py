@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from deploy.cli.output import answers
+from runtime.extras import installing
 from server.settings import SettingsError
 
 # Dynamo's own parser reads all arguments, --help included.
@@ -29,9 +30,9 @@ def dynamo(context: typer.Context) -> None:
         from deploy.dynamo.engine import run
     except ModuleNotFoundError as error:
         if is_help:
-            answers.print("The options are shown if Dynamo is installed: pip install 'relaxserve[dynamo]'", highlight=False)
+            answers.print(f"The options are shown if Dynamo is installed: {installing('dynamo')}", highlight=False)
             return
         if (error.name or "").partition(".")[0] != "dynamo":
             raise
-        raise SettingsError("Dynamo is not installed; install it: pip install 'relaxserve[dynamo]'") from error
+        raise SettingsError(f"Dynamo is not installed: {installing('dynamo')}") from error
     run(context.args)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,8 +56,11 @@ def export(
         raise typer.BadParameter(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
+    if machine is not None and form.get("embeddings"):
+        raise typer.BadParameter("--embeddings is set, but a C library gives none: leave --embeddings out, or name --target web")
     load = load_of(model, max_batch=1, max_context=max_context, **form)
-    with new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}")) as folder, stages(load.name) as report:
+    place = output or Path(f"{load.name.replace('/', '-')}-{target}")
+    with _exit_at_sigterm(), new_folder(place) as folder, stages(load.name) as report:
         opened = servable(begin(load, report), page_sees) if machine is None else servable(begin(load, report))
         if machine is None:
             export_web(opened, load.name, folder, report)
@@ -63,3 +70,13 @@ def export(
             what = f"Build the example there: {build_command(library.name)}"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _exit_at_sigterm() -> Generator[None]:
+    """Let SIGTERM raise SystemExit, as SIGINT raises KeyboardInterrupt, so that a folder that is partly filled is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

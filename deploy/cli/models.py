@@ -182,9 +182,10 @@ def run(
 
       relaxserve run Qwen/Qwen2.5-0.5B-Instruct --quantize int8
     """
-    from deploy.cli.chat import chat
+    from deploy.cli.chat import chat, check_approval
     from deploy.model_loading.locate import is_here
 
+    check_approval(mcp, yes=yes)  # before a download and a load
     if not is_here(source := model_spec(model).source):
         _fetch(source, hub_token(os.environ))
     options = [part for field, value in form.items() for part in (name_of(field), str(value))]

@@ -33,6 +33,7 @@ def replay(
 
     found = replayed(log, Client(url, key))
     skipped = f"; {found.num_skipped} skipped, which failed or cannot be repeated" if found.num_skipped else ""
+    skipped += f"; {found.num_torn} torn lines, which a server was writing when it was killed" if found.num_torn else ""
     if found.difference is None:
         answers.print(f"{found.num_equal} answers are equal{skipped}", highlight=False)
         return

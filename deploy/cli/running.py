@@ -23,6 +23,7 @@ from server.defaults import DefaultsError, read_texts
 
 Name = Annotated[str, typer.Argument(help="Name or alias of a model of the server.", metavar="MODEL")]
 NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "num_predict"}  # our names of defaults -> those of Ollama's API
+MODELFILE = "Modelfile"  # the file that `create` reads if no other is named
 QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 OF_NO_PARAMETER = ("system", "template")  # defaults that are fields of the request itself, not of its `parameters`
 
@@ -108,9 +109,10 @@ def cp(
 
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new model.")],
-    file: Annotated[Path, typer.Option("--file", "-f", help="Modelfile with FROM, SYSTEM, TEMPLATE (in Jinja) and PARAMETER.")] = Path(
-        "Modelfile"
-    ),
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help=f"Modelfile with FROM, SYSTEM, TEMPLATE (in Jinja) and PARAMETER; by default ./{MODELFILE}."),
+    ] = None,
     source: Annotated[str | None, typer.Option("--from", help="Name of a model of the server, instead of a Modelfile.")] = None,
     default: Annotated[list[str] | None, typer.Option(help=OPTIONS["defaults"].meaning, metavar="TEXT")] = None,
     url: Url = DEFAULT_URL,
@@ -124,9 +126,11 @@ def create(
 
       relaxserve create teacher --from qwen --default system=@teacher.txt --default temperature=0.2
     """
+    if source is not None and file is not None:
+        raise typer.BadParameter("--from and --file cannot be used together")
     try:
         given = read_texts(default or [], "--default").given
-        made = Modelfile(source) if source is not None else read_modelfile(_text(file), str(file))
+        made = Modelfile(source) if source is not None else _modelfile(Path(MODELFILE) if file is None else file)
     except (DefaultsError, ModelfileError) as error:
         raise typer.BadParameter(str(error)) from error
     parameters = {NAMES.get(each, each): value for each, value in given.items() if each not in OF_NO_PARAMETER}
@@ -136,10 +140,10 @@ def create(
     answers.print(f"{name} is made from {made.source}", highlight=False)
 
 
-def _text(file: Path) -> str:
-    """Return the text of a Modelfile. Raise ModelfileError if it cannot be read."""
+def _modelfile(file: Path) -> Modelfile:
+    """Read a Modelfile. Raise ModelfileError if it cannot be read or is wrong."""
     try:
-        return file.read_text()
+        return read_modelfile(file.read_text(), str(file))
     except OSError as error:
         raise ModelfileError(f"{file} cannot be read: {error.strerror}; name a Modelfile by --file, or a model by --from") from error
     except UnicodeDecodeError as error:

@@ -24,6 +24,7 @@ from runtime import generated_code
 from runtime.files import digest_of_sources
 from runtime.launch import command
 from runtime.sealed import recall
+from server.signal_names import describe_status
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
@@ -76,7 +77,7 @@ def _made_apart(file: GgufFile) -> bytes | None:
     if done.returncode == 0:
         return done.stdout
     last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    log.debug("the process that reads the vocabulary of %s ended with status %d: %s", file.path, done.returncode, last)
+    log.debug("the process that reads the vocabulary of %s ended early (%s): %s", file.path, describe_status(done.returncode), last)
     return None
 
 

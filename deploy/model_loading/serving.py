@@ -251,7 +251,7 @@ class HearingModel(CompiledModel):
         return self._begun.advance(work, lambda: self._hear(work)) is not None
 
     def _hear(self, heard: Heard) -> InParts[bool]:
-        """Encode the audio in parts, padded with silence to a whole window, and write its keys and values to the sequence's pages. Return
+        """Encode the audio in parts, padded with silence to a whole window, and write its keys and values to the sequence's page. Return
         True."""
         group, tensors = self._pool.groups[-1], self._pool.tensors[-1]
         assert isinstance(group, HeardGroup), group

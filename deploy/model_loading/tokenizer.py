@@ -16,7 +16,7 @@ from compiler.frontend.errors import ModelError
 from deploy.model_loading.locate import defaults_of, locate
 from deploy.model_loading.made_tokenizer import is_made, made_of
 from server.defaults import FILE as DEFAULTS
-from server.defaults import BesideModel
+from server.defaults import BesideModel, Defaults
 from server.free_memory import return_free_memory
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from server.text.tokenizer import Tokenizer
 
 
+NO_DEFAULTS = Defaults()
+
+
 @dataclass(frozen=True)
 class TokenizerSource:
     """The files that describe a model's tokenizer. They are read once, at first use, except the file of defaults in `defaults`. The methods
@@ -35,12 +38,14 @@ class TokenizerSource:
 
     path: Path
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
+    own: Defaults = NO_DEFAULTS  # defaults that win over those of the file beside the model
 
     def build(self) -> Tokenizer:
         from server.text.tokenizer import Tokenizer
 
         with _refusal(self.path):
-            return Tokenizer(self._files.contents)
+            tokenizer = Tokenizer(self._files.contents)
+            return tokenizer.with_defaults(self.own) if self.own.given else tokenizer
 
     def files(self) -> TokenizerFiles:
         """Return the files, which are made if the model is a GGUF file."""

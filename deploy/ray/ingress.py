@@ -90,7 +90,7 @@ class Ingress:
 
         if request.method == "GET" and path in LISTS and len(self._pools) > 1:
             await self._meet()
-            return ModelLists(path, [passage(name) for name in self._pools if not directory_of(name).is_empty])
+            return ModelLists(path, {name: None if directory_of(name).is_empty else passage(name) for name in self._pools})
         return passage(await self._pool_of(reading))
 
     def _located(self, reading: Reading) -> Reading:

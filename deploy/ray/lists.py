@@ -1,11 +1,14 @@
-"""Answer a request for the list of models: ask one replica of each pool, and merge the lists."""
+"""Answer a request for the list of models: ask one replica of each pool, and merge the lists. A header names the pools whose models are
+missing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import Headers
@@ -17,8 +20,11 @@ from deploy.ray.refusal import refusal
 from server.api.answer.sse import run_until_disconnect
 from server.errors import NO_REPLICA, ApiError
 
+log = logging.getLogger(__name__)
+
 LISTS = {"/v1/models": "data", "/api/tags": "models", "/api/ps": "models"}  # the field with the entries, by path
 LIST_S = 5.0  # time for the answer of a pool
+MISSING = "x-missing-pools"  # header with the names of the pools whose models a list lacks
 
 
 @dataclass(slots=True)
@@ -37,16 +43,17 @@ class _Answer:
 
 
 class ModelLists(Response):
-    """An ASGI response: the entries that the pools list, each once. If no pool answers with status 200, it is the answer of the first pool
-    that has answered, or a refusal if none has."""
+    """An ASGI response: the entries that the pools list, each once, with the header MISSING if a pool has given no list. If no pool answers
+    with status 200, it is the answer of the first pool that has answered, or a refusal if none has."""
 
-    def __init__(self, path: str, passages: Sequence[Passage]) -> None:
-        """`passages`: the same request, on its way to each pool that has a replica."""
+    def __init__(self, path: str, passages: Mapping[str, Passage | None]) -> None:
+        """`passages`: the same request, on its way to each pool, by the pool's name; None for a pool that has no replica."""
         super().__init__()
         self._path = path
         self._entries = LISTS[path]
-        self._passages = passages
-        for passage in passages:  # lists are merged as plain JSON
+        self._passages = {name: passage for name, passage in passages.items() if passage is not None}
+        self._without = [name for name, passage in passages.items() if passage is None]
+        for passage in self._passages.values():  # lists are merged as plain JSON
             passage.given = Headers(raw=[(name, value) for name, value in passage.given.raw if name != b"accept-encoding"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,16 +61,27 @@ class ModelLists(Response):
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask all pools, and send the merged list, or what takes its place if no pool gives one."""
-        answers = [answer for answer in await asyncio.gather(*map(_answer, self._passages)) if answer is not None]
+        asked = dict(zip(self._passages, await asyncio.gather(*map(_answer, self._passages.values())), strict=True))
+        answers = {name: answer for name, answer in asked.items() if answer is not None}
         if not answers:
             await refusal(self._path, ApiError(NO_REPLICA, self._why))(scope, receive, send)
             return
-        listed = [answer for answer in answers if answer.status == 200]
-        chosen = listed[0] if listed else answers[0]
-        body = merged([answer.body for answer in listed], self._entries) if listed else chosen.body
+        listed = {name: answer for name, answer in answers.items() if answer.status == 200}
+        chosen = next(iter((listed or answers).values()))
+        body = merged([answer.body for answer in listed.values()], self._entries) if listed else chosen.body
         headers = [(name, value) for name, value in chosen.headers if name != b"content-length"]
+        if listed:
+            headers += self._missing([name for name in asked if name not in listed])
         await send({"type": "http.response.start", "status": chosen.status, "headers": [*headers, (b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _missing(self, failed: Sequence[str]) -> list[tuple[bytes, bytes]]:
+        """Return the header that names the pools whose models are missing, if there are any: `failed`, and those without a replica."""
+        if failed:
+            text = "%s lacks the models of %s, from which no list came with status 200 within %g s"
+            log.info(text, self._path, ", ".join(failed), LIST_S)
+        names = ", ".join(map(quote, [*failed, *self._without]))
+        return [(MISSING.encode(), names.encode())] if names else []
 
     @property
     def _why(self) -> str:

@@ -26,6 +26,7 @@ from deploy.settings import PREFIX, gather, model_spec
 from runtime.launch import command
 from runtime.own_folder import OwnFolder
 from server.messages import LOCAL
+from server.signal_names import describe_status
 
 FOLDER = "relaxserve-replica-"  # the beginning of the name of a folder
 READY_POLL_S = 0.1
@@ -143,7 +144,7 @@ class ServerProcess:
     def require(self) -> None:
         """Raise ServerEnded if the server has ended."""
         if self.has_ended:
-            raise ServerEnded(f"the server ended with status {self._process.returncode}: {self._log.last_lines()}")
+            raise ServerEnded(f"the server has ended ({describe_status(self._process.returncode)}): {self._log.last_lines()}")
 
     def require_answer(self) -> None:
         """Raise ServerEnded if the server has ended, and OSError if it does not answer."""

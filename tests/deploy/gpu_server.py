@@ -25,6 +25,7 @@ from server.messages import Load
 from tests.conftest import BIN, GOLDEN, ROOT, greeting, workers_of
 from tests.gpu.fixtures import SoftwareGpu
 
+MEANINGLESS_S = 0.01  # what a load takes for the time of a step; times on a software GPU are long and say nothing
 TEMPLATE = "{{ messages[0]['content'] }}"  # a prompt is the words of its message
 
 
@@ -79,9 +80,9 @@ def copy_golden(names: Sequence[str], root: Path) -> None:
 
 
 def loaded_here(load: Load) -> LoadedModel:
-    """Load a model in this process. Its steps are not measured, because their times on a software GPU are long and mean nothing."""
+    """Load a model in this process without measuring its steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "measured", lambda _model: Measured({1: 0.01}))
+        patch.setattr(costs, "measured", lambda _model: Measured({1: MEANINGLESS_S}))
         return load_model(load, lambda _stage, _fraction: None)
 
 
@@ -95,8 +96,10 @@ def serving(
     models: Path, first: str, library: Path | None, folder: Path, environment: dict[str, str], memory: int, *, ranks: int = 1
 ) -> Generator[GpuServer]:
     """Start a server with software GPUs of `memory` bytes that has loaded the model `first` of the folder `models`, divided over `ranks`
-    GPUs."""
-    card = SoftwareGpu(library).environment(arch="8.0", memory=memory, shared=folder, wild=folder / "wild", cards=ranks)
+    GPUs. Its loads do not measure steps."""
+    card = SoftwareGpu(library).environment(
+        arch="8.0", memory=memory, shared=folder, wild=folder / "wild", cards=ranks, step_s=MEANINGLESS_S
+    )
     sizes = ("--quantize", "f32", "--max-context", "64", "--max-batch", "4")
     settings = ("--device", "cuda", "--tensor-parallel", str(ranks), *sizes, "--port", "0", "--stall-s", "600", "--model-root", models)
     command = [BIN / "relaxserve", "serve", models / first, *settings]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from compiler.cache import Cache, Key, Range
-from deploy.cache import CannotRemove, Item, Kept, Part
+from deploy.cache import CannotRemove, Item, Kept, NoKey, Part
 from deploy.quality.label import keep_label, kept_label
-from runtime import sealed, sections
+from runtime import flags, sealed, sections
 from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
 from runtime.sealed import ABANDONED_S
 from server.messages import QualityLabel
@@ -183,6 +183,32 @@ def test_verifying_names_what_is_damaged_and_what_is_sound(kept: Kept) -> None:
     assert files(kept) == {packed[0].name}
 
 
+def test_what_is_removed_during_a_verification_is_not_damaged(kept: Kept) -> None:
+    """A server that runs meanwhile trims the machine code of kernels."""
+    removed = [weights(kept, key) for key in KEYS]
+    found = kept.verify()
+    assert next(found) == (removed[0], "")
+    removed[1].unlink()
+    assert list(found) == [(removed[2], "")]
+
+
+@pytest.mark.parametrize("cause", ["named", "open", "absent", "fifo"])
+def test_without_the_key_nothing_counts_as_damaged(kept: Kept, tmp_path: Path, cause: str) -> None:
+    """Otherwise a wrong path in RELAXSERVE_CACHE_KEY_FILE would let `cache verify --remove` empty a cache that replicas share."""
+    packed = weights(kept, KEYS[0])
+    key_file = tmp_path / "nowhere" if cause == "named" else None
+    if cause == "open":
+        (packed.parent / sealed.KEY_FILE).chmod(0o644)
+    if cause in ("absent", "fifo"):
+        (packed.parent / sealed.KEY_FILE).unlink()
+    if cause == "fifo":
+        os.mkfifo(packed.parent / sealed.KEY_FILE)
+    remedy = f"set RELAXSERVE_CACHE_KEY_FILE to .*, or remove the files in {packed.parent}, which are built again"
+    with flags.scope(cache_key_file=key_file), pytest.raises(NoKey, match=remedy):
+        list(kept.verify())
+    assert packed.exists() and (packed.parent / sealed.KEY_FILE).exists() == (cause != "absent")
+
+
 def test_the_administration_clears_weights_too_but_no_labels(kept: Kept) -> None:
     """A label, a quantised matrix or a kernel is of use without a compiled model, and a loaded model may have it."""
     for key in KEYS:
@@ -192,6 +218,36 @@ def test_the_administration_clears_weights_too_but_no_labels(kept: Kept) -> None
     staying = {path.name for path in (*kept.folder.rglob(f"{KEYS[1]}*"), *kept.folder.rglob("*.label"))}
     assert kept.clear(keep=frozenset({KEYS[1]})) > 2 * SIZE
     assert files(kept) == staying and len(staying) == 4
+
+
+def test_a_full_disk_gets_no_parts_of_files(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start would add some, and nothing but a prune would remove them."""
+    program(kept, KEYS[0])
+    before = files(kept)
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    kept.remember_model(KEYS[0], "org/model")
+    with pytest.raises(OSError, match="No space left"):
+        program(kept, KEYS[1])
+    assert files(kept) == before
+
+
+def test_a_full_disk_takes_away_no_entry(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server has stored the same program before."""
+    path = program(kept, KEYS[0])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        program(kept, KEYS[0])
+    assert list(kept.verify()) == [(path, "")]
 
 
 def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:

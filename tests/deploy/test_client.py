@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -108,8 +109,10 @@ def test_what_is_no_server_of_ours_is_told(client: Client) -> None:
         list(client.events("GET", "/lines"))
 
 
-@pytest.mark.parametrize("said", [b"garbage\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"])
-def test_what_speaks_no_http_is_told(said: bytes) -> None:
+@contextmanager
+def saying(said: bytes) -> Generator[Client]:
+    """Yield the client of a server that answers one connection with these bytes."""
+
     def answer() -> None:
         connection, _ = listener.accept()
         with connection:
@@ -119,27 +122,21 @@ def test_what_speaks_no_http_is_told(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ServerFault, match=r"give (the right|its) address by --url"):
-            Client(f"http://127.0.0.1:{listener.getsockname()[1]}").get("/x")
+        yield Client(f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join()
+
+
+@pytest.mark.parametrize("said", [b"garbage\r\n", b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"])
+def test_what_speaks_no_http_is_told(said: bytes) -> None:
+    with saying(said) as client, pytest.raises(ServerFault, match=r"give (the right|its) address by --url"):
+        client.get("/x")
 
 
 @pytest.mark.parametrize("said", [b"", b'HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n10\r\ndata: {"ok": 1}\n\n\r\n'])
 def test_a_server_that_ends_within_an_answer_is_told(said: bytes) -> None:
     """It may be relaxserve: its process was killed."""
-
-    def answer() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(1000)
-            connection.sendall(said)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(ServerFault, match="broke off its answer; see its log"):
-            list(Client(f"http://127.0.0.1:{listener.getsockname()[1]}").events("GET", "/x"))
-        thread.join()
+    with saying(said) as client, pytest.raises(ServerFault, match="broke off its answer; see its log"):
+        list(client.events("GET", "/x"))
 
 
 @pytest.mark.parametrize("url", ["", "somewhere", "ftp://x", "http://", "http://x:port", "http://x:70000", "http://[::1"])

@@ -33,6 +33,17 @@ COMPOSE = (DEPLOY / "compose.yaml").read_text()
 UNIT = (DEPLOY / "systemd" / "relaxserve.service").read_text()
 
 
+def test_no_index_is_asked_for_relaxserve_itself() -> None:
+    """It is in none, and somebody else could take the name."""
+    code = (path for folder in ("server", "compiler", "runtime", "deploy") for path in (DEPLOY.parent / folder).rglob("*.py"))
+    named = {
+        str(path): found
+        for path in (*DEPLOY.rglob("*.service"), *DEPLOY.rglob("*.yaml"), *code)
+        if (found := re.findall(r"(?:pip|pipx|tool) install '?relaxserve\b.*", path.read_text()))
+    }
+    assert named == {}
+
+
 def directive(name: str) -> list[str]:
     return re.findall(rf"^\s*{name} ([^;]+);", NGINX, re.MULTILINE)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from deploy.cli.commands import app
 from deploy.client import Client, ServerFault
-from deploy.replay import first_difference, parsed, read_log, replay
+from deploy.replay import Logged, first_difference, parsed, read_log, replay
 from tests.doubles.worker import ByteTokenizer, NullScript
 from tests.server.api.test_llama_cpp import FIM
 from tests.server.conftest import serve
@@ -117,7 +117,7 @@ def test_a_null_seed_makes_no_random_answer_repeatable(tmp_path: Path) -> None:
     body = {"input": "hi", "seed": None}
     (tmp_path / "log").write_text(json.dumps({**kept, "path": "/v1/responses", "request": json.dumps(body)}) + "\n")
     (logged,) = read_log(tmp_path / "log")
-    assert logged is not None and not logged.is_repeatable
+    assert isinstance(logged, Logged) and not logged.is_repeatable
 
 
 def test_the_command_says_that_all_are_equal(logged: tuple[Any, Path]) -> None:
@@ -127,6 +127,17 @@ def test_the_command_says_that_all_are_equal(logged: tuple[Any, Path]) -> None:
     result = CliRunner().invoke(app, ["replay", str(log), "--url", server.url])
     assert result.exit_code == 0, result.output
     assert f"{len(BODIES)} answers are equal; 1 skipped" in result.output
+
+
+def test_torn_lines_are_skipped_and_counted(logged: tuple[Any, Path]) -> None:
+    server, log = logged
+    first, *others = log.read_bytes().splitlines(keepends=True)
+    cut = '{"time": "2026-01-01T00:00:00Z", "request": "na\u00ef'.encode()[:-1]  # ends within a character
+    log.write_bytes(b"".join([first, cut, b"\n", *others, b"{"]))
+    found = replay(log, Client(server.url))
+    assert (found.num_equal, found.num_skipped, found.num_torn, found.difference) == (len(BODIES), 0, 2, None)
+    result = CliRunner().invoke(app, ["replay", str(log), "--url", server.url])
+    assert result.exit_code == 0 and f"{len(BODIES)} answers are equal; 2 torn lines" in result.output, result.output
 
 
 def test_events_are_joined_however_they_were_cut() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import signal
 import subprocess
 import sys
 import warnings
@@ -16,7 +18,7 @@ from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from deploy.serve import WORKER, export, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
 from server.models.state import ModelSpec, SavedState, StateError, write_state
-from server.settings import ServerSettings
+from server.settings import ServerSettings, SettingsError
 from tests.server.conftest import serve as null_server
 
 __all__ = ["null_server"]
@@ -35,6 +37,16 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
 
     with pytest.raises(StateError, match=complaint):
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
+
+
+def test_a_choice_of_requests_to_keep_without_a_file_stops_the_start() -> None:
+    """Otherwise an operator would believe that the server keeps them."""
+
+    async def greet(*_: object) -> bool:
+        raise AssertionError("it started")
+
+    with pytest.raises(SettingsError, match="keep_requests_of is set and keep_requests is not; set both"):
+        serve(ServerSettings(port=0, keep_requests_of=("key=website",)), [], greet)
 
 
 GREETS = """
@@ -177,6 +189,28 @@ def test_fields_that_fastapi_makes_warn_nobody() -> None:
         TypeAdapter(list[Annotated[int, Field(alias="x")]])
         with pytest.raises(UserWarning):
             warnings.warn("another one", UserWarning, stacklevel=1)
+
+
+PLANS = """
+import asyncio, sys
+from deploy.serve import _answer_of
+from server.messages import Load
+
+planner = "import os, sys, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
+asyncio.run(_answer_of("the planner", (sys.executable, "-c", planner), Load("a", "a")))
+"""
+
+
+def test_a_killed_server_leaves_no_process_that_works_for_it() -> None:
+    """An export of a large model would go on for minutes, with memory for its weights."""
+    with subprocess.Popen([sys.executable, "-c", PLANS], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        planner = int(server.stderr.readline())
+        server.kill()
+        ended = select.select([server.stderr], [], [], 20)[0] == [server.stderr]  # the last process that has the other end of the pipe
+        if not ended:
+            os.kill(planner, signal.SIGKILL)
+    assert ended
 
 
 def test_a_cancelled_call_of_a_process_that_has_just_ended_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:

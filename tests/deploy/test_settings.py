@@ -76,6 +76,17 @@ def test_a_kv_cache_is_a_number_of_bytes_or_a_share(tmp_path: Path, given: str, 
     assert spec.kv_cache_bytes == found and type(spec.kv_cache_bytes) is type(found)
 
 
+def test_an_alias_that_is_no_name_is_named_as_one(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"model 'org/a' is called 'my model' by an alias; .*; choose another alias$"):
+        gather({}, {}, config=write(tmp_path, "models: [{source: org/a, name: first, aliases: [my model]}]"))
+    with pytest.raises(SettingsError, match=r"model 'org/a' is called 'my model'; .*; give one as PATH_OR_ID=NAME$"):
+        gather({}, {}, models=["org/a=my model"])
+    with pytest.raises(SettingsError, match=r"are both called 'first'; choose another alias$"):
+        gather({}, {}, config=write(tmp_path, "models: [{source: org/a, name: first}, {source: org/b, aliases: [first]}]"))
+    with pytest.raises(SettingsError, match=r"are both called 'first'; give one another name, as PATH_OR_ID=NAME$"):
+        gather({}, {}, models=["org/a=first", "org/b=first"])
+
+
 def test_models_of_the_arguments_replace_those_of_the_file(tmp_path: Path) -> None:
     _, specs = gather({}, {}, config=write(tmp_path, "models: [org/a]"), models=["org/b=c"])
     assert [s.name for s in specs] == ["c"]

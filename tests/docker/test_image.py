@@ -94,7 +94,7 @@ def test_a_stripped_module_loads(package: str, stripped: dict[str, Path]) -> Non
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == f"{name}\n"
 
 
-def test_the_image_has_no_pip_and_no_tests_of_others() -> None:
+def test_the_environment_of_the_image_has_no_pip_and_no_tests_of_others() -> None:
     _, final = DOCKERFILE.rsplit("FROM ", 1)
     assert "venv --without-pip /opt/relaxserve" in DOCKERFILE and "pip" not in final
     assert "-name tests -prune" in DOCKERFILE

@@ -35,7 +35,7 @@ from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
-from deploy.bench.arguments import whole
+from deploy.bench.arguments import device_name, whole
 from deploy.bench.compute.case import Case, Run, Steps, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
@@ -51,8 +51,9 @@ from deploy.bench.synthetic import (
 )
 from deploy.model_loading.costs import step_of
 from deploy.model_loading.files import dtypes_of
+from deploy.model_loading.modes import KV_DTYPES
 from deploy.model_loading.serving import arguments_of
-from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
+from runtime.cache_groups import PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
 from runtime.device.cuda.card import capability_of
@@ -358,7 +359,7 @@ def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) ->
 
 def model_of(options: argparse.Namespace, device: str = CPU) -> Model:
     """Compile the model that the options describe, and bind its weights on the device."""
-    config, kv_dtype, target = config_of(options), DType(options.kv_dtype), target_of(options, device)
+    config, kv_dtype, target = config_of(options), KV_DTYPES[options.kv_dtype], target_of(options, device)
     return Model(config, options.quantize, options.threads, kv_dtype=kv_dtype, target=target, device=device)
 
 
@@ -389,7 +390,7 @@ def measured(model: Model, gauge: Gauge) -> Measured:
 def options_with_device(prog: str, description: str | None) -> argparse.ArgumentParser:
     """Return the parser of `model_options` with an option for the device."""
     parser = model_options(prog, description)
-    parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
+    parser.add_argument("--device", type=device_name, default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     return parser
 
 

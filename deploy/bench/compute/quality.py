@@ -261,7 +261,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sequences", type=whole, default=32)
     parser.add_argument("--length", type=at_least(2), default=64, help="number of tokens of each sequence")
     parser.add_argument("--text", type=Path, help="file whose beginning is the text")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     schemes: list[str] = options.schemes.split(",")

@@ -31,6 +31,7 @@ from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
 MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of a simulated trace
+PREFILL_TOKENS, PATIENCE_S = 2048, 2.0  # defaults of options
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -52,7 +53,9 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"--rate, --minutes and --prompt make more than {MOST_TOKENS} tokens of prompts; make one of them smaller")
         if options.most_replicas and options.most_replicas < options.replicas:
             raise ValueError(f"--most-replicas is {options.most_replicas}; expected at least --replicas, {options.replicas}")
-        network = None if options.network is None else Network(options.network, options.prefill_tokens, options.patience)
+        _require_partners(options)
+        prefill_tokens, patience = options.prefill_tokens or PREFILL_TOKENS, options.patience or PATIENCE_S
+        network = None if options.network is None else Network(options.network, prefill_tokens, patience)
         if options.prefill_replicas and network is None:
             raise ValueError(f"--prefill-replicas is {options.prefill_replicas}, and --network is not set; say how fast pages travel")
         if network is not None and not costs.token_bytes:
@@ -72,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
                 options.cells,
                 options.replicas,
                 options.most_replicas,
-                options.target_requests,
+                options.target_requests or TARGET_REQUESTS,
                 policy,
                 options.queue,
                 failures,
@@ -96,13 +99,27 @@ def _named(policy: str, figure: Figure) -> Figure:
     return Figure(f"{policy}: {figure.name}", figure.value, figure.unit, figure.goal, figure.at_least, figure.note)
 
 
+def _require_partners(options: argparse.Namespace) -> None:
+    """Raise ValueError if an option is set that has no effect without another one, and that one is not."""
+    partners = {"prefill_tokens": "network", "patience": "network", "target_requests": "most_replicas"}
+    for name, partner in partners.items():
+        if getattr(options, name) is not None and not getattr(options, partner):
+            flag, missing = (f"--{option.replace('_', '-')}" for option in (name, partner))
+            raise ValueError(f"{flag} is {getattr(options, name):g}, and {missing} is not set; set both, or leave {flag} out")
+
+
 def _failures(options: argparse.Namespace, shape: Shape) -> tuple[Failure, ...]:
-    """Return the failures that the options ask for, all in the middle of the trace. Raise ValueError if there is no cell of a given
-    number."""
+    """Return the failures that the options ask for, all in the middle of the trace. Raise ValueError if there is no cell of a given number,
+    or if a cell has fewer replicas than are to fail."""
+    if options.fail_replicas is not None and not options.fail:
+        raise ValueError(f"--fail-replicas is {options.fail_replicas}, and --fail is not set; say which cells fail")
+    most = max(options.replicas, options.most_replicas)
+    if (options.fail_replicas or 0) > most:
+        raise ValueError(f"--fail-replicas is {options.fail_replicas}; expected at most {most}, the replicas of a cell")
     for cell in options.fail:
         if not 0 <= cell < options.cells:
             raise ValueError(f"--fail is {cell}; expected a cell from 0 to {options.cells - 1}")
-    return tuple(Failure(shape.duration_s / 2, options.fail_s, cell, options.fail_replicas or options.replicas) for cell in options.fail)
+    return tuple(Failure(shape.duration_s / 2, options.fail_s, cell, options.fail_replicas or most) for cell in options.fail)
 
 
 def _measured(model: str) -> dict[str, object]:
@@ -120,8 +137,9 @@ def _measured(model: str) -> dict[str, object]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="relaxserve bench fleet", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--simulate", action="store_true", help="simulate a fleet")
-    parser.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--simulate", action="store_true", help="simulate a fleet")
+    either.add_argument("--measure", action="store_true", help="measure the steps of --model, and print them for --costs")
     parser.add_argument("--model", default="demo", help="the model that --measure measures")
     parser.add_argument("--costs", default="smollm2-core", help=f"a file that --measure wrote, or one of {', '.join(MACHINES)}")
     parser.add_argument(
@@ -138,15 +156,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--replicas", type=whole, default=2, help="replicas of each cell")
     parser.add_argument("--most-replicas", type=whole, default=0, help="replicas of each cell at most; their number then follows the load")
     parser.add_argument(
-        "--target-requests", type=number, default=TARGET_REQUESTS, help="requests of each replica that --most-replicas aims at"
+        "--target-requests",
+        type=number,
+        help=f"requests of each replica that --most-replicas aims at; {TARGET_REQUESTS:g} by default",
     )
     parser.add_argument(
         "--network", type=number, help="bytes per second at which replicas give each other pages; they give none by default"
     )
     parser.add_argument("--prefill-replicas", type=whole, default=0, help="further replicas of each cell, which only compute long prompts")
-    parser.add_argument("--prefill-tokens", type=whole, default=2048, help="least number of new prompt tokens that they compute")
     parser.add_argument(
-        "--patience", type=number, default=2.0, help="seconds for which a request waits for pages beyond the time of computing them"
+        "--prefill-tokens", type=whole, help=f"least number of new prompt tokens that they compute; {PREFILL_TOKENS} by default"
+    )
+    parser.add_argument(
+        "--patience",
+        type=number,
+        help=f"seconds for which a request waits for pages beyond the time of computing them; {PATIENCE_S:g} by default",
     )
     parser.add_argument("--policy", choices=("all", *POLICIES), default="prefix")
     parser.add_argument("--queue", type=whole, default=128, help="requests of its least loaded replica at which a cell is full")

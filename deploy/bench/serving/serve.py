@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from deploy import demo
-from deploy.bench.arguments import at_least, clients
+from deploy.bench.arguments import at_least, clients, device_name, temperature
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, percentile
@@ -289,11 +289,11 @@ def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
-    parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
+    parser.add_argument("--device", type=device_name, default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--clients", type=_numbers_of_clients, default=list(CLIENTS), help="as 1,4,32")
     parser.add_argument("--length", type=at_least(2), default=LENGTH, help="tokens of each client's prompt, and new tokens of each client")
     parser.add_argument("--burst", type=clients, help="measure only this number of clients at once, twice, and arrivals at random")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=temperature, default=0.0)
     parser.add_argument("--http", action="store_true", help="also measure a server over HTTP")
     parser.add_argument("--json", action="store_true")
     return parser

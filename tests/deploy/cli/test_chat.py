@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import json
 import re
+import resource
+import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +81,36 @@ def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path
         talk.obey("/save ~no-such-user/talk.json")
     with pytest.raises(CommandError, match="needs the name of a file"):
         talk.obey("/save")
+
+
+def test_a_file_without_room_for_the_conversation_is_removed(talk: Conversation, tmp_path: Path) -> None:
+    """Otherwise a part of the conversation would look like the whole, and the same name could not be saved once there is room."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(CommandError, match="cannot be written: File too large"):
+            talk.obey(f"/save {tmp_path / 'talk.json'}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not (tmp_path / "talk.json").exists()
+
+
+def test_a_disk_that_is_full_only_when_the_file_is_closed_keeps_no_file(
+    talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.FileIO):
+        def close(self) -> None:
+            was_open = not self.closed
+            super().close()
+            if was_open:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", lambda path, mode: Full(path, mode))
+    with pytest.raises(CommandError, match="cannot be written: No space left on device"):
+        talk.obey(f"/save {tmp_path / 'talk.json'}")
+    assert not (tmp_path / "talk.json").exists()
 
 
 def test_bytes_that_are_no_text_are_saved_as_the_server_gets_them(talk: Conversation, tmp_path: Path) -> None:

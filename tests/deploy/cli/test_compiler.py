@@ -147,6 +147,9 @@ def test_infinite_elements_that_agree_are_no_error() -> None:
         (("main", "--dim", "n=3"), "dimension k has no value; give one with --dim k=7"),
         (("main", "--dim", "n=3", "--dim", "k=4", "--dim", "q=1"), "the program has no dimension q; it has k, n"),
         (("other",), "there is no function 'other'; known: main"),
+        (("main", "--dim", "n=-3", "--dim", "k=4"), "parameter x cannot have the shape [-3, 4]: negative dimensions are not allowed"),
+        (("main", "--dim", f"n={10**14}", "--dim", "k=99"), f"parameter x cannot have the shape [{10**14}, 99]: "),
+        (("main", "--dim", f"n={10**30}", "--dim", "k=4"), f"parameter x cannot have the shape [{10**30}, 4]: "),
     ],
 )
 def test_run_says_what_is_missing(program: Path, words: tuple[str, ...], named: str) -> None:
@@ -154,9 +157,22 @@ def test_run_says_what_is_missing(program: Path, words: tuple[str, ...], named: 
     assert isinstance(result.exception, CompileError) and named in str(result.exception)
 
 
+@pytest.mark.parametrize("type_", ["f32[n // k]", "shape[n // k]", "scalar[i64, n // k]"])
+def test_run_says_which_size_divides_by_zero(tmp_path: Path, type_: str) -> None:
+    program = tmp_path / "divided.ir"
+    program.write_text(f"func main(a: f32[n, k], x: {type_}) -> object {{ y = exp(a) return y }}")
+    said = call("eval", program, "--dim", "n=4", "--dim", "k=0").exception
+    assert isinstance(said, CompileError) and "parameter x has the size n // k, which divides by zero; give --dim other" in str(said)
+
+
 def test_run_refuses_what_is_no_dimension(program: Path) -> None:
     result = call("eval", program, "main", "--dim", "n")
     assert result.exit_code == 2 and "expected NAME=N" in result.output
+
+
+def test_run_refuses_two_values_of_a_dimension(program: Path) -> None:
+    result = call("eval", program, "main", "--dim", "n=3", "--dim", "k=4", "--dim", "n=5")
+    assert result.exit_code == 2 and "--dim n=5: n is 3 already; give each dimension once" in result.output
 
 
 def test_run_refuses_what_is_no_seed(program: Path) -> None:

@@ -36,6 +36,13 @@ def test_a_shared_library_for_browsers_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_embeddings_of_a_c_library_are_refused(tmp_path: Path) -> None:
+    command = ["export", "demo", "--target", "x86-64-v3", "--embeddings", "-o", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, command, prog_name="relaxserve", env={"COLUMNS": "200"})
+    assert refused.exit_code == 2 and "--embeddings is set, but a C library gives none" in refused.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ExportError, match="not empty; name another folder with --output"), new_folder(tmp_path):

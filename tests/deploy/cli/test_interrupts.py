@@ -120,6 +120,18 @@ def test_an_interrupt_ends_a_load(command: list[str], tmp_path: Path) -> None:
     until(lambda: not processes_with(tmp_path), "a process of the load goes on")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_ended_leaves_no_folder(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    own = {"RELAXSERVE_CACHE": str(tmp_path / "cache")}
+    with terminal(["relaxserve", "export", "demo", "-o", str(out)], {**OWN, **own}) as shown:
+        until(out.exists, "no export begins")
+        shown.process.send_signal(number)
+        assert shown.ended() == 128 + number and "Traceback" not in shown.said, shown.said
+    assert not out.exists()
+    until(lambda: not processes_with(tmp_path), "a process of the export goes on")
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
 def test_a_server_for_one_conversation_ends_with_it(number: signal.Signals, tmp_path: Path) -> None:
     """SIGHUP: the user closes the terminal."""

@@ -69,6 +69,8 @@ def test_what_cannot_be_made_is_refused_in_one_line(server: Any, tmp_path: Path)
         said = run(server, "create", "x", "-f", str(file))
         assert said.exit_code and message in f"{said.output}{said.exception}".replace("\n", " "), said.output
     assert "cannot be read" in run(server, "create", "x", "-f", str(tmp_path / "none")).output
+    both = run(server, "create", "x", "--from", "null", "-f", str(file)).output.replace("\n", " ")
+    assert "--from and --file cannot be used together" in both
     assert "is 'warm'" in run(server, "create", "x", "--from", "null", "--default", "temperature=warm").output
 
 

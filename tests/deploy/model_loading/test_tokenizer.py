@@ -134,12 +134,12 @@ def test_a_cache_that_cannot_be_written_loses_no_work(
     with monkeypatch.context() as patch:
         patch.setattr("compiler.frontend.gguf.tokenizer.tokenizer_files", None)  # this process makes nothing
         tokenizer = load_tokenizer(str(tmp_path / "m.gguf"))
-    assert "the tokenizer" in caplog.text and "ended with status" not in caplog.text
+    assert "the tokenizer" in caplog.text and "ended early" not in caplog.text
     broken = (sys.executable, "-c", "import sys; print('first', file=sys.stderr); sys.exit('no memory')")
     monkeypatch.setattr("deploy.model_loading.made_tokenizer.COMMAND", broken)
     with caplog.at_level(logging.DEBUG, "deploy.model_loading.made_tokenizer"):
         assert load_tokenizer(str(tmp_path / "m.gguf")).to_json() == tokenizer.to_json()
         monkeypatch.setattr("deploy.model_loading.made_tokenizer.COMMAND", ("/missing/python",))
         assert load_tokenizer(str(tmp_path / "m.gguf")).to_json() == tokenizer.to_json()
-    assert f"the vocabulary of {tmp_path / 'm.gguf'} ended with status 1: no memory" in caplog.text
+    assert f"the vocabulary of {tmp_path / 'm.gguf'} ended early (exit status 1): no memory" in caplog.text
     assert f"the vocabulary of {tmp_path / 'm.gguf'} cannot be started: No such file" in caplog.text

@@ -50,7 +50,10 @@ def test_a_compressed_body_is_read(encoding: str, pack: object) -> None:
     assert received(packed[:5], packed[5:], content_encoding=encoding).fields == {"model": "a"}
 
 
-@pytest.mark.parametrize(("content", "encoding"), [(b"{}", "gzip"), (gzip.compress(b"{}")[:-4], "gzip"), (b"{}", "br")])
+@pytest.mark.parametrize(
+    ("content", "encoding"),
+    [(b"{}", "gzip"), (gzip.compress(b"{}", mtime=0)[:-4], "gzip"), (b"{}", "br")],  # processes of a run must name the same tests
+)
 def test_a_body_that_is_compressed_wrongly_is_not_read(content: bytes, encoding: str) -> None:
     assert not received(content, content_encoding=encoding).is_decoded
 

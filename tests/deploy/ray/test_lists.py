@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from aiohttp import web
 from starlette.datastructures import Headers
 
 from deploy.ray import lists
-from deploy.ray.lists import ModelLists, merged
+from deploy.ray.lists import MISSING, ModelLists, merged
 from deploy.replicas.session import new_session
 from tests.deploy.ray.scripted import Client, Script, answers, passage_of, replicas, run
 
@@ -31,15 +33,17 @@ def test_each_model_is_listed_once() -> None:
     assert json.loads(merged(tags, "models")) == {"models": [{"name": "a", "size": 1}, {"name": "b", "size": 1}]}
 
 
-async def ask_all(*scripts: Script, **headers: str) -> Client:
-    """Ask pools of one replica each for their models."""
-    client = Client()
+async def ask_all(*scripts: Script, idle: Sequence[str] = (), **headers: str) -> Client:
+    """Ask pools of one replica each, which are called p, q and so on, for their models. The pools `idle` have no replica."""
+    client, without = Client(), dict.fromkeys(idle)
     async with new_session() as session:
         pools = [replicas(script, num=1) for script in scripts]
         made = [await pool.__aenter__() for pool in pools]
         try:
             passages = [await passage_of(one, session, "GET", "/v1/models", b"", 60.0, headers) for one in made]
-            await ModelLists("/v1/models", passages)({"type": "http"}, client.receive, client.send)
+            await ModelLists("/v1/models", dict(zip("pqrs", passages, strict=False)) | without)(
+                {"type": "http"}, client.receive, client.send
+            )
         finally:
             for pool in pools:
                 await pool.__aexit__(None, None, None)
@@ -68,7 +72,7 @@ def test_every_header_of_a_name_is_passed_on() -> None:
         async with new_session() as session, replicas(answers(200, listed("a")), num=1) as made:
             passage = await passage_of(made, session, "GET", "/v1/models", b"", 60.0, {})
             passage.given = Headers(raw=raw)
-            ModelLists("/v1/models", [passage])
+            ModelLists("/v1/models", {"p": passage})
             return passage.given
 
     assert run(given()).raw == [(b"x-forwarded-for", b"10.0.0.1"), (b"x-forwarded-for", b"10.0.0.2")]
@@ -87,21 +91,38 @@ async def begins(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize(
-    ("scripts", "status", "body"),
+    ("scripts", "status", "body", "missing"),
     [
-        ((answers(200, listed("a")), answers(200, listed("b"))), 200, json.loads(listed("a", "b"))),
-        ((hangs, answers(200, listed("b"))), 200, json.loads(listed("b"))),
-        ((begins, answers(200, listed("b"))), 200, json.loads(listed("b"))),
-        ((hangs, answers(401, b'{"error":{}}')), 401, {"error": {}}),
-        ((answers(200, listed("a")), answers(500, b"{}")), 200, json.loads(listed("a"))),
-        ((answers(401, b'{"error":{}}'), answers(401, b"{}")), 401, {"error": {}}),
+        ((answers(200, listed("a")), answers(200, listed("b"))), 200, json.loads(listed("a", "b")), None),
+        ((hangs, answers(200, listed("b"))), 200, json.loads(listed("b")), "p"),
+        ((begins, answers(200, listed("b"))), 200, json.loads(listed("b")), "p"),
+        ((hangs, answers(401, b'{"error":{}}')), 401, {"error": {}}, None),
+        ((answers(200, listed("a")), answers(500, b"{}")), 200, json.loads(listed("a")), "q"),
+        ((answers(401, b'{"error":{}}'), answers(401, b"{}")), 401, {"error": {}}, None),
     ],
 )
-def test_pools_are_asked_together(scripts: tuple[Script, ...], status: int, body: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_are_asked_together(
+    scripts: tuple[Script, ...], status: int, body: Any, missing: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lists, "LIST_S", 0.5)
     client = run(ask_all(*scripts))
     assert (client.status, json.loads(client.body), client.is_whole) == (status, body, True)
+    assert client.headers.get(MISSING) == missing
     assert client.headers["content-length"] == str(len(client.body))
+
+
+def test_a_pool_that_refuses_the_list_is_not_called_late(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients ask every few seconds, so this is no warning."""
+    with caplog.at_level(logging.INFO, lists.log.name):
+        run(ask_all(answers(200, listed("a")), answers(500, b"{}")))
+    (record,) = caplog.records
+    told = "/v1/models lacks the models of q, from which no list came with status 200 within 5 s"
+    assert (record.levelname, record.getMessage()) == ("INFO", told)
+
+
+def test_pools_without_a_replica_are_named() -> None:
+    client = run(ask_all(answers(200, listed("a")), idle=("large",)))
+    assert (client.status, json.loads(client.body), client.headers[MISSING]) == (200, json.loads(listed("a")), "large")
 
 
 @pytest.mark.parametrize(("scripts", "why"), [((hangs, hangs), "within"), ((begins, hangs), "within"), ((), "no pool has a replica")])

@@ -106,7 +106,7 @@ def test_a_model_in_stages_keeps_its_names(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_early_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     server = ServerProcess([f"{tmp_path}=empty"], {}, address="127.0.0.1")
-    with pytest.raises(ServerEnded, match=r"(?s)status 1: .*config\.json"):  # `serve status` shows the message
+    with pytest.raises(ServerEnded, match=r"(?s)exit status 1\): .*config\.json"):  # `serve status` shows the message
         server.wait_until_ready()
     assert not server._folder.path.exists()
     assert "config.json" in capfd.readouterr().err, "the log of the engine has it, too"
@@ -213,6 +213,6 @@ def test_a_killed_server_is_noticed() -> None:
     server = ServerProcess(["demo"], {}, address="127.0.0.1")
     os.kill(server.pid, signal.SIGKILL)
     server.wait()
-    with pytest.raises(ServerEnded, match="status -9"):
+    with pytest.raises(ServerEnded, match="killed by SIGKILL"):
         server.require()
     server.clean()

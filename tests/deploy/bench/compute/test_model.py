@@ -57,6 +57,12 @@ def test_each_step_is_printed_with_its_share_of_the_limit(monkeypatch: pytest.Mo
     ]
 
 
+def test_the_type_of_pages_has_the_name_that_a_load_takes() -> None:
+    parser = model.model_options("model", None)
+    options = parser.parse_args(["--synthetic", "small", "--head-size", "80", "--kv-dtype", "int8"])
+    assert {group.dtype for group in model.model_of(options).groups} == {"i8"}
+
+
 def test_heads_are_chosen_and_refused() -> None:
     config = synthetic_config("small", head_size=96, kv_heads=1)
     assert shapes_of(config)["model.layers.0.self_attn.k_proj.weight"] == (96, 64)

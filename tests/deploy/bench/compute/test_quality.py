@@ -77,3 +77,9 @@ def test_our_schemes_are_no_worse_than_rounding(capsys: pytest.CaptureFixture[st
     for row in (rows["int8"], rows["int4-32"]):  # not bf16: the demo's own weights are bf16, so rounding them to bf16 changes nothing
         assert row["kl_divergence"] <= 1.1 * row["rounded_kl_divergence"] + 2e-5
         assert row["top1_agreement"] >= row["rounded_top1_agreement"] - 0.05
+
+
+def test_a_seed_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        quality.main(["--schemes", "bf16", "--sequences", "1", "--length", "4", "--seed", "-1"])
+    assert refused.value.code == 2 and "-1 is not a whole number of at least 0" in capsys.readouterr().err

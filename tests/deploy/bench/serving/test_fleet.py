@@ -50,6 +50,13 @@ def test_a_cell_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert failed["objective met"] < whole["objective met"]
 
 
+def test_as_many_replicas_fail_as_a_cell_may_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """If --fail-replicas is left out, all of them fail, also those that the load has added."""
+    options = ("--rate", "16", "--replicas", "2", "--most-replicas", "10", "--fail", "0")
+    two, ten, left_out = (figures(capsys, *options, *more) for more in (("--fail-replicas", "2"), ("--fail-replicas", "10"), ()))
+    assert left_out == ten != two
+
+
 def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["--measure", "--model", "demo"])
     path = tmp_path / "costs.json"
@@ -65,6 +72,7 @@ def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_pat
     ("options", "message"),
     [
         ([], "say --simulate, or --measure"),
+        (["--simulate", "--measure"], "argument --measure: not allowed with argument --simulate"),
         (["--simulate", "--rate", "0"], "0 is not a number above 0"),
         (["--simulate", "--rate", "nan"], "nan is not a number above 0"),
         (["--simulate", "--rate", "x"], "x is not a number above 0"),
@@ -72,6 +80,11 @@ def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--simulate", "--rate", "1e9"], "expected at most 2000000"),
         (["--simulate", "--rate", "3000", "--prompt", "10000"], "more than 1000000000 tokens of prompts"),
         (["--simulate", "--fail", "3"], "--fail is 3; expected a cell from 0 to 0"),
+        (["--simulate", "--fail", "0", "--fail-replicas", "3"], "--fail-replicas is 3; expected at most 2, the replicas of a cell"),
+        (["--simulate", "--fail-replicas", "1"], "--fail-replicas is 1, and --fail is not set; say which cells fail"),
+        (["--simulate", "--patience", "3"], "--patience is 3, and --network is not set; set both, or leave --patience out"),
+        (["--simulate", "--prefill-tokens", "9"], "--prefill-tokens is 9, and --network is not set"),
+        (["--simulate", "--target-requests", "8"], "--target-requests is 8, and --most-replicas is not set"),
         (["--simulate", "--costs", "nowhere"], "expected what `relaxserve bench fleet --measure` prints"),
     ],
 )

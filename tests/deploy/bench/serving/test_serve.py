@@ -162,6 +162,20 @@ def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixtur
     assert "--http measures --clients" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--temperature", "nan"], "nan is not a number of at least 0"),
+        (["--temperature", "-1"], "-1 is not a number of at least 0"),
+        (["--device", "gpu"], "gpu is no device; expected cpu, cuda, or one of several GPUs as cuda:1"),
+    ],
+)
+def test_wrong_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--model", "demo", *options])
+    assert refused.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_the_device_reaches_the_engine_and_the_server(monkeypatch: pytest.MonkeyPatch):
     class Loading(Exception):
         pass
