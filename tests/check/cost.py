@@ -1,7 +1,8 @@
 """Measure the processor seconds of tests, with those of the processes that they start. Unlike seconds of the clock, they depend little on
 other work of the machine.
 
-    pytest -p tests.check.cost --cost FILE PATH...     append the seconds of each test to FILE
+    pytest -p tests.check.cost --cost=FILE PATH...     append the seconds of each test to FILE; with a space instead of `=`, pytest takes
+                                                       a FILE that exists for a path of tests
     python -m tests.check.cost FILE                    print them by function, most first
 """
 

@@ -7,7 +7,7 @@ import copy
 import json
 import struct
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -40,7 +40,6 @@ from server.messages import (
 from server.scoring import ClassScores, PairPrompt
 from server.text.pairs import PairTemplate, TextTemplate
 from server.text.templates.errors import TemplateError
-from server.text.templates.limits import LIMITS, Limits
 
 
 class NullState(StrEnum):
@@ -92,7 +91,6 @@ class NullTemplate:
         continue_final_message: bool = False,
         *,
         variables: Mapping[str, object] | None = None,
-        limits: Limits = LIMITS,
     ) -> str:
         lines = [f"<tools>{json.dumps(tools)}"] if tools else []
         for message in messages:
@@ -119,8 +117,7 @@ class ByteTokenizer:
 
     BOS, EOS = 256, 257
 
-    def __init__(self, max_context: int = 4096, specials: Sequence[str] = (), chat: bool = True) -> None:
-        self.max_context: int | None = max_context
+    def __init__(self, specials: Sequence[str] = (), chat: bool = True) -> None:
         self.specials = {258 + index: text for index, text in enumerate(specials)}
         self.vocab_size = 258 + len(self.specials)
         self.eos_ids: tuple[int, ...] = (self.EOS,)
@@ -207,6 +204,9 @@ class NullScript:
     pages: Iterable[bytes] = ()  # the frames that another server gets which asks for pages
 
 
+async def _unchanged(_ready: Ready) -> None: ...
+
+
 class NullWorker:
     """A `server.interfaces.WorkerHandle` that runs in this process."""
 
@@ -221,6 +221,7 @@ class NullWorker:
         self.ready_s = 0.0
         self.outage: Outage | None = None
         self.before_wake: Callable[[], None] = lambda: None
+        self.before_change: Callable[[Ready], Awaitable[None]] = _unchanged
         self.pid: int | None = None  # there is no process
         self.submits: list[Submit] = []
         self.embeds: list[Embed] = []

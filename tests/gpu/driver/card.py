@@ -9,6 +9,7 @@ SOFTWARE_GPU_SHARED    folder where processes record how much of each card they 
 SOFTWARE_GPU_PEERS     0: no card can access the memory of another one (1)
 SOFTWARE_GPU_WILD      file: once it exists, the next kernel gets an invalid pointer and the file is deleted (none)
 SOFTWARE_GPU_UNEVEN    a wgmma whose n is at least this number adds like an older generation, so that bits depend on n (none)
+SOFTWARE_GPU_STEP_S    seconds that loads take for the time of any step (none: loads measure their steps, which takes seconds)
 SOFTWARE_GPU_SEED      0 does asynchronous work as late as the rules allow; any other seed draws random orders (0)
 """
 
@@ -127,7 +128,17 @@ def _machine() -> Machine:
     return Machine(cards, generation, memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, uneven, reaches_peers)
 
 
+def _take_steps_for(seconds: float) -> None:
+    """Let loads of this process take `seconds` for the time of each step."""
+    from deploy.model_loading import costs
+    from server.engine.scheduling.pace import Measured
+
+    costs.measured = lambda model: Measured({1: seconds})
+
+
 machine = _machine()
+if step_s := os.environ.get("SOFTWARE_GPU_STEP_S"):
+    _take_steps_for(float(step_s))
 
 
 def stack() -> list[int]:

@@ -50,7 +50,7 @@ class ClockTokenizer(ByteTokenizer):
     """A tokenizer in which the text of token n is the number n and a space."""
 
     def __init__(self) -> None:
-        super().__init__(max_context=1 << 20)
+        super().__init__()
         self.vocab_size = 1 << 40
 
     def token_bytes(self, token_id: int) -> bytes:
