@@ -107,7 +107,7 @@ def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.rand
 
 
 def _evaluated(param: Var, dim: Dim, dims: Mapping[DimVar, int]) -> int:
-    """Return the value of a size. Raise CompileError, which names the parameter, if it divides by zero."""
+    """Return the value of a size. Raise CompileError, which names the parameter, if the size divides by zero."""
     try:
         return dim.evaluate(dims)
     except ZeroDivisionError as error:

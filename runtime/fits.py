@@ -41,7 +41,7 @@ class Centre(Way, frozen=True, tag=True):
 
 
 class _Split(Way, frozen=True, tag=True):
-    """A way in which a large image becomes several crops."""
+    """A way in which an image becomes several crops and a small one of the whole image, or only the latter."""
 
     splits: bool = True  # whether the image becomes several crops and a small one of the whole; False: only the whole
 

@@ -73,7 +73,7 @@ class EmbeddingConfig:
     normalize: bool  # whether embeddings have length 1
     prompts: tuple[tuple[str, str], ...] = ()  # (name, text that precedes an input) of each prompt
     default_prompt: str | None = None  # name of the prompt that is used by default
-    max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
+    max_tokens: int | None = None  # longest text that the files state, often less than the context; None: they state none
     dense: tuple[Dense, ...] = ()
     is_stated: bool = False  # whether the model's files state the pooling
     projected_size: int | None = None  # elements of a vector that the model itself projects after pooling; None: it projects none

@@ -75,7 +75,7 @@ def check_approval(mcp: list[str] | None, *, yes: bool) -> None:
 
 
 def _options(max_tokens: int | None, temperature: float | None, seed: int | None) -> dict[str, Any]:
-    """Return the options of requests that the user has given."""
+    """Return those options of a request that the user has given."""
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     return {option: value for option, value in given.items() if value is not None}
 

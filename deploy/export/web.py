@@ -224,8 +224,8 @@ def _dialect(model: Servable) -> Dialect | None:
 
 
 def _offered_calls(dialect: Dialect) -> JsonCalls | None:
-    """Return the syntax of the model's tool calls, or None if the page cannot read it, or if the chat template shows no tools: the page
-    does not describe them as text."""
+    """Return the syntax of the model's tool calls. Return None if the page cannot read this syntax, or if the chat template shows no tools:
+    the server then describes the tools in the first message, but the page does not."""
     calls = dialect.format.call_syntax
     return calls if dialect.reads_tools and isinstance(calls, JsonCalls) else None
 

@@ -252,8 +252,8 @@ class Encoder(_Mode):
     entry: ClassVar[str] = ENCODE
     unused: ClassVar[tuple[str, ...]] = ENCODER_UNUSED
     generates: ClassVar[bool] = False
-    # All positions if texts are padded. Otherwise the context of the load, or the length on which the model was trained, or
-    # ENCODER_CONTEXT, but at most its number of positions.
+    # All positions if texts are padded. Otherwise the context of the load, or the longest text that the model's files state,
+    # or ENCODER_CONTEXT, but at most its number of positions.
     max_context: int
     bounds: EncodeBounds
 

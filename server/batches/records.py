@@ -54,7 +54,8 @@ class Fault(msgspec.Struct):
 
 
 class BatchRecord(msgspec.Struct):
-    """A batch. Times are seconds since 1970. `times` says when the batch reached each of its stages."""
+    """A batch. Times are seconds since 1970. `times` says when the batch reached each of its stages after
+    `validating`, which begins at `created_at`."""
 
     id: str
     owner: str

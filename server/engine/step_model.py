@@ -45,7 +45,8 @@ Excerpts = Mapping[bytes, Excerpt]  # excerpts by the keys of their rows
 class Heard:
     """Audio that a model hears before the first step of a sequence."""
 
-    samples: NDArray[np.float32]  # samples of at most `num_hops` hops, and the AROUND samples beside them (runtime/spectrogram.py)
+    # samples of at most `StepLimits.num_hops` hops, and the AROUND samples beside them (runtime/spectrogram.py)
+    samples: NDArray[np.float32]
     loudest: float  # the largest energy of the whole recording
     page: int  # page of the sequence in the last cache group
 

@@ -18,7 +18,8 @@ class Job(Protocol):
         ...
 
     def warm(self) -> None:
-        """Run in each fork before its call arrives: first writes to shared pages copy them, which takes longer than a short call."""
+        """Do once what a call does. Each fork does this before its call arrives, because its first write to a page that it shares with its
+        parent copies the page, and these copies take longer than a short call."""
         ...
 
     def run(self, work: bytes) -> bytes:

@@ -115,7 +115,7 @@ def _size(data: object) -> int:
 
 
 def _methods(asked: object) -> set[str]:
-    """Return the methods of the requests that a server wants answered before it can answer itself."""
+    """Return the methods of the requests in `asked`, which a server wants this client to answer before it gives a result."""
     requests = cast("Message", asked).values() if isinstance(asked, dict) else ()
     return {str(cast("Message", one).get("method", "input"))[:60] for one in requests if isinstance(one, dict)}
 

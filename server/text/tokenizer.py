@@ -145,7 +145,7 @@ class Tokenizer:
         return b"" if piece is None else self._piece_bytes(piece)
 
     def to_json(self) -> str:
-        """Return the text of tokenizer.json, which llguidance needs."""
+        """Return the tokenizer in the form of a tokenizer.json, without truncation and padding. Exports contain it."""
         return self._tokenizer.to_str()
 
 

@@ -12,7 +12,7 @@ from runtime.device.cuda.card import Card
 
 
 class LastLaunch:
-    """Knows which launch of a card began last, if kernels name themselves. Its text says so in messages."""
+    """Knows which launch of a card began last, if kernels name themselves. `str()` of it describes that launch, for messages."""
 
     def __init__(self, card: Card) -> None:
         self._word = card.pinned(self, 1) if flags.current().debug else None
