@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import resource
 import threading
 import time
@@ -478,16 +479,16 @@ def test_an_upload_that_ends_while_it_is_finished_leaves_nothing(tmp_path) -> No
 def test_no_upload_waits_for_a_record_on_its_way_to_the_disk(tmp_path, monkeypatch) -> None:
     """The event loop adds the pieces of an upload, so they must not wait while a thread writes the record of another file."""
     store = Store(tmp_path, 1000)
-    upload, write = store.new_upload(), Path.write_bytes
+    upload, replace = store.new_upload(), os.replace
 
-    def add_meanwhile(path: Path, data: bytes) -> int:
+    def add_meanwhile(fresh: str, path: Path) -> None:
         adding = threading.Thread(target=upload.add, args=(b"x",), daemon=True)
         adding.start()
         adding.join(60)
         assert not adding.is_alive(), "it waits for the record"
-        return write(path, data)
+        replace(fresh, path)
 
-    monkeypatch.setattr(Path, "write_bytes", add_meanwhile)
+    monkeypatch.setattr(os, "replace", add_meanwhile)
     store.keep(FileRecord("file-" + "0" * 24, "", "f", "batch", 0, 0))
     assert upload.num_bytes == 1
     upload.abandon()
