@@ -1,8 +1,11 @@
-"""A disk on which no file can be created. The tests may run as root, whom modes do not stop."""
+"""A full disk, or one that takes no new file. The tests may run as root, whom modes do not stop."""
 
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
 
@@ -29,3 +32,14 @@ def refuse_renames(monkeypatch: pytest.MonkeyPatch, error: int, suffixes: tuple[
         replace(fresh, path)
 
     monkeypatch.setattr(os, "replace", refuse)
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Generator[None]:
+    """Let files have at most so many bytes. Of what is longer, the kernel writes the beginning, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

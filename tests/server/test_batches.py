@@ -6,7 +6,6 @@ import asyncio
 import errno
 import json
 import os
-import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from server.batches.runner import Run, Runner
 from server.batches.service import _own
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
+from tests.disk import room_for
 from tests.doubles.worker import NullScript
 from tests.unreadable import make_unreadable
 
@@ -687,13 +687,8 @@ def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path) 
     """A part of a line at the end of an output file would be published as an answer."""
     store, file_id = Store(tmp_path, 1000), new_id("file-")
     store.append(file_id, b"x" * 599 + b"\n")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # the kernel writes 400 bytes of the next line, as on a full disk
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            store.append(file_id, b"y" * 599 + b"\n")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with room_for(1000), pytest.raises(OSError, match="File too large"):  # there is room for 400 bytes of the next line
+        store.append(file_id, b"y" * 599 + b"\n")
     assert list(store.lines(file_id)) == [b"x" * 599 + b"\n"]
     assert store.num_bytes == 600
 
