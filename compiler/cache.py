@@ -20,8 +20,8 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +33,7 @@ from compiler.report import say
 from runtime.errors import DamagedFile, IncompatibleExecutable, RuntimeFault
 from runtime.executable import Bound, Executable, Slot, VMFunction
 from runtime.sealed import key_of, make_private, require_private
+from runtime.whole_files import ORDINARY, replacing
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +145,10 @@ class Cache:
         ranges = msgspec.json.encode(key.ranges)
         path = self.folder / f"{key.digest}-{hashlib.sha256(ranges).hexdigest()[:8]}{SUFFIX}"
         executable.save(path, ranges.decode())
-        fresh = path.with_suffix(f".json.{os.getpid()}")
         try:
-            fresh.write_bytes(ranges)
-            # replaces the old file instead of opening it: if it were a FIFO, opening it would wait for a reader
-            fresh.replace(path.with_suffix(".json"))
+            with replacing(path.with_suffix(".json"), synced=False) as file:
+                file.write(ranges)
         except OSError:  # for example a full disk, whose room an executable without ranges would only take
-            fresh.unlink(missing_ok=True)
             if not path.with_suffix(".json").exists():  # an older one, perhaps of another process, states the same ranges
                 path.unlink(missing_ok=True)
             raise
@@ -178,11 +176,14 @@ class Cache:
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import if it has the same key of seals. An older file
-        is replaced when the new one is complete. Raise CacheError if the file cannot be written."""
+        is replaced when the new one is complete. Something else, such as a device, or a file in a folder that takes no new file, is
+        written over. Raise CacheError if the file cannot be written."""
+        place = Path(os.path.realpath(archive))  # a link stays one; Path.resolve would raise RuntimeError for a link to itself
+        is_written_over = place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK | os.X_OK))
         try:
             with (
-                _fresh_file(archive) as fresh,
-                tarfile.open(fresh, "w", dereference=True) as tar,  # without links: the import refuses them
+                place.open("wb") if is_written_over else replacing(place, ORDINARY, synced=False) as file,
+                tarfile.open(fileobj=file, mode="w", dereference=True) as tar,  # without links: the import refuses them
             ):
                 for entry in entries:
                     for path in (entry.path, entry.path.with_suffix(".json")):
@@ -243,22 +244,6 @@ class Cache:
     def remove(self, entry: Entry) -> None:
         entry.path.unlink(missing_ok=True)
         entry.path.with_suffix(".json").unlink(missing_ok=True)
-
-
-@contextmanager
-def _fresh_file(path: Path) -> Generator[Path]:
-    """Yield the path of a temporary file that replaces the file `path` at the end, unless there is an error. If there is something else at
-    `path`, such as a device, or a file in a folder that takes no new file, yield that."""
-    place = Path(os.path.realpath(path))  # a link stays one; Path.resolve would raise RuntimeError for a link to itself
-    if place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK | os.X_OK)):
-        yield place
-        return
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        yield fresh
-        fresh.replace(place)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 # --- ranges, of the sidecar and of the executable ------------------------------------------------------------------------

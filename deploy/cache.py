@@ -59,8 +59,9 @@ from deploy.use import markers_of
 from runtime import flags, sealed
 from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
 from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
-from runtime.sealed import ABANDONED_S, KEY_FILE, is_shared, key_of, make_private, require_private
+from runtime.sealed import KEY_FILE, is_shared, key_of, make_private, require_private
 from runtime.sections import SectionFile, writing
+from runtime.whole_files import ABANDONED_S, replacing
 from server.interfaces import CachedModel
 
 log = logging.getLogger(__name__)
@@ -202,14 +203,9 @@ class Kept:
         concurrently, a source may be lost; `cache ls` then does not show it. If the list cannot be written, do nothing."""
         known = self.models_of(key)
         if known[:1] != [source]:
-            file = self._models_file(key)
-            with suppress(OSError):  # in a read-only folder there is no list
-                written = file.with_name(f".{file.name}.{os.getpid()}")
-                try:
-                    written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
-                    written.replace(file)
-                finally:
-                    written.unlink(missing_ok=True)
+            sources = [source, *(other for other in known if other != source)][:MOST_MODELS]
+            with suppress(OSError), replacing(self._models_file(key), synced=False) as file:  # in a read-only folder there is no list
+                file.write(("\n".join(sources) + "\n").encode())
 
     def has_loaded(self, source: str) -> bool:
         """Return whether a source is listed for a program, and packed weights for this program are stored, maybe those of another

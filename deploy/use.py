@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from runtime.errors import DamagedFile, UnsafeCache
-from runtime.sealed import key_of, locked_file, opened
+from runtime.sealed import key_of, opened
 from runtime.sections import SectionFile
+from runtime.whole_files import locked_file
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import marshal
-import os
 import sys
 from contextlib import suppress
 from functools import cache
@@ -23,6 +22,7 @@ from types import CodeType
 from typing import Any
 
 from runtime.launch import ROOT
+from runtime.whole_files import ORDINARY, replacing
 
 MOST = 8_000  # texts in a file; with more, those that this process did not use are left out
 DIGEST_BYTES = 32
@@ -54,14 +54,10 @@ class GeneratedCode:
             return
         whole = {**self._kept, **self._used}
         content = marshal.dumps(whole if len(whole) <= MOST else self._used)
-        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        try:
-            fresh.parent.mkdir(exist_ok=True)
-            fresh.write_bytes(_digest(content) + content)
-            fresh.replace(self._path)
-        except OSError:  # the folder is read-only, or the disk full: the next start compiles again
-            with suppress(OSError):
-                fresh.unlink()
+        with suppress(OSError):  # the folder is read-only, or the disk full: the next start compiles again
+            self._path.parent.mkdir(exist_ok=True)
+            with replacing(self._path, ORDINARY, synced=False) as file:
+                file.write(_digest(content) + content)
 
 
 _of_process: GeneratedCode | None = None

@@ -14,7 +14,7 @@ from glob import escape
 from pathlib import Path
 from typing import Self
 
-from runtime.sealed import ABANDONED_S, machine
+from runtime.whole_files import ABANDONED_S, machine
 
 
 class OwnFolder:
@@ -35,6 +35,14 @@ class OwnFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
+
+    def move_to(self, place: Path) -> None:
+        """Rename the folder, which is complete now, unless another process has put the same files at its place."""
+        try:
+            self.path.rename(place)
+        except OSError:
+            if not place.is_dir():
+                raise
 
     def __enter__(self) -> Self:
         return self

@@ -21,24 +21,19 @@ import os
 import pwd
 import secrets
 import stat
-import tempfile
-import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
-from glob import escape
 from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
-from typing import IO
 
 from runtime import flags
 from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.files import regular
+from runtime.whole_files import replacing
 
 KEY_FILE = ".key"
 SEAL_BYTES = 32
-ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 MIN_KEY_BYTES, MAX_KEY_BYTES = 32, 4096
 _VARIABLE = "RELAXSERVE_CACHE_KEY_FILE"
 
@@ -100,70 +95,6 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
     made = hmac.new(key, len(label).to_bytes(8, "little") + label, hashlib.sha256)
     made.update(content)
     return made.digest()
-
-
-@contextmanager
-def replacing(path: Path, *, synced: bool = True) -> Generator[IO[bytes]]:
-    """Write a file anew, in a private folder. Readers see either the old file or the complete new file. With `synced`, this holds after a
-    power failure, too, but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a start."""
-    make_private(path.parent)
-    descriptor, fresh = locked_file(path)
-    try:
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            yield file
-            file.flush()
-            if synced:
-                os.fsync(file.fileno())
-        os.replace(fresh, path)  # after the file is closed, because NFS and FUSE report only then that the disk is full
-    except BaseException:
-        Path(fresh).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)  # only now: without its lock, the file would count as abandoned before it has its name
-    if synced:
-        _sync_directory(path.parent)
-
-
-def locked_file(path: Path) -> tuple[int, str]:
-    """Create an empty file beside `path`, with a temporary name that states the machine. Return its descriptor and its name. The file is
-    locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
-    while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.{machine()}.")
-        with suppress(OSError):  # the file system has no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
-        if os.fstat(descriptor).st_nlink:
-            return descriptor, name
-        os.close(descriptor)
-
-
-def remove_abandoned(path: Path) -> None:
-    """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
-    large file would leave one. Machines that share a volume may not see each other's locks, so the files of other machines are removed
-    only after ABANDONED_S."""
-    for left in path.parent.glob(f".{escape(path.name)}.*"):
-        with suppress(OSError), left.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises OSError if a process of this machine writes the file
-            is_own = left.name.startswith(f".{path.name}.{machine()}.")
-            if is_own or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
-                left.unlink()
-
-
-@cache
-def machine() -> str:
-    """Return a name of the kernel that runs this process. Only processes of one kernel surely see each other's locks."""
-    try:
-        found = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        found = os.uname().nodename.encode()
-    return hashlib.sha256(found).hexdigest()[:8]
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- the key -------------------------------------------------------------------------------------------------------------

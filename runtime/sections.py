@@ -27,7 +27,8 @@ from typing import IO, TypeVar
 import msgspec
 
 from runtime.errors import DamagedFile, UnsafeCache
-from runtime.sealed import opened, remove_abandoned, replacing, seal_of
+from runtime.sealed import make_private, opened, seal_of
+from runtime.whole_files import remove_abandoned, replacing
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None, *, s
     """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file. Unless it is
     `synced`, parts of its sections may be missing after a power failure: checksums show that, so a reader without checksums must have
     marked the file as in use (deploy/use.py)."""
+    make_private(path.parent)
     remove_abandoned(path)
     with replacing(path, synced=synced) as file, _filling(file, sizes, _digest_of(path, key)) as put:
         yield put

@@ -49,7 +49,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
     when the application stops."""
     kept = None if settings.keep_requests is None else KeptRequests(settings.keep_requests, settings.keep_requests_of)
     batches = Batches(settings, registry)
-    history = History(registry.metrics.watched, registry.measure)
+    history = History(registry.metrics.watched, registry.measuring.measure)
     context = Context(settings, registry, batches, history, held_audio(settings.max_held_audio_bytes), kept)
 
     @asynccontextmanager

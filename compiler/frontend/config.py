@@ -225,6 +225,17 @@ class ModelConfig:
         return self.encoder is None
 
     @property
+    def beyond_text(self) -> dict[str, bool]:
+        """Whether each of these phrases is true of the model. None is for a decoder that only reads and writes text."""
+        return {
+            "is an encoder": not self.is_causal,
+            "hears speech": self.hearing is not None,
+            "sees images": self.vision is not None,
+            "hears audio in conversations": self.listening is not None,
+            "has a classification head": self.classes is not None,
+        }
+
+    @property
     def reads_rows(self) -> bool:
         """Whether the step reads rows of images or audio in the places of tokens."""
         return self.vision is not None or self.listening is not None

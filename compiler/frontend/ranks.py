@@ -30,11 +30,7 @@ def require_divisible(config: ModelConfig, num_ranks: int) -> None:
     divide one of its sizes. For the number of key and value heads, the number of ranks may also be a multiple."""
     family = decoder_family(config.family) if config.is_causal else None
     obstacles = {
-        "is an encoder": not config.is_causal,
-        "hears speech": config.hearing is not None,
-        "sees images": config.vision is not None,
-        "hears audio in conversations": config.listening is not None,
-        "has a classification head": config.classes is not None,
+        **config.beyond_text,
         f"is of the family {config.family}, whose layers have no such division yet": family is not None and not family.divides,
     }
     if reason := next((reason for reason, applies in obstacles.items() if applies), ""):

@@ -21,11 +21,7 @@ def require_splittable(config: ModelConfig, num_stages: int) -> None:
     earlier ones, or if there are more stages than layers."""
     family = None if not config.is_causal else decoder_family(config.family)
     obstacles = {
-        "is an encoder": not config.is_causal,
-        "hears speech": config.hearing is not None,
-        "sees images": config.vision is not None,
-        "hears audio in conversations": config.listening is not None,
-        "has a classification head": config.classes is not None,
+        **config.beyond_text,
         "embeds each token once per layer": family is not None and family.layer_inputs is not None and config.layer_inputs is not None,
         "has several residual streams": family is not None and family.widen is not None,
         "has layers that read the keys and values of other layers": any(n != source for n, source in enumerate(config.kv_sources)),

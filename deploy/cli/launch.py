@@ -16,6 +16,7 @@ from deploy.cli.chat import first_model
 from deploy.cli.output import answers, errors
 from deploy.client import Client, ServerFault
 from deploy.settings import KEY_VARIABLE
+from runtime.whole_files import replacing
 from server.settings import SettingsError
 
 Name = Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")]
@@ -76,9 +77,8 @@ def written(settings: Settings) -> Path | None:
     path = folder / settings.file_name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(settings.file + "\n")
+        with replacing(path, synced=False) as file:
+            file.write(f"{settings.file}\n".encode())
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}; set XDG_CONFIG_HOME to a folder of this user") from error
     return folder / settings.named

@@ -136,7 +136,7 @@ async def greet(registry: Registry, url: str) -> bool:
     if registry.settings.log_format == "json":
         log.info("relaxserve at %s", url, extra={"fields": {"url": url}})
         return True
-    await registry.measure()
+    await registry.measuring.measure()
     with suppress(OSError):  # nobody reads standard error, or its disk is full; a broken pipe would make `errors` end the process
         print(greeting(registry, url), file=sys.stderr, flush=True)
     return True

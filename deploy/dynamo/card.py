@@ -57,11 +57,7 @@ def _written(contents: Mapping[str, bytes]) -> Path:
         with OwnFolder(place.parent, f".{key}.") as made:
             for name, content in contents.items():
                 (made.path / name).write_bytes(content)
-            try:
-                made.path.rename(place)
-            except OSError:
-                if not place.is_dir():  # another worker has written the same files meanwhile
-                    raise
+            made.move_to(place)
     return place
 
 

@@ -45,7 +45,7 @@ def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: S
     if not place.is_dir():
         with OwnFolder(place.parent, f".{place.name}.") as written:
             export_web(model, name, written.path, levels=levels)
-            _move(written.path, place)
+            written.move_to(place)
     with suppress(OSError):  # the folder may be read-only
         os.utime(place)  # record the last use
     shutil.copytree(place, folder, copy_function=_link, dirs_exist_ok=True)
@@ -57,15 +57,6 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # the file system has no hard links
         shutil.copyfile(source, target)
-
-
-def _move(written: Path, place: Path) -> None:
-    """Rename a folder that is complete, unless another server has put the same files at its place."""
-    try:
-        written.rename(place)
-    except OSError:
-        if not place.is_dir():  # another server has stored the same export meanwhile
-            raise
 
 
 def _digest(model: Servable, name: str, levels: Sequence[str]) -> str:

@@ -3,7 +3,6 @@ to limit prompt tokens per step."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from deploy.model_loading.known import carried
 from deploy.model_loading.serving import Served
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
+from runtime.whole_files import replacing
 from server.engine.scheduling.pace import LEAST_SHARE, Measured, StepCosts, extrapolated_s
 from server.engine.step_model import NO_ROWS, ExcerptTokens, GroupLimits, Places, StepBatch, StepLimits, StepModel
 from server.stages.relay import fastest
@@ -186,7 +186,5 @@ def _read(path: Path) -> Measured | None:
 
 def _keep(path: Path, costs: Measured) -> None:
     """Store the times in a file. If that fails, do nothing: the next start measures again."""
-    with suppress(OSError):
-        fresh = path.with_name(f"{path.name}.{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(costs))
-        fresh.replace(path)
+    with suppress(OSError), replacing(path, synced=False) as file:
+        file.write(msgspec.json.encode(costs))

@@ -23,6 +23,7 @@ from huggingface_hub.utils import tqdm
 
 from deploy.model_loading.held import Held
 from runtime.split_files import parts_of, pattern_of
+from runtime.whole_files import ORDINARY, replacing
 
 # Files that a served model needs: no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -190,7 +191,7 @@ def _note(snapshot: Path, names: set[str]) -> None:
     """Keep the names of files of a snapshot that are about to be downloaded: if this process is killed, the next download verifies them."""
     kept = _unverified(snapshot)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text("\n".join(sorted(names | _names(kept))))
+    _write(kept, names | _names(kept))
 
 
 def _verify(snapshot: Path) -> None:
@@ -202,7 +203,7 @@ def _verify(snapshot: Path) -> None:
         _require_digest(snapshot / name)
     if here:  # otherwise the cache may be read-only
         if others := _names(kept) - here:  # another process downloads these
-            kept.write_text("\n".join(sorted(others)))
+            _write(kept, others)
         else:
             kept.unlink(missing_ok=True)
 
@@ -210,6 +211,11 @@ def _verify(snapshot: Path) -> None:
 def _unverified(snapshot: Path) -> Path:
     """Return the path of the file with the names of a repository's files that were not verified since their download."""
     return snapshot.parent.parent / ".unverified"
+
+
+def _write(kept: Path, names: set[str]) -> None:
+    with replacing(kept, ORDINARY) as file:
+        file.write("\n".join(sorted(names)).encode())
 
 
 def _names(kept: Path) -> set[str]:

@@ -8,7 +8,6 @@ from functools import partial
 
 from deploy.model_loading.description import Described
 from deploy.model_loading.known import Asked, Progress, begin
-from deploy.model_loading.plan import Planned
 from deploy.model_loading.stages import advance
 from deploy.model_loading.weights import damage
 from server.engine.scheduling.pace import Pace
@@ -40,15 +39,13 @@ def _measured_label(load: Load, progress: Progress) -> QualityLabel | None:
         return None
 
 
-def _assembled(begun: Asked) -> Planned:
-    from deploy.stages.assemble import assemble  # only here, too
-
-    return assemble(begun)
-
-
 def loaded(begun: Asked) -> LoadedModel:
     """Run the stages of a load that have not run yet, and return the loaded model."""
-    known = advance(_assembled(begun) if begun.load.stages else begun, Described)
+    if begun.load.stages:
+        from deploy.stages.assemble import assemble  # only here, too
+
+        begun = assemble(begun)
+    known = advance(begun, Described)
     session, packed = known.session, known.packed  # functions of the result must not refer to `known`, which would keep its memory
     model, costs = known.step_model, known.costs
     return LoadedModel(

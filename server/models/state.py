@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
+from runtime.whole_files import ORDINARY, locked_file, replacing
 from server.defaults import Defaults
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 
@@ -99,11 +100,12 @@ def read_state(path: Path) -> SavedState:
 def require_writable(path: Path) -> None:
     """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load."""
     try:
+        descriptor, fresh = locked_file(path)
         try:
-            with _fresh(path).open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, LEAST_FREE_BYTES)  # a full disk still takes an empty file
+            os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)  # a full disk still takes an empty file
         finally:
-            _fresh(path).unlink(missing_ok=True)
+            os.close(descriptor)
+            os.unlink(fresh)
     except OSError as error:
         raise StateError(f"state file {path}: {error.strerror}; name a file in a folder that can be written and has free space") from error
 
@@ -141,22 +143,8 @@ def exclusive(path: Path) -> Generator[None]:
         yield
 
 
-def _fresh(path: Path) -> Path:
-    """Return the path at which a new state file is written before it replaces the old one."""
-    return path.with_name(path.name + ".new")
-
-
 def write_state(path: Path, state: SavedState) -> None:
     """Replace a state file, so that even a power cut leaves the old or the new file whole. Raise OSError if that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = _fresh(path)
-    with fresh.open("wb") as file:
+    with replacing(path, ORDINARY) as file:
         file.write(msgspec.json.format(msgspec.json.encode(state)))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # makes the rename itself survive a power cut
-    finally:
-        os.close(folder)

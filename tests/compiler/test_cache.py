@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
-import resource
 import shutil
-import signal
 import tarfile
 from functools import cache as cache_results
 from pathlib import Path
@@ -26,6 +24,7 @@ from runtime.errors import BoundExceeded, DamagedFile, UnsafeCache
 from runtime.executable import Executable
 from runtime.sealed import KEY_FILE
 from runtime.session import Session
+from tests.disk import room_for
 
 assert compiler.ops
 
@@ -315,14 +314,8 @@ def test_an_older_archive_stays_if_the_new_one_has_no_room(tmp_path: Path, execu
     cache, archive = Cache(tmp_path / "cache"), tmp_path / "all.tar"
     cache.store(key(text()), executable)
     archive.write_bytes(b"older")
-    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(CacheError, match="cannot be written: File too large"):
-            cache.export(archive, cache.entries())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    with room_for(10), pytest.raises(CacheError, match="cannot be written: File too large"):
+        cache.export(archive, cache.entries())
     assert archive.read_bytes() == b"older" and {path.name for path in tmp_path.iterdir()} == {"cache", "all.tar"}
     (link := tmp_path / "link.tar").symlink_to(archive)
     cache.export(link, cache.entries())

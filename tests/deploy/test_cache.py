@@ -16,8 +16,9 @@ from deploy.cache import CannotRemove, Item, Kept, NoKey, Part
 from deploy.quality.label import keep_label, kept_label
 from runtime import flags, sealed, sections
 from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
-from runtime.sealed import ABANDONED_S
+from runtime.whole_files import ABANDONED_S
 from server.messages import QualityLabel
+from tests.disk import refuse_renames
 
 KEYS = [digit * 32 for digit in "abc"]
 DIGEST = "1" * 32
@@ -224,13 +225,7 @@ def test_a_full_disk_gets_no_parts_of_files(kept: Kept, monkeypatch: pytest.Monk
     """Each start would add some, and nothing but a prune would remove them."""
     program(kept, KEYS[0])
     before = files(kept)
-
-    def refuse(path: Path, *_: object, **__: object) -> None:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", refuse)
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    refuse_renames(monkeypatch, errno.ENOSPC, (".json", ".models"))
     kept.remember_model(KEYS[0], "org/model")
     with pytest.raises(OSError, match="No space left"):
         program(kept, KEYS[1])
@@ -240,11 +235,7 @@ def test_a_full_disk_gets_no_parts_of_files(kept: Kept, monkeypatch: pytest.Monk
 def test_a_full_disk_takes_away_no_entry(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another server has stored the same program before."""
     path = program(kept, KEYS[0])
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    refuse_renames(monkeypatch, errno.ENOSPC, (".json",))
     with pytest.raises(OSError, match="No space left"):
         program(kept, KEYS[0])
     assert list(kept.verify()) == [(path, "")]

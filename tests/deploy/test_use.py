@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from runtime import sections
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from tests.deploy.flushing import join_flush
+from tests.disk import refuse_new_files
 from tests.process_states import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -140,12 +140,8 @@ def test_markers_stay_if_none_can_be_added(path: Path, monkeypatch: pytest.Monke
     with user(path) as process:
         process.kill()
     before = left_behind(path)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patched:
-        patched.setattr(tempfile, "mkstemp", refuse)
+        refuse_new_files(patched, errno.ENOSPC)
         assert begin_use(path) == path and left_behind(path) == before != []
     assert begin_use(path) == path and left_behind(path) == []
 
@@ -239,10 +235,7 @@ def test_each_half_of_a_verification_tells_its_progress(path: Path) -> None:
 
 
 def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    refuse_new_files(monkeypatch, errno.EROFS)
     assert begin_use(path) == path and markers_of(path) == []
 
 

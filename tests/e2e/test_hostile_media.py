@@ -25,6 +25,7 @@ import pytest
 from tests.conftest import DemoServer, children_of, descendants_of, serving_demo, workers_of
 from tests.golden.listening import SUBJECTS as LISTENERS
 from tests.golden.vision import SUBJECTS as SEERS
+from tests.process_states import resident_bytes
 from tests.server.images.files import data_url
 from tests.server.mutations import Mutated, bomb, images, mutated, recordings
 
@@ -96,10 +97,6 @@ def thread_ms(*pids: int) -> dict[str, float]:
 
 def front_ms(pid: int) -> float:
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e6
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 @dataclass(frozen=True, slots=True)

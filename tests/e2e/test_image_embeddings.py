@@ -34,13 +34,6 @@ def server(cache_folder: Path, subject: Joint) -> Iterator[DemoServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
-        yield client
-
-
 def inputs(subject: Joint) -> list[Any]:
     return [*({"image": data_url(file)} for file in subject.files), *({"text": text} for text in TEXTS)]
 

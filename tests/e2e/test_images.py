@@ -45,13 +45,6 @@ def server(cache_folder: Path, files: str) -> Iterator[DemoServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
-        yield client
-
-
 def part(file: bytes, **options: Any) -> Any:
     return {"type": "image_url", "image_url": {"url": data_url(file), **options}}
 

@@ -57,13 +57,6 @@ def server(cache_folder: Path, subject: Subject, files: str) -> Iterator[DemoSer
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
-        yield client
-
-
 def part(file: bytes, format: str = "wav") -> Any:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": format}}
 

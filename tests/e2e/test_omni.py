@@ -37,13 +37,6 @@ def server(cache_folder: Path) -> Iterator[DemoServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
-        yield client
-
-
 def part(kind: str, value: Any, subject: Subject = MODEL) -> Any:
     if kind == IMAGE:
         return image_part(subject.files[value])

@@ -34,13 +34,6 @@ def server(cache_folder: Path) -> Iterator[DemoServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def client(server: DemoServer) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
-        yield client
-
-
 def wav(seconds: float, seed: int = 0) -> bytes:
     samples = 6000 * np.random.default_rng(seed).standard_normal(round(16_000 * seconds))
     out = io.BytesIO()

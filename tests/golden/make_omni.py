@@ -12,7 +12,6 @@ rows (heard_N); and for each conversation the prompt as text and as token ids, t
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from dataclasses import replace
 from typing import Any
@@ -23,7 +22,7 @@ from tests.golden.continuing import continued
 from tests.golden.drawn import Draw, write_recipe
 from tests.golden.filling import fill, one_by_one, tensors_of
 from tests.golden.make_listening import drawn
-from tests.golden.make_vision import shown, tokenizer, whole
+from tests.golden.make_vision import shown, whole, write_files
 from tests.golden.media import SIZES, picture
 from tests.golden.omni import AUDIO, CONVERSATIONS, IMAGE, SUBJECTS, TEXT, Subject
 
@@ -32,16 +31,6 @@ OF_SQUARES = ("max_pixels", "min_pixels", "merge_size", "patch_size", "temporal_
 CLASSES = {"qwen2_5_omni": "Qwen2_5Omni", "qwen3_omni_moe": "Qwen3OmniMoe"}  # beginnings of the names of classes of transformers
 SPEAKING = {"qwen2_5_omni": ("talker", "token2wav"), "qwen3_omni_moe": ("talker", "code2wav")}  # parts beside the thinker
 PREFIXES = {"model.language_model.": "thinker.model.", "model.": "thinker.", "lm_head.": "thinker.lm_head."}
-
-
-def write_files(subject: Subject) -> dict[str, Any]:
-    """Write the files of a model beside its weights. Return the fields of its tokenizer."""
-    subject.place.mkdir(parents=True, exist_ok=True)
-    for name, value in (("config", subject.config), ("preprocessor_config", subject.processor), ("tokenizer", tokenizer(subject))):
-        (subject.place / f"{name}.json").write_text(json.dumps(value, indent=None if name == "tokenizer" else 2) + "\n")
-    fields = {"chat_template": subject.template, "eos_token": subject.special[1], "bos_token": subject.special[0]}
-    (subject.place / "tokenizer_config.json").write_text(json.dumps(fields, indent=2) + "\n")
-    return fields
 
 
 def make(subject: Subject) -> None:

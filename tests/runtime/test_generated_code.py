@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from runtime import generated_code
 from runtime.generated_code import DIGEST_BYTES, GeneratedCode
 from runtime.launch import PACKAGES
+from tests.disk import refuse_renames
 
 ROOT = Path(__file__).parents[2]
 IMPORTS = """
@@ -133,17 +135,10 @@ def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path, path: Path
     check(made())
 
 
-@pytest.mark.parametrize("step", ["write_bytes", "replace"])
-def test_a_full_disk_keeps_no_part_of_a_file(path: Path, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = Path.write_bytes
-
-    def fill(self: Path, content: object) -> None:
-        write(self, b"a part")
-        raise OSError(28, "No space left on device")
-
+def test_a_full_disk_keeps_no_part_of_a_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = used(path)
     made()
-    monkeypatch.setattr(Path, step, fill)
+    refuse_renames(monkeypatch, errno.ENOSPC, (path.name,))
     own.keep()
     assert [*path.parent.iterdir()] == []
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -140,50 +137,6 @@ def test_a_file_waits_for_no_disk_and_shows_a_power_failure(tmp_path: Path, monk
     for number in range(3):
         with pytest.raises(DamagedFile):
             sealed.load(tmp_path / f"code{number}")
-
-
-def test_a_disk_that_is_full_when_the_file_is_closed_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS and FUSE report only at the end that the disk has no room for what was written."""
-
-    class Late(io.BufferedWriter):
-        def close(self) -> None:
-            if not self.closed:
-                super().close()
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-    sealed.store(place := tmp_path / "code", CODE)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fdopen", lambda descriptor, mode: Late(io.FileIO(descriptor, mode)))
-        with pytest.raises(OSError, match="No space"), sealed.replacing(place) as file:
-            file.write(b"cut")
-    assert sealed.load(place) == CODE
-    assert {path.name for path in tmp_path.iterdir()} == {"code", ".key"}
-
-
-def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place, replace = tmp_path / "code", os.replace
-
-    def late(fresh: str, path: Path) -> None:
-        sealed.remove_abandoned(path)  # as another process that writes the same file
-        replace(fresh, path)
-
-    monkeypatch.setattr(os, "replace", late)
-    sealed.store(place, CODE)
-    assert sealed.load(place) == CODE
-
-
-def test_files_of_other_machines_count_as_abandoned_only_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines that share a volume may not see each other's locks."""
-    with monkeypatch.context() as patched:
-        patched.setattr(sealed, "machine", lambda: "another")
-        descriptor, name = sealed.locked_file(tmp_path / "code")
-        os.close(descriptor)  # a lock that this machine does not see
-    left = Path(name)
-    sealed.remove_abandoned(tmp_path / "code")
-    assert left.exists()
-    os.utime(left, (then := time.time() - 2 * sealed.ABANDONED_S, then))
-    sealed.remove_abandoned(tmp_path / "code")
-    assert not left.exists()
 
 
 # --- a key that replicas share ---------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Meddler:
 
     def _serve(self, client: socket.socket) -> None:
         with socket.create_connection(("127.0.0.1", self._port)) as server:
-            server.sendall(_request_of(client))
+            server.sendall(message_of(client))
             answer = b""
             with suppress(ConnectionError):
                 while data := server.recv(1 << 16):
@@ -52,7 +52,8 @@ class Meddler:
             client.sendall(changed)
 
 
-def _request_of(client: socket.socket) -> bytes:
+def message_of(client: socket.socket) -> bytes:
+    """Read the next message of HTTP, which states its length."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += client.recv(1 << 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import resource
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +25,7 @@ from server.batches.runner import Run, Runner
 from server.batches.service import _own
 from server.batches.store import Store, Upload
 from server.errors import MODEL_NOT_FOUND, ApiError
+from tests.disk import room_for
 from tests.doubles.worker import NullScript
 from tests.unreadable import make_unreadable
 
@@ -478,16 +479,16 @@ def test_an_upload_that_ends_while_it_is_finished_leaves_nothing(tmp_path) -> No
 def test_no_upload_waits_for_a_record_on_its_way_to_the_disk(tmp_path, monkeypatch) -> None:
     """The event loop adds the pieces of an upload, so they must not wait while a thread writes the record of another file."""
     store = Store(tmp_path, 1000)
-    upload, write = store.new_upload(), Path.write_bytes
+    upload, replace = store.new_upload(), os.replace
 
-    def add_meanwhile(path: Path, data: bytes) -> int:
+    def add_meanwhile(fresh: str, path: Path) -> None:
         adding = threading.Thread(target=upload.add, args=(b"x",), daemon=True)
         adding.start()
         adding.join(60)
         assert not adding.is_alive(), "it waits for the record"
-        return write(path, data)
+        replace(fresh, path)
 
-    monkeypatch.setattr(Path, "write_bytes", add_meanwhile)
+    monkeypatch.setattr(os, "replace", add_meanwhile)
     store.keep(FileRecord("file-" + "0" * 24, "", "f", "batch", 0, 0))
     assert upload.num_bytes == 1
     upload.abandon()
@@ -686,13 +687,8 @@ def test_a_line_for_which_the_disk_has_too_little_room_leaves_no_part(tmp_path) 
     """A part of a line at the end of an output file would be published as an answer."""
     store, file_id = Store(tmp_path, 1000), new_id("file-")
     store.append(file_id, b"x" * 599 + b"\n")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # the kernel writes 400 bytes of the next line, as on a full disk
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            store.append(file_id, b"y" * 599 + b"\n")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with room_for(1000), pytest.raises(OSError, match="File too large"):  # there is room for 400 bytes of the next line
+        store.append(file_id, b"y" * 599 + b"\n")
     assert list(store.lines(file_id)) == [b"x" * 599 + b"\n"]
     assert store.num_bytes == 600
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from server.http import protocol
+from tests.server.meddler import message_of
 
 NUM_REQUESTS = 50
 PER_CONNECTION = 20  # objects: the transports of asyncio refer to themselves in Python 3.11
@@ -23,13 +24,7 @@ def request(method: str, path: str, body: object = None, version: str = "1.1") -
 
 def ask(client: socket.socket, data: bytes) -> None:
     client.sendall(data)
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        answer += client.recv(1 << 16)
-    head, _, body = answer.partition(b"\r\n\r\n")
-    length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-    while len(body) < length:
-        body += client.recv(1 << 16)
+    message_of(client)
 
 
 def garbage_of(server, data: bytes) -> int:

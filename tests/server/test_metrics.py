@@ -205,7 +205,7 @@ def test_no_request_waits_while_processes_are_measured(serve, monkeypatch):
 
 async def memory_in_history(server) -> float:
     """Return the worker's memory in the first sample of a history of the server's metrics."""
-    history = History(server.registry.metrics.watched, server.registry.measure)
+    history = History(server.registry.metrics.watched, server.registry.measuring.measure)
     running = asyncio.create_task(history.run())
     while not history.samples():
         await asyncio.sleep(0.001)
@@ -219,7 +219,7 @@ def test_the_processor_time_of_a_worker_never_falls(serve, monkeypatch):
     moment if the child ends after its parent was read, and for good if nobody waits for it. Another worker does begin anew."""
     server, told = serve(), list[float]()
     used_s: dict[int | None, float] = {}
-    monkeypatch.setattr("server.models.registry.usage_of", lambda pid: Usage(1, 1, used_s[pid]))
+    monkeypatch.setattr("server.models.measuring.usage_of", lambda pid: Usage(1, 1, used_s[pid]))
     for pid, cpu_s in [(7, 1000.0), (7, 999.5), (7, 1001.0), (8, 0.5), (None, 3.0), (9, 0.25)]:
         used_s[pid] = cpu_s
         server.worker.pid = pid
@@ -342,7 +342,7 @@ def test_scrapes_that_come_together_share_a_text(server, monkeypatch):
 
     texts = []
     monkeypatch.setattr(registry.metrics, "exposition", slow)
-    scrapes = [asyncio.run_coroutine_threadsafe(registry.exposition(), server.loop) for _ in range(5)]
+    scrapes = [asyncio.run_coroutine_threadsafe(registry.measuring.exposition(), server.loop) for _ in range(5)]
     assert begun.wait(60)
     may_end.set()
     assert {scrape.result(60) for scrape in scrapes} <= set(texts) and len(texts) <= 2

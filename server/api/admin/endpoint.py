@@ -147,7 +147,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
         """List every model with its state, memory and worker, and the last load of each model that failed to load, with the cause."""
-        await registry.measure()
+        await registry.measuring.measure()
         listed: ModelReports = {
             "object": "list",
             "data": [describe_fully(model, registry) for model in registry.models()],
@@ -193,7 +193,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
         """Describe the model of a name or alias."""
-        await registry.measure()
+        await registry.measuring.measure()
         return json_answer(describe_fully(registry.find(name), registry))
 
     @routes.delete("/models/{name:path}", responses=gives(Unloaded))
@@ -252,7 +252,7 @@ def router(context: Context) -> APIRouter:
             "limit_bytes": settings.memory_limit_bytes,
             "used_bytes": registry.budget.used_bytes,
             "free_bytes": registry.budget.free_bytes,
-            "resident_bytes": await registry.resident_bytes(),
+            "resident_bytes": await registry.measuring.resident_bytes(),
             "models": {model.spec.name: model.bytes_by_part for model in registry.models()},
             "evictable": registry.budget.evictable(),
         }
@@ -322,7 +322,7 @@ async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
     await operation.wait()
     if operation.error is not None:
         raise operation.error
-    await registry.measure()
+    await registry.measuring.measure()
     return {**operation.describe(), "result": describe_fully(registry.find(operation.model), registry)}
 
 
@@ -345,7 +345,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
-    """Describe a model for administrators. Call `registry.measure` before, because the memory in the report is what was measured last."""
+    """Describe a model for administrators. Call `Measuring.measure` before, because the memory in the report is what was measured last."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
+from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless, only_type
 from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Text, text_unless
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -44,10 +44,7 @@ class ContentBlock(Options):
     @model_validator(mode="before")
     @classmethod
     def _only_type(cls, value: object) -> object:
-        """Return only the type of a block whose type is unknown. The block is refused as a whole later, and its fields may have values that
-        fields of known blocks cannot have. Return any other value as it is."""
-        kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind not in BLOCK_TYPES else value
+        return only_type(value, BLOCK_TYPES)
 
 
 ContentBlocks = Annotated[list[ContentBlock], Field(max_length=4096, fail_fast=True)]

@@ -204,7 +204,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps(request: Request) -> Response:
         """List the models that are ready and do not sleep, which Ollama calls running models."""
-        await context.registry.measure()
+        await context.registry.measuring.measure()
         awake = {model.spec.name: (name, model, loaded) for name, model, loaded in reversed(ready(request)) if not model.is_sleeping}
         listed: OllamaRunningModels = {"models": [running(*one) for one in reversed(awake.values())]}
         return json_answer(listed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, cast
 from urllib.parse import quote
 
@@ -188,6 +188,13 @@ class Foreign(Options):
     def _only_type(cls, value: object) -> object:
         """Return only the type, as a text of at most 64 characters. Return a value that is no object as it is."""
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
+
+
+def only_type(value: object, known: Container[str | None]) -> object:
+    """Return only the type of an object whose type is unknown: the object is refused as a whole later, and its fields may have values that
+    fields of known objects cannot have. Return any other value as it is."""
+    kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+    return {"type": kind} if isinstance(kind, str) and kind not in known else value
 
 
 def foreign_unless(*known: str, further: Mapping[str, str] | None = None) -> Discriminator:

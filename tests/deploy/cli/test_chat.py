@@ -7,8 +7,6 @@ import errno
 import io
 import json
 import re
-import resource
-import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from deploy.cli import line_editor
 from deploy.cli.chat import Talk, _talk, write
 from deploy.cli.conversation import COMMANDS, CommandError, Conversation
 from deploy.client import Client
+from tests.disk import room_for
 from tests.terminal import PROMPT, terminal
 
 MODELS = [
@@ -85,15 +84,8 @@ def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path
 
 def test_a_file_without_room_for_the_conversation_is_removed(talk: Conversation, tmp_path: Path) -> None:
     """Otherwise a part of the conversation would look like the whole, and the same name could not be saved once there is room."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(CommandError, match="cannot be written: File too large"):
-            talk.obey(f"/save {tmp_path / 'talk.json'}")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
+    with room_for(10), pytest.raises(CommandError, match="cannot be written: File too large"):
+        talk.obey(f"/save {tmp_path / 'talk.json'}")
     assert not (tmp_path / "talk.json").exists()
 
 

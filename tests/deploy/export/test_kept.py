@@ -13,7 +13,7 @@ import deploy.export.kept
 from deploy.cache import Kept, Part
 from deploy.export.kept import export_kept
 from deploy.model_loading.servable import Servable
-from runtime.sealed import ABANDONED_S
+from runtime.whole_files import ABANDONED_S
 from tests.deploy.export.test_web import golden
 
 pytestmark = pytest.mark.xdist_group("web")

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -57,6 +56,7 @@ from server.models.state import ModelSpec
 from server.scoring import ClassScores, Scoring
 from tests.compiler.frontend.quantized_files import awq, bitsandbytes, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf, write_random
+from tests.disk import refuse_new_files
 from tests.golden.vision import SUBJECTS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -566,13 +566,12 @@ def test_packed_weights_with_a_flipped_bit_are_built_again(
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
-    """Let everything that creates a file in the cache fail, as on a full or read-only disk. The tests may run as root, whom modes do not
-    stop."""
+    """Let everything that creates a file or a folder in the cache fail, as on a full or read-only disk."""
 
-    def refuse(*_: object, **__: object) -> tuple[int, str]:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    refuse_new_files(monkeypatch, error)
     monkeypatch.setattr(Path, "mkdir", refuse)
 
 

@@ -33,6 +33,7 @@ from deploy.model_loading.locate import files_of_model, identity_of, locate, wei
 from server.interfaces import LoadError
 from server.models.library import Pulled
 from server.models.state import ModelSpec
+from tests.disk import room_for
 from tests.process_states import is_running
 
 COMMIT = "a" * 40
@@ -229,6 +230,17 @@ def test_a_file_that_was_not_verified_before_a_kill_is_verified_by_the_next_down
     with monkeypatch.context() as verified:
         verified.setattr(hub, "_require_digest", lambda path: pytest.fail(f"{path} is verified again"))
         assert locate("org/name:Q4") == path
+
+
+def test_a_full_disk_forgets_no_file_that_was_not_verified(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ETAGS, "model-q4.gguf", hashlib.sha256(b"other").hexdigest())
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(hub, "_require_digest", Mock(side_effect=KeyboardInterrupt))
+        locate("org/name:Q4")
+    with room_for(0), pytest.raises(LoadError):
+        locate("org/name:model.gguf")
+    with pytest.raises(LoadError, match=r"model-q4\.gguf arrived damaged"):
+        locate("org/name:Q4")
 
 
 KILLED = "import os; from deploy.model_loading import hub; hub.download('org/name:q4', lambda _: os.kill(os.getpid(), 9))"

@@ -18,10 +18,10 @@ from deploy.bench import synthetic
 from deploy.bench.compute import model as of_users
 from deploy.bench.compute.case import Case, Work
 from deploy.bench.compute.model import Row
-from deploy.bench.limits import Limits
 from deploy.bench.synthetic import RandomWeights, synthetic_config
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
+from tests.deploy.bench.compute.test_model import Known
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.lab import peer
 from tests.lab.compute import model
@@ -29,19 +29,6 @@ from tests.lab.compute.model import Compared, measure_peer
 from tests.lab.peer import Package, Subject
 
 VOCAB = 128
-
-
-class Known:
-    """A fake gauge. It reports that every run takes one second."""
-
-    limits = Limits(1e6, 1e7)
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def beside(self, run: Callable[[], object], **_: object) -> tuple[float, Limits]:
-        run()
-        return 1.0, self.limits
 
 
 GAUGE: Any = Known()

@@ -37,6 +37,7 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from tests.process_states import resident_bytes
 
 BARE_HEAD = b"ff\r\n" + b"." * 200 + b'"content":"'  # as long as a chunk of `paced`
 BARE_TAIL = b'"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'
@@ -268,7 +269,7 @@ async def _idle(port: int) -> int:
     """Return the memory that the server needs for connections that sent one request and stay open. The clients run in this process, but
     need almost no memory."""
     gc.collect()
-    before = _resident_bytes()
+    before = resident_bytes()
     writers: list[asyncio.Transport] = []
     loop = asyncio.get_running_loop()
     for _ in range(NUM_IDLE):
@@ -277,7 +278,7 @@ async def _idle(port: int) -> int:
         await answer.answered
         writers.append(transport)
     gc.collect()
-    grown = _resident_bytes() - before
+    grown = resident_bytes() - before
     for transport in writers:
         transport.abort()
     return grown
@@ -302,11 +303,6 @@ async def _scrape(port: int) -> float:
         times.append(time.monotonic() - began_s)
         writer.close()
     return statistics.median(times)
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -521,7 +521,7 @@ def test_a_model_saved_under_the_name_of_its_file_is_loaded_once(serve, folder):
 def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, folder, caplog):
     (folder / "state").mkdir()
     server = serve(initial=(), state_file=folder / "state" / "models.json")
-    (folder / "state" / "models.json.new").mkdir()  # the folder has the path of the temporary file, so writing fails, as on a full disk
+    (folder / "state" / "models.json").mkdir()  # the folder has the path of the file, so writing fails, as on a full disk
     client = server.http()
     assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200
     assert client.delete("/admin/models/a").status_code == 200

@@ -7,7 +7,6 @@ import asyncio
 import os
 import random
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from server.audio.decoder import AudioDecoder, held_audio
 from server.audio.recording import Recording
 from server.errors import ApiError
+from tests.process_states import resident_bytes
 from tests.server.audio.files import KINDS, encoded, tone, wav
 from tests.server.mutations import damaged
 
@@ -37,10 +37,6 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("kind", ["WAV", *KINDS])

@@ -3,7 +3,6 @@ expected outcome."""
 
 from __future__ import annotations
 
-import resource
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens, Trigger
 from tests.doubles.model import NullModel
+from tests.process_states import resident_bytes
 from tests.server.constraints.hostile import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
 
 TOKENIZER = Path(__file__).parents[3] / "deploy" / "demo" / "model" / "tokenizer.json"
@@ -115,7 +115,3 @@ def test_the_worker_does_not_grow_with_them(worker) -> None:
         while name not in worker.ended:
             worker.step()
     assert resident_bytes() - before_bytes < MAX_GROWTH_BYTES
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

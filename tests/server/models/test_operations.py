@@ -95,7 +95,7 @@ def test_a_model_is_unloaded_although_its_new_version_is_about_to_replace_it(mon
                 await asyncio.sleep(0.001)
             return 0
 
-        monkeypatch.setattr(registry, "resident_bytes", measure)
+        monkeypatch.setattr(registry.measuring, "resident_bytes", measure)
         await registry.unload("m", drain_s=0.0)
         await reload.wait()
         assert not registry.models() and reload.state is OperationState.CANCELLED

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field, Tag, model_validator
 
-from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless
+from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless, only_type
 from server.api.request.schema import (
     AS_TEXT,
     IN_PARTS,
@@ -70,16 +70,11 @@ class InputItem(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_type(cls, value: object) -> object:
-        """Return only the type of an item whose type is unknown. The item is refused as a whole later, and its fields may have values that
-        fields of known items cannot have. An item that has only an `id` becomes a reference. Return any other value as it is."""
-        if not isinstance(value, dict):
-            return value
-        item = cast("dict[str, object]", value)
-        kind = item.get("type")
-        if isinstance(kind, str) and kind not in ITEM_TYPES:
-            return {"type": kind}
-        return {**item, "type": "item_reference"} if kind is None and item.keys() <= {"id", "type"} and item.get("id") else item
+    def _typed(cls, value: object) -> object:
+        """Return an item that has only an `id` as a reference, and any other value as `only_type` does."""
+        item = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+        is_reference = item.keys() <= {"id", "type"} and item.get("type") is None and item.get("id")
+        return {**item, "type": "item_reference"} if is_reference else only_type(value, ITEM_TYPES)
 
 
 MCP_TYPES = ("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response")

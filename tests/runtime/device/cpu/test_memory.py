@@ -12,6 +12,7 @@ import pytest
 from runtime.device.cpu.device import CpuDevice
 from runtime.device.cpu.memory import HUGE_PAGE, address_of, host_buffer, sparse_buffer, use_huge_pages
 from runtime.errors import OutOfMemory
+from tests.process_states import resident_bytes
 
 
 @pytest.mark.parametrize("num_bytes", [1, 64, 1000, 5 << 20])
@@ -25,10 +26,6 @@ def test_host_buffers_are_aligned_and_zero(num_bytes: int) -> None:
 def test_more_than_there_is_is_an_error(allocate: Any) -> None:
     with pytest.raises(OutOfMemory, match="host buffer needs"):
         allocate(1 << 60)
-
-
-def resident_bytes() -> int:
-    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -1,0 +1,85 @@
+"""Write files so that readers see either the old file or the complete new one, whatever ends the writer.
+
+A file is written under a temporary name beside its place, and renamed when it is complete. An error removes the temporary file. If the
+process is killed, the file remains, and `remove_abandoned` removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from functools import cache
+from glob import escape
+from pathlib import Path
+from typing import IO
+
+PRIVATE, ORDINARY = 0o600, 0o666  # modes of new files; the umask takes rights away
+ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
+
+
+@contextmanager
+def replacing(path: Path, mode: int = PRIVATE, *, synced: bool = True) -> Generator[IO[bytes]]:
+    """Write a file anew, in a folder that exists. With `synced`, readers see the old or the complete new file after a power failure, too,
+    but the caller waits for the disk, which takes long for gigabytes or for the hundred files of a start."""
+    descriptor, fresh = locked_file(path, mode)
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            yield file
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+        os.replace(fresh, path)  # after the file is closed, because NFS and FUSE report only then that the disk is full
+    except BaseException:
+        Path(fresh).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)  # only now: without its lock, the file would count as abandoned before it has its name
+    if synced:
+        _sync_directory(path.parent)
+
+
+def locked_file(path: Path, mode: int = PRIVATE) -> tuple[int, str]:
+    """Create an empty file beside `path`, with a temporary name that states the machine. Return its descriptor and its name. The file is
+    locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
+    while True:
+        name = str(path.with_name(f".{path.name}.{machine()}.{os.urandom(6).hex()}"))
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, name
+        os.close(descriptor)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
+    large file would leave one. Machines that share a volume may not see each other's locks, so the files of other machines are removed
+    only after ABANDONED_S."""
+    for left in path.parent.glob(f".{escape(path.name)}.*"):
+        with suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises OSError if a process of this machine writes the file
+            is_own = left.name.startswith(f".{path.name}.{machine()}.")
+            if is_own or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
+                left.unlink()
+
+
+@cache
+def machine() -> str:
+    """Return a name of the kernel that runs this process. Only processes of one kernel surely see each other's locks."""
+    try:
+        found = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        found = os.uname().nodename.encode()
+    return hashlib.sha256(found).hexdigest()[:8]
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
