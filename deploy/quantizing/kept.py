@@ -42,8 +42,11 @@ Array = NDArray[Any]
 @refusals()
 def form_weights(known: Opened) -> Formed:
     """Quantise the matrices if the format has a budget, or find them in the cache. Raise LoadError if the model cannot be quantised in this
-    way, or if the text on which it is measured cannot be read or is too short."""
-    budget = WeightFormat.parse(known.load.quantize).budget
+    way, or if the text on which it is measured cannot be read, is too short, or is named although nothing is measured."""
+    named, budget = known.load.quantize, WeightFormat.parse(known.load.quantize).budget
+    if not budget and known.load.calibrate:
+        message = f"calibrate is {known.load.calibrate!r}, and quantize is {named!r}, for which nothing is measured"
+        raise LoadError(ErrorCode.INVALID_VALUE, f"{message}: leave calibrate out, or set quantize to 4bit or another number of bits")
     if not budget:
         return Formed(**carried(known, Opened), quantised_by=None)
     text = Path(known.load.calibrate or CALIBRATION)

@@ -52,6 +52,13 @@ def formed(budget: str = BUDGET, calibrate: str = "", source: Path = demo.MODEL)
     return advance(begin(Load("m", str(source), budget, calibrate=calibrate)), Formed).files
 
 
+@pytest.mark.parametrize("quantize", ["auto", "int8", "bf16"])
+def test_a_text_for_a_format_that_measures_nothing_is_refused(quantize: str) -> None:
+    expected = f"calibrate is '/own.txt', and quantize is '{quantize}', for which nothing is measured: leave calibrate out"
+    with pytest.raises(LoadError, match=expected):
+        formed(quantize, "/own.txt")
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
