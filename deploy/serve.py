@@ -29,6 +29,7 @@ from deploy.publication import Wanted
 from runtime import generated_code
 from runtime.extras import installing
 from runtime.launch import command
+from runtime.own_folder import OwnFolder
 from runtime.sealed import is_shared
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
@@ -288,7 +289,7 @@ def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | 
     if not settings.publish:
         return Publications()
     if cache is None or is_shared():  # servers on machines that share a volume may not see each other's locks
-        folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-"))
+        folder = OwnFolder(Path(tempfile.gettempdir()), "relaxserve-web-").path
     else:
         folder = cache.folder / "web"
     return Publications(settings.publish, partial(export, hub_token=hub_token), folder)

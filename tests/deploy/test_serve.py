@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,10 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-from deploy.serve import WORKER, export, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
+from deploy.serve import WORKER, export, ignore_field_warnings, own_state, publications, serve, warn_of_absent_names, warn_of_open_names
 from server.models.state import ModelSpec, SavedState, StateError, write_state
 from server.settings import ServerSettings, SettingsError
+from tests.conftest import ROOT
 from tests.server.conftest import serve as null_server
 
 __all__ = ["null_server"]
@@ -238,3 +240,21 @@ def test_a_cancelled_call_of_a_process_that_has_just_ended_is_cancelled(monkeypa
 
     monkeypatch.setattr("deploy.serve.asyncio.create_subprocess_exec", start)
     asyncio.run(call())
+
+
+def test_exports_without_a_cache_that_a_killed_server_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = (
+        "import os, signal, tempfile\nfrom deploy.serve import publications\nfrom server.settings import ServerSettings\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "publications(ServerSettings(publish=('m',)), None, None)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    (left / "model.wasm").touch()
+    foreign = tmp_path / "relaxserve-web-another"
+    foreign.mkdir()
+    (tmp_path / "relaxserve-web-link").symlink_to(foreign)
+    publications(ServerSettings(publish=("m",)), None, None)
+    publications(ServerSettings(publish=("m",)), None, None)
+    assert not left.exists() and foreign.exists() and len(list(tmp_path.iterdir())) == 4
