@@ -31,7 +31,7 @@ from runtime.errors import DamagedFile
 from runtime.sealed import key_of
 from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
-from server.messages import ErrorCode
+from server.messages import ErrorCode, Load
 
 VERSION = 4  # part of the cache's keys; increase it when the same model and text give other numbers
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
@@ -52,6 +52,11 @@ def form_weights(known: Opened) -> Formed:
     text = Path(known.load.calibrate or CALIBRATION)
     settings = VERSION, budget, hashlib.sha256(read_text(text)).hexdigest(), known.target.system == GPU
     return Formed(**carried(known, Opened, files=_quantised(known, settings, text)), quantised_by=settings)
+
+
+def in_format(load: Load, quantize: str) -> Load:
+    """Return the load in another format, without the text to calibrate on if nothing is measured for this format."""
+    return msgspec.structs.replace(load, quantize=quantize, calibrate=load.calibrate if WeightFormat.parse(quantize).budget else "")
 
 
 def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:
