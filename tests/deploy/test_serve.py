@@ -41,14 +41,24 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
 
 
-def test_a_choice_of_requests_to_keep_without_a_file_stops_the_start() -> None:
-    """Otherwise an operator would believe that the server keeps them."""
+@pytest.mark.parametrize(
+    ("given", "partner"),
+    [
+        ({"keep_requests_of": ("key=website",)}, "keep_requests"),
+        ({"kv_events_name": "me"}, "kv_events"),
+        ({"kv_events_replay": "tcp://127.0.0.1:*"}, "kv_events"),
+        ({"peer_patience_s": 9.0}, "peer_secret_file"),
+        ({"peer_rate_bytes": 1 << 30}, "peer_secret_file"),
+    ],
+)
+def test_a_setting_without_the_one_that_it_needs_stops_the_start(given: dict[str, Any], partner: str) -> None:
+    """Otherwise an operator would believe that it has an effect, such as that the server keeps requests."""
 
     async def greet(*_: object) -> bool:
         raise AssertionError("it started")
 
-    with pytest.raises(SettingsError, match="keep_requests_of is set and keep_requests is not; set both"):
-        serve(ServerSettings(port=0, keep_requests_of=("key=website",)), [], greet)
+    with pytest.raises(SettingsError, match=f"{next(iter(given))} is set and {partner} is not; set both"):
+        serve(ServerSettings(port=0, **given), [], greet)
 
 
 GREETS = """
