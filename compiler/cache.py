@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from msgspec import Meta
 from compiler.report import say
 from runtime.errors import DamagedFile, IncompatibleExecutable, RuntimeFault
 from runtime.executable import Bound, Executable, Slot, VMFunction
+from runtime.own_folder import OwnFolder
 from runtime.sealed import key_of, make_private, require_private
 from runtime.whole_files import ORDINARY, replacing
 
@@ -207,8 +207,8 @@ class Cache:
         """Import the entries of an archive as `load_archive` says. Raise OSError if a file cannot be read or written."""
         require_private(self.folder)
         make_private(self.folder)
-        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:
-            arrived = Cache(Path(scratch))
+        with OwnFolder(self.folder, ".import-") as scratch:
+            arrived = Cache(scratch.path)
             try:
                 with tarfile.open(archive, "r:") as tar:
                     for member in tar:

@@ -25,6 +25,7 @@ from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of, wanted_plan
 from deploy.model_loading.servable import Servable
 from deploy.model_loading.serving import limits_of
 from deploy.model_loading.stages import advance
+from deploy.quantizing.kept import in_format
 from runtime import generated_code
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
@@ -149,7 +150,7 @@ def remedies(known: Opened, found: Inspection) -> Iterator[str]:
     for quantize in ("int8", "4bit"):
         if quantize == found.quantize:
             continue
-        smaller_load = msgspec.structs.replace(known.load, quantize=quantize)
+        smaller_load = in_format(known.load, quantize)
         smaller = inspection_of(compiled(Opened(**carried(known, Opened, load=smaller_load))))
         if replace(smaller, available_bytes=found.available_bytes).fits:
             yield f"--quantize {quantize}: {in_units(smaller.required_bytes)}"

@@ -29,6 +29,7 @@ from deploy.publication import Wanted
 from runtime import generated_code
 from runtime.extras import installing
 from runtime.launch import command
+from runtime.own_folder import OwnFolder
 from runtime.sealed import is_shared
 from server.fleet.cache_events import CacheEvents
 from server.http.auth import Guard
@@ -52,6 +53,13 @@ if TYPE_CHECKING:
 
 WORKER = command("deploy.worker")
 RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
+PARTNERS = {  # settings -> those without which they have no effect
+    "keep_requests_of": "keep_requests",
+    "kv_events_name": "kv_events",
+    "kv_events_replay": "kv_events",
+    "peer_patience_s": "peer_secret_file",
+    "peer_rate_bytes": "peer_secret_file",
+}
 LEAST_CONNECTIONS = 16  # connections that are accepted even if fewer descriptors remain for them
 
 log = logging.getLogger(__name__)
@@ -78,6 +86,13 @@ def make_worker(
     )
     cache = None if events is None else events.source_of(spec.name)
     return Supervisor(WORKER, load, progress=progress, care=Care(stall_s=settings.stall_s), cache=cache)
+
+
+def _require_partners(settings: ServerSettings) -> None:
+    """Raise SettingsError if a setting is set that has no effect without another one, and that one is not."""
+    for name, partner in PARTNERS.items():
+        if getattr(settings, partner) is None and getattr(settings, name) != getattr(ServerSettings(), name):
+            raise SettingsError(f"{name} is set and {partner} is not; set both, or leave {name} out")
 
 
 def peering_of(settings: ServerSettings) -> Peering | None:
@@ -146,8 +161,7 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     Guard(settings)  # reads the keys
     if settings.stage_secret_file is not None:
         read_secret(settings.stage_secret_file, "stage_secret_file")
-    if settings.keep_requests is None and settings.keep_requests_of != ServerSettings().keep_requests_of:
-        raise SettingsError("keep_requests_of is set and keep_requests is not; set both, or leave keep_requests_of out")
+    _require_partners(settings)
     switch_often()
     ignore_field_warnings()
     # the texts of one request are encoded on one core, so that running streams keep the other cores
@@ -288,7 +302,7 @@ def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | 
     if not settings.publish:
         return Publications()
     if cache is None or is_shared():  # servers on machines that share a volume may not see each other's locks
-        folder = Path(tempfile.mkdtemp(prefix="relaxserve-web-"))
+        folder = OwnFolder(Path(tempfile.gettempdir()), "relaxserve-web-").path
     else:
         folder = cache.folder / "web"
     return Publications(settings.publish, partial(export, hub_token=hub_token), folder)
@@ -306,11 +320,8 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
 @contextmanager
 def cache_events(settings: ServerSettings, listener: socket.socket) -> Generator[CacheEvents | None]:
     """Yield the publisher of the events of prefix caches, or None if the settings name no address for them. ZMQ is imported only if there
-    is an address. Close the sockets at the end. Raise SettingsError if the address cannot be used, if ZMQ is not installed, or if only
-    `kv_events_replay` is set."""
+    is an address. Close the sockets at the end. Raise SettingsError if the address cannot be used, or if ZMQ is not installed."""
     if settings.kv_events is None:
-        if settings.kv_events_replay is not None:
-            raise SettingsError("kv_events_replay is set and kv_events is not; set both, or leave kv_events_replay out")
         yield None
         return
     try:

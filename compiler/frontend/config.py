@@ -373,6 +373,16 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def read_one_window(fields: Fields) -> tuple[int | None, ...]:
+    """Return the window of each layer in a family whose layers all have the window `sliding_window`, or none if the field is absent. Raise
+    ConfigError if `layer_types` says anything else: transformers ignores it in these families, and vLLM follows it."""
+    window = fields.integer("sliding_window", None)
+    windows = read_windows(fields, window, lambda _: True)
+    if any(found != window for found in windows):
+        raise fields.error("layer_types", f"sliding_attention for all layers, as sliding_window is {window}")
+    return windows
+
+
 def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule. Raise
     ConfigError if the field is not a list of known kinds, one for each layer."""

@@ -4,13 +4,15 @@ length."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.fields import Fields
+from compiler.frontend.fields import EMPTY, Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +168,10 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
     return Rope(theta, size, _read_scaling(config, fields, size))
 
 
-def rope_fields(config: Fields) -> Fields:
-    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent."""
-    return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+def rope_fields(config: Fields, overrides: Mapping[str, Any] = EMPTY) -> Fields:
+    """Return the fields in `rope_parameters`, or in the older `rope_scaling`; none if both are absent. If this is the first call,
+    `overrides` adds or replaces fields."""
+    return config.fields("rope_parameters" if "rope_parameters" in config else "rope_scaling", overrides=overrides)
 
 
 def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | None:

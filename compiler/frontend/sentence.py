@@ -50,6 +50,8 @@ SENTENCE_FILES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 MOST_TOKENS = 8192  # the tokenizer's file counts as a statement of the longest text only up to this number of tokens
+# The modules that a module may follow; others may follow any.
+FOLLOWS = {"Transformer": ("Transformer",), "Pooling": ("Transformer", "LogitScore"), "Dense": ("Pooling", "Dense")}
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
 
 
@@ -156,11 +158,11 @@ def settings_of(module: Fields, directory: Path) -> Fields:
 def _read_modules(modules: Any, directory: Path, default: EmbeddingConfig) -> EmbeddingConfig:
     """Read the modules: pooling, then projections, then normalisation, each optional. Without a module for pooling, the pooling is that of
     `default`; without one for normalisation, embeddings are not normalised. `reranker.py` reads a module `LogitScore`. Raise ConfigError
-    for other modules, and for settings that are not supported."""
+    for other modules or another order, and for settings that are not supported."""
     found, last = replace(default, normalize=False), "Transformer"
     for kind, module in read_kinds(modules):
-        if kind == "Dense" and last not in ("Pooling", "Dense"):
-            raise module.error("type", f"Dense only after Pooling or Dense, but it follows {last}")
+        if last not in (before := FOLLOWS.get(kind, (last,))):
+            raise module.error("type", f"{kind} only after {' or '.join(before)}, but it follows {last}")
         match kind:
             case "Transformer" | "LogitScore":
                 pass
@@ -169,6 +171,8 @@ def _read_modules(modules: Any, directory: Path, default: EmbeddingConfig) -> Em
             case "Dense":
                 found = replace(found, dense=(*found.dense, _read_dense(module.text("path"), settings_of(module, directory))))
             case "Normalize":
+                settings = settings_of(module, directory) if "path" in module else module
+                settings.require(module_input_name="sentence_embedding", module_output_name="sentence_embedding")
                 found = replace(found, normalize=True)
             case _:
                 raise module.error("type", "Transformer, Pooling, Dense, Normalize or LogitScore")

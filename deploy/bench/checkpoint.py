@@ -15,8 +15,10 @@ from safetensors.numpy import save_file
 from compiler.frontend.config import ModelConfig
 from deploy import demo
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
+from runtime.own_folder import OwnFolder
 from server.settings import SettingsError
 
+FOLDER = "relaxserve-synthetic-"  # begins the names of temporary folders
 PREFIX = "synthetic-"  # begins the name of a synthetic model; the name of its shape follows
 
 
@@ -27,9 +29,9 @@ def model_folder(model: str) -> Generator[Path]:
     if model == demo.NAME:
         yield demo.MODEL
     elif model.startswith(PREFIX):
-        with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
-            write_checkpoint(synthetic_config(model.removeprefix(PREFIX)), Path(folder))
-            yield Path(folder)
+        with OwnFolder(Path(tempfile.gettempdir()), FOLDER) as made:
+            write_checkpoint(synthetic_config(model.removeprefix(PREFIX)), made.path)
+            yield made.path
     else:
         yield Path(model)
 

@@ -61,10 +61,12 @@ def inspect(
     from deploy.model_loading.files import Opened
     from deploy.model_loading.known import begin
     from deploy.model_loading.stages import advance
+    from deploy.quantizing.kept import in_format
 
     load = load_of(model, **form)
     with stages(load.name) as report:
-        opened = advance(begin(load, report), Opened)  # other formats are made from these files, not from quantised weights
+        # With --quality, the text to calibrate on counts for other formats. These are made from `opened`, not from quantised weights.
+        opened = advance(begin(in_format(load, load.quantize) if quality else load, report), Opened)
         found = inspection_of(compiled(opened))
         advice = [] if found.fits else list(remedies(opened, found))
         forms = compare_forms(opened.files, found, load)
@@ -124,12 +126,13 @@ def _measured(quality: Quality | LoadError | None) -> tuple[str, ...]:
 def _qualities(load: Load, forms: list[ServedForm], report: ReportStage) -> dict[str, Quality | LoadError]:
     """Measure each form that fits. For a form that cannot be measured, the value is the error that says why."""
     from deploy.quality.speed import quality_of
+    from deploy.quantizing.kept import in_format
 
     found: dict[str, Quality | LoadError] = {}
     for form in forms:
         if form.fits:
             try:
-                found[form.quantize] = quality_of(msgspec.structs.replace(load, quantize=form.quantize), report)
+                found[form.quantize] = quality_of(in_format(load, form.quantize), report)
             except LoadError as error:
                 found[form.quantize] = error
     return found

@@ -31,7 +31,7 @@ from runtime.errors import DamagedFile
 from runtime.sealed import key_of
 from runtime.sections import SectionFile, read_kept
 from server.interfaces import LoadError
-from server.messages import ErrorCode
+from server.messages import ErrorCode, Load
 
 VERSION = 4  # part of the cache's keys; increase it when the same model and text give other numbers
 WIDTHS = "widths"  # the section of a file that names the matrices and their widths
@@ -42,13 +42,21 @@ Array = NDArray[Any]
 @refusals()
 def form_weights(known: Opened) -> Formed:
     """Quantise the matrices if the format has a budget, or find them in the cache. Raise LoadError if the model cannot be quantised in this
-    way, or if the text on which it is measured cannot be read or is too short."""
-    budget = WeightFormat.parse(known.load.quantize).budget
+    way, or if the text on which it is measured cannot be read, is too short, or is named although nothing is measured."""
+    named, budget = known.load.quantize, WeightFormat.parse(known.load.quantize).budget
+    if not budget and known.load.calibrate:
+        message = f"calibrate is {known.load.calibrate!r}, and quantize is {named!r}, for which nothing is measured"
+        raise LoadError(ErrorCode.INVALID_VALUE, f"{message}: leave calibrate out, or set quantize to 4bit or another number of bits")
     if not budget:
         return Formed(**carried(known, Opened), quantised_by=None)
     text = Path(known.load.calibrate or CALIBRATION)
     settings = VERSION, budget, hashlib.sha256(read_text(text)).hexdigest(), known.target.system == GPU
     return Formed(**carried(known, Opened, files=_quantised(known, settings, text)), quantised_by=settings)
+
+
+def in_format(load: Load, quantize: str) -> Load:
+    """Return the load in another format, without the text to calibrate on if nothing is measured for this format."""
+    return msgspec.structs.replace(load, quantize=quantize, calibrate=load.calibrate if WeightFormat.parse(quantize).budget else "")
 
 
 def _quantised(known: Opened, settings: Settings, text: Path) -> ModelFiles:

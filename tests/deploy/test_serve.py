@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,10 @@ import pytest
 from pydantic import Field, TypeAdapter
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
-from deploy.serve import WORKER, export, ignore_field_warnings, own_state, serve, warn_of_absent_names, warn_of_open_names
+from deploy.serve import WORKER, export, ignore_field_warnings, own_state, publications, serve, warn_of_absent_names, warn_of_open_names
 from server.models.state import ModelSpec, SavedState, StateError, write_state
 from server.settings import ServerSettings, SettingsError
+from tests.conftest import ROOT
 from tests.server.conftest import serve as null_server
 
 __all__ = ["null_server"]
@@ -42,14 +44,24 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
 
 
-def test_a_choice_of_requests_to_keep_without_a_file_stops_the_start() -> None:
-    """Otherwise an operator would believe that the server keeps them."""
+@pytest.mark.parametrize(
+    ("given", "partner"),
+    [
+        ({"keep_requests_of": ("key=website",)}, "keep_requests"),
+        ({"kv_events_name": "me"}, "kv_events"),
+        ({"kv_events_replay": "tcp://127.0.0.1:*"}, "kv_events"),
+        ({"peer_patience_s": 9.0}, "peer_secret_file"),
+        ({"peer_rate_bytes": 1 << 30}, "peer_secret_file"),
+    ],
+)
+def test_a_setting_without_the_one_that_it_needs_stops_the_start(given: dict[str, Any], partner: str) -> None:
+    """Otherwise an operator would believe that it has an effect, such as that the server keeps requests."""
 
     async def greet(*_: object) -> bool:
         raise AssertionError("it started")
 
-    with pytest.raises(SettingsError, match="keep_requests_of is set and keep_requests is not; set both"):
-        serve(ServerSettings(port=0, keep_requests_of=("key=website",)), [], greet)
+    with pytest.raises(SettingsError, match=f"{next(iter(given))} is set and {partner} is not; set both"):
+        serve(ServerSettings(port=0, **given), [], greet)
 
 
 GREETS = """
@@ -241,3 +253,21 @@ def test_a_cancelled_call_of_a_process_that_has_just_ended_is_cancelled(monkeypa
 
     monkeypatch.setattr("deploy.serve.asyncio.create_subprocess_exec", start)
     asyncio.run(call())
+
+
+def test_exports_without_a_cache_that_a_killed_server_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = (
+        "import os, signal, tempfile\nfrom deploy.serve import publications\nfrom server.settings import ServerSettings\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "publications(ServerSettings(publish=('m',)), None, None)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, cwd=ROOT).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    (left / "model.wasm").touch()
+    foreign = tmp_path / "relaxserve-web-another"
+    foreign.mkdir()
+    (tmp_path / "relaxserve-web-link").symlink_to(foreign)
+    publications(ServerSettings(publish=("m",)), None, None)
+    publications(ServerSettings(publish=("m",)), None, None)
+    assert not left.exists() and foreign.exists() and len(list(tmp_path.iterdir())) == 4

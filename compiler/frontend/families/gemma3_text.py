@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with a norm per query and key head, with a separate rope in layers with a window, and, by default, without soft caps.
+"""Gemma 3: Gemma 2 with a norm per query and key head, with a separate rope in layers with a window, and without a soft cap of attention.
 Most models also read images: they have a SigLIP encoder, a connector that averages neighbouring patches, and attention in both directions
 among the tokens of an image. A model whose attention is bidirectional becomes an encoder (`embeddinggemma.py`)."""
 
@@ -66,7 +66,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 def _read_text(fields: Fields) -> ModelConfig:
     """Return the configuration of the decoder, or of a model of embeddings, whose attention is bidirectional. Raise ConfigError if
-    bidirectional attention has a softcap."""
+    attention has a soft cap: transformers ignores the field, vLLM follows it, and no published model has one."""
     fields.fill(max_position_embeddings=131_072)
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
@@ -74,14 +74,12 @@ def _read_text(fields: Fields) -> ModelConfig:
         with_ropes(fields, config),
         max_context=fields.integer("max_position_embeddings"),  # already includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
-        attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
-    if config.family != BOTH_WAYS and not fields.flag("use_bidirectional_attention", False):
-        return config
-    if config.attention_softcap is not None:
-        raise fields.error("attn_logit_softcapping", "null, since attention is bidirectional")
-    return read_both_ways(config)
+    if "attn_logit_softcapping" in fields:
+        raise fields.error("attn_logit_softcapping", "null, as in all published models of Gemma 3")
+    both_ways = config.family == BOTH_WAYS or fields.flag("use_bidirectional_attention", False)
+    return read_both_ways(config) if both_ways else config
 
 
 def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, QueryGrowth, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.config import ModelConfig, QueryGrowth, read_decoder, read_one_window, rotating_whole_heads
 from compiler.frontend.families import llama
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
@@ -22,7 +22,7 @@ def read(fields: Fields) -> ModelConfig:
     return replace(
         config,
         query_growth=QueryGrowth(beta, rope.integer("original_max_position_embeddings")) if beta else None,
-        windows=read_windows(fields, fields.integer("sliding_window", None), lambda _: True),
+        windows=read_one_window(fields),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.config import ModelConfig, read_decoder, read_one_window, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import attention, pre_norm
@@ -18,7 +18,7 @@ NAMES = ExpertNames(f"{BLOCK}.gate", f"{BLOCK}.experts.*.w1", f"{BLOCK}.experts.
 def read(fields: Fields) -> ModelConfig:
     fields.fill(num_local_experts=8, num_experts_per_tok=2, intermediate_size=14336, rope_theta=1e6, max_position_embeddings=131_072)
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5))
-    windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
+    windows = read_one_window(fields)
     return replace(config, windows=windows, mixture=read_mixture(fields, "num_local_experts", "intermediate_size", normalized=True))
 
 

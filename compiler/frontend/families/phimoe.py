@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_one_window, rotating_whole_heads
 from compiler.frontend.families import mixtral
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelConfig:
     return replace(
         config,
         rope=_read_rope(fields, config.head_dim),
-        windows=read_windows(fields, fields.integer("sliding_window", None), lambda _: True),
+        windows=read_one_window(fields),
         norm=Norm.LAYER,
         head_bias=fields.flag("lm_head_bias", False),
         mixture=_read_mixture(fields),

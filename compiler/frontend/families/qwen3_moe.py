@@ -19,7 +19,7 @@ NAMES = ExpertNames()
 
 def read(fields: Fields) -> ModelConfig:
     config = qwen3.read(fields)
-    fields.require("as in all models", use_qk_norm=True)
+    fields.require("as in all models", use_qk_norm=True, use_sliding_window=False)
     return replace(config, mixture=replace(read_mixture(fields, "num_experts", "moe_intermediate_size"), dense_layers=read_dense(fields)))
 
 

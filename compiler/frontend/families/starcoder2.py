@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_one_window, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import attention, mlp, pre_norm
@@ -18,7 +18,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.skip("norm_type", "mlp_type", "layer_norm_epsilon")
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_epsilon"))
     bias = fields.flag("use_bias", True)
-    windows = read_windows(fields, fields.integer("sliding_window", None), lambda _: True)
+    windows = read_one_window(fields)
     return replace(config, norm=Norm.LAYER, qkv_bias=bias, output_bias=bias, mlp_bias=bias, windows=windows)
 
 

@@ -36,6 +36,7 @@ from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
 from deploy.bench.arguments import device_name, whole
+from deploy.bench.checkpoint import FOLDER
 from deploy.bench.compute.case import Case, Run, Steps, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
@@ -60,6 +61,7 @@ from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
+from runtime.own_folder import OwnFolder
 from runtime.session import Session
 from server.engine.scheduling.cache_pool import CachePool, Held
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
@@ -131,8 +133,8 @@ class Model:
             source = RandomWeights(shapes_of(config))
             self._build(source, WeightFormat.parse(quantize), threads, kv_dtype, target, device, bounds, pages)
             return
-        with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
-            write_gguf(path := Path(folder) / "model.gguf", config, RandomWeights(shapes_of(config)), Q4_K_M)
+        with OwnFolder(Path(tempfile.gettempdir()), FOLDER) as made:
+            write_gguf(path := made.path / "model.gguf", config, RandomWeights(shapes_of(config)), Q4_K_M)
             self._build(HeldWeights(GgufModel(path)), AS_STORED, threads, kv_dtype, target, device, bounds, pages)
 
     def _build(

@@ -31,6 +31,7 @@ from deploy.bench.measure import Figure, report
 from deploy.ray.scaling import TARGET_REQUESTS
 
 MOST_REQUESTS, MOST_TOKENS = 2_000_000, 1_000_000_000  # largest numbers of a simulated trace
+FAIL_S = 60.0  # seconds for which replicas that fail are away
 PREFILL_TOKENS, PATIENCE_S = 2048, 2.0  # defaults of options
 
 
@@ -101,7 +102,7 @@ def _named(policy: str, figure: Figure) -> Figure:
 
 def _require_partners(options: argparse.Namespace) -> None:
     """Raise ValueError if an option is set that has no effect without another one, and that one is not."""
-    partners = {"prefill_tokens": "network", "patience": "network", "target_requests": "most_replicas"}
+    partners = {"prefill_tokens": "network", "patience": "network", "target_requests": "most_replicas", "fail_s": "fail"}
     for name, partner in partners.items():
         if getattr(options, name) is not None and not getattr(options, partner):
             flag, missing = (f"--{option.replace('_', '-')}" for option in (name, partner))
@@ -119,7 +120,7 @@ def _failures(options: argparse.Namespace, shape: Shape) -> tuple[Failure, ...]:
     for cell in options.fail:
         if not 0 <= cell < options.cells:
             raise ValueError(f"--fail is {cell}; expected a cell from 0 to {options.cells - 1}")
-    return tuple(Failure(shape.duration_s / 2, options.fail_s, cell, options.fail_replicas or most) for cell in options.fail)
+    return tuple(Failure(shape.duration_s / 2, options.fail_s or FAIL_S, cell, options.fail_replicas or most) for cell in options.fail)
 
 
 def _measured(model: str) -> dict[str, object]:
@@ -176,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue", type=whole, default=128, help="requests of its least loaded replica at which a cell is full")
     parser.add_argument("--fail", type=int, nargs="*", default=[], metavar="CELL", help="cells that fail in the middle of the trace")
     parser.add_argument("--fail-replicas", type=whole, help="number of replicas of each such cell that fail; all by default")
-    parser.add_argument("--fail-s", type=number, default=60.0, help="seconds for which these replicas are away")
+    parser.add_argument("--fail-s", type=number, help=f"seconds for which these replicas are away; {FAIL_S:g} by default")
     parser.add_argument("--first", type=number, default=1.0, help="the objective: seconds to the first token")
     parser.add_argument("--token", type=number, default=0.1, help="the objective: seconds per further token")
     parser.add_argument("--price", type=number, default=1.0, help="price of a replica for an hour")

@@ -308,6 +308,8 @@ def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.
     options = parser.parse_args(argv)
     if options.http and options.burst is not None:
         parser.error("--http measures --clients: leave out --burst")
+    if options.clients is not parser.get_default("clients") and options.burst is not None:
+        parser.error("--burst measures only its own number of clients: leave out --clients or --burst")
     return options
 
 

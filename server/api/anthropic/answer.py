@@ -112,17 +112,26 @@ encode = msgspec.json.encode
 
 
 class MessageAnswer(BlockAnswer):
-    """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `omits_thoughts`:
-    blocks of thoughts have no text. `has_stops`: the request has stop_sequences; otherwise, stop strings are the model's defaults, and the
-    client is not told about them."""
+    """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `is_empty`: the
+    request's max_tokens is 0, so the token that was sampled is left out. `omits_thoughts`: blocks of thoughts have no text. `has_stops`:
+    the request has stop_sequences; otherwise, stop strings are the model's defaults, and the client is not told about them."""
 
     def __init__(
-        self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool, omits_thoughts: bool, has_stops: bool
+        self,
+        plan: ChatPlan,
+        generation: Generation,
+        model: str,
+        *,
+        is_capped: bool,
+        is_empty: bool,
+        omits_thoughts: bool,
+        has_stops: bool,
     ) -> None:
         super().__init__(plan, generation)
         self._id = self.new_id(Kind.TEXT)
         self._model = model
         self._is_capped = is_capped
+        self._is_empty = is_empty
         self._omits_thoughts = omits_thoughts
         self._has_stops = has_stops
         self._head = b""  # JSON that precedes the text in every delta of the open block
@@ -155,7 +164,8 @@ class MessageAnswer(BlockAnswer):
         return encode({"type": "message_delta", "delta": delta, "usage": self._usage()}), b'{"type":"message_stop"}'
 
     def pieces(self) -> list[bytes]:
-        return [encode({**self._describe(), "content": [_block(block, has_text=not self._is_omitted(block)) for block in self.blocks]})]
+        shown = () if self._is_empty else self.blocks
+        return [encode({**self._describe(), "content": [_block(block, has_text=not self._is_omitted(block)) for block in shown]})]
 
     def _is_omitted(self, block: Block) -> bool:
         """Return whether the text of a block is left out."""
@@ -164,6 +174,8 @@ class MessageAnswer(BlockAnswer):
     @property
     def _ended(self) -> tuple[str | None, str | None]:
         """The stop reason, and the client's stop string that caused it."""
+        if self._is_empty:
+            return "max_tokens", None
         if self.finish == "stop" and isinstance(self.stop_reason, str) and self._has_stops:
             return "stop_sequence", self.stop_reason
         if self.finish == "length" and self._is_capped:
@@ -191,8 +203,8 @@ class MessageAnswer(BlockAnswer):
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+            "output_tokens": 0 if self._is_empty else usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": 0 if self._is_empty else usage.reasoning_tokens},
         }
 
 

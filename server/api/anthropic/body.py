@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 
 from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless, only_type
-from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Text, text_unless
+from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Seed, Text, text_unless
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
 BLOCK_TYPES = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
@@ -138,12 +138,12 @@ class PromptBody(Options):
 class MessagesBody(PromptBody):
     """The body of /v1/messages."""
 
-    max_tokens: Int = Field(ge=1, le=2**31 - 1)
+    max_tokens: Int = Field(ge=0, le=2**31 - 1)  # 0: only compute the prompt, for requests that begin with it
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
-    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    seed: Seed | None = None
     stop_sequences: Choices | None = None
     thread: JsonObject | None = None  # refused: without earlier messages, which the server does not hold, the answer would be wrong
 

@@ -24,7 +24,7 @@ from server.api.request.schema import ChatBody
 from server.api.request.texts import TOO_LONG_REMEDY
 from server.api.request.words import in_words
 from server.api.routes import gives, new_router
-from server.errors import CONTEXT_LENGTH_EXCEEDED, UNSUPPORTED_FIELD, ApiError
+from server.errors import CONTEXT_LENGTH_EXCEEDED, INVALID_VALUE, UNSUPPORTED_FIELD, ApiError
 from server.settings import ServerSettings
 from server.text.dialects.dialect import Dialect
 
@@ -89,12 +89,15 @@ def router(context: Context) -> APIRouter:
         if body.thread is not None:
             message = "thread is not supported: the server holds no conversations; send all messages without thread"
             raise ApiError(UNSUPPORTED_FIELD, message, param="thread", details=NO_THREADS)
+        if body.max_tokens == 0 and body.stream:
+            raise ApiError(INVALID_VALUE, "max_tokens is 0 and stream is true; the answer is empty: leave stream out", param="stream")
         who = caller(request)
         chat = await off_loop(who.num_body_bytes, lambda: _chat(body, loaded.dialect, settings))
         with _in_own_words(body):
             plan = await plan_chat(chat, model, loaded, who, settings)
         room = plan.job.submit.params.max_tokens
-        job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
+        # Even without an answer, computing the prompt takes one step, which samples a token.
+        job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens or 1))
         generation = Generation(loaded, job, context.metrics_of(model.spec.name), who)
         plan = ChatPlan(plan.prompt, job, plan.rules)
         omits_thoughts = body.thinking is not None and body.thinking.display == "omitted"
@@ -104,6 +107,7 @@ def router(context: Context) -> APIRouter:
             generation,
             name,
             is_capped=room < body.max_tokens,
+            is_empty=body.max_tokens == 0,
             omits_thoughts=omits_thoughts,
             has_stops=body.stop_sequences is not None,
         )

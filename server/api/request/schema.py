@@ -18,6 +18,8 @@ def _integer(value: object) -> object:
 
 
 Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: the validator runs for each item, which is slow
+# The limits belong to the integer: pydantic rounds those of a union such as `Int | None` in messages beyond 64 bits.
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_integer)]
 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
 MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
@@ -117,7 +119,7 @@ class SamplingBody(Options):
         default=None, ge=0.01, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
     )
     logit_bias: dict[Annotated[str, Field(max_length=32)], Logit] | None = Field(default=None, max_length=MOST_BIASES)
-    seed: Int | None = Field(default=None, ge=-(2**63), lt=2**64)
+    seed: Seed | None = None
     stop: Text | Choices | None = None
     stop_token_ids: FewTokenIds | None = None
     # true: the answer ends with the stop string; otherwise before it

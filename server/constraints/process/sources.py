@@ -96,6 +96,8 @@ def _lark(source: str, beside: Bytes = NONE) -> str:
         return lark_of_gbnf(source, beside)
     except MemoryError:  # the tree is too large, which says nothing about the syntax
         raise
+    except RecursionError:
+        raise ValueError("the grammar nests too deeply to be read; write inner parts as rules of their own") from None
     except Exception as error:  # the parser may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 

@@ -182,6 +182,48 @@ def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_s
     assert rope is not None and isinstance(rope.scaling, LongScaling) and rope.scaling.original_context == 4096
 
 
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_the_outer_original_context_of_phi_3_overrides_that_of_the_rope(name: str) -> None:
+    """As in transformers, which does so in this family only."""
+    values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
+    longrope = values.pop("rope_scaling")
+    rope = parse_config({**values, name: {**longrope, "original_max_position_embeddings": 64}}).rope
+    assert rope is not None and rope == parse_config({**values, name: longrope}).rope
+    assert isinstance(rope.scaling, LongScaling) and rope.scaling.original_context == 32
+    other = {
+        **small(),
+        "rope_scaling": {**longrope, "short_factor": [1] * 8, "long_factor": [2] * 8},
+        "original_max_position_embeddings": 32,
+    }
+    other["rope_scaling"]["original_max_position_embeddings"] = 64
+    rope = parse_config(other).rope
+    assert rope is not None and isinstance(rope.scaling, LongScaling) and rope.scaling.original_context == 64
+
+
+@pytest.mark.parametrize("case", ["ministral3", "mixtral", "phi3", "phimoe", "starcoder2"])
+def test_kinds_of_layers_that_disagree_with_the_one_window_are_refused(case: str) -> None:
+    """transformers ignores `layer_types` in these families, and vLLM follows it."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    count = values["num_hidden_layers"]
+    full, sliding = ["full_attention"] * count, ["sliding_attention"] * count
+    with_window, without = ({**values, "sliding_window": window} for window in (8, None))
+    assert parse_config({**with_window, "layer_types": sliding}) == parse_config(with_window)
+    assert parse_config({**without, "layer_types": full}) == parse_config(without)
+    for kinds in (full, [*full[1:], "sliding_attention"]):
+        with pytest.raises(ConfigError, match=r"layer_types of .* expected sliding_attention for all layers, as sliding_window is 8"):
+            parse_config({**with_window, "layer_types": kinds})
+    with pytest.raises(ConfigError, match=r"sliding_window of .* expected a number of tokens"):
+        parse_config({**without, "layer_types": sliding})
+
+
+@pytest.mark.parametrize("case", ["qwen2_moe", "qwen3_moe"])
+def test_a_window_of_a_qwen_with_experts_is_refused(case: str) -> None:
+    """transformers and vLLM disagree about which layers would have it."""
+    values = json.loads((MODELS / case / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"use_sliding_window of config\.json is True, expected false, as in all models"):
+        parse_config({**values, "use_sliding_window": True, "sliding_window": 8})
+
+
 def test_windows_follow_the_layers() -> None:
     window = {"sliding_window": 8, "use_sliding_window": True}
     assert parse_config(small("qwen2", **window, max_window_layers=2)).windows == (None, None, 8)
@@ -317,6 +359,27 @@ def test_texts_may_be_lower_case_if_the_tokenizer_makes_them_so(tmp_path: Path, 
             [{"type": "models.Transformer"}, {"type": "models.Dense"}],
             "expected Dense only after Pooling or Dense, but it follows Transformer",
         ),
+        (
+            "modules.json",
+            [
+                {"type": "models.Transformer"},
+                {"type": "models.Pooling", "path": "1_Pooling"},
+                {"type": "models.Normalize"},
+                {"type": "models.Dense"},
+            ],
+            "expected Dense only after Pooling or Dense, but it follows Normalize",
+        ),
+        (
+            "modules.json",
+            [{"type": "models.Transformer"}, {"type": "models.Normalize"}, {"type": "models.Pooling", "path": "1_Pooling"}],
+            "expected Pooling only after Transformer or LogitScore, but it follows Normalize",
+        ),
+        (
+            "modules.json",
+            [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.Transformer"}],
+            "expected Transformer only after Transformer, but it follows Pooling",
+        ),
+        ("modules.json", [{"type": "models.Normalize", "module_input_name": "token_embeddings"}], "expected sentence_embedding"),
         ("modules.json", {}, "not a list"),
         ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a folder"),
         ("1_Pooling/config.json", {"pooling_mode_attention": True}, "attention, expected one of mean_tokens"),
@@ -404,10 +467,13 @@ def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
     config = parse_config(small("gemma3_text", use_bidirectional_attention=True, sliding_window=12, num_hidden_layers=6))
     assert config.family == "embeddinggemma" and not config.is_causal
     assert config.encoder is not None and config.encoder.reaches == (6, 6, 6, 6, 6, None)
-    with pytest.raises(
-        ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, since attention is bidirectional"
-    ):
-        parse_config(small("gemma3_text", use_bidirectional_attention=True, attn_logit_softcapping=50.0))
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_a_soft_cap_of_the_attention_of_gemma_3_is_refused(both_ways: bool) -> None:
+    """transformers ignores the field, and vLLM follows it."""
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, as in all published models"):
+        parse_config(small("gemma3_text", use_bidirectional_attention=both_ways, attn_logit_softcapping=50.0))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])

@@ -31,7 +31,7 @@ from deploy.model_loading.tokenizer import TokenizerSource
 from deploy.quality.observe import Observer, divergence, rows_of
 from deploy.quality.text import CALIBRATION, tokens_of
 from deploy.quantizing import kept as kept_module
-from deploy.quantizing.kept import Quantised, form_weights, heads_of
+from deploy.quantizing.kept import Quantised, form_weights, heads_of, in_format
 from deploy.quantizing.matrices import values_of
 from deploy.quantizing.mix import CPU_WIDTHS, GPU_WIDTHS, bits_of
 from deploy.quantizing.quantize import affordable, apart, num_multiplied, quantise
@@ -50,6 +50,19 @@ BUDGET = "4.75"
 
 def formed(budget: str = BUDGET, calibrate: str = "", source: Path = demo.MODEL) -> ModelFiles:
     return advance(begin(Load("m", str(source), budget, calibrate=calibrate)), Formed).files
+
+
+@pytest.mark.parametrize("quantize", ["auto", "int8", "bf16"])
+def test_a_text_for_a_format_that_measures_nothing_is_refused(quantize: str) -> None:
+    expected = f"calibrate is '/own.txt', and quantize is '{quantize}', for which nothing is measured: leave calibrate out"
+    with pytest.raises(LoadError, match=expected):
+        formed(quantize, "/own.txt")
+
+
+def test_a_text_to_calibrate_on_counts_only_for_formats_that_are_measured() -> None:
+    """Such as in `inspect --quality --calibrate FILE`, which loads the model in several formats."""
+    load = Load("m", "m", "auto", calibrate="/own.txt")
+    assert [in_format(load, quantize).calibrate for quantize in ("int8", "4bit", "4.6")] == ["", "/own.txt", "/own.txt"]
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def test_the_client_knows_the_id_of_its_request(server, connect):
     client = connect(server, default_headers={"x-request-id": "mine-1"})
     assert ask(client)._request_id == client.models.retrieve("null")._request_id == "mine-1"
     with pytest.raises(anthropic.BadRequestError) as caught:
-        ask(client, max_tokens=0)
+        ask(client, max_tokens=-1)
     assert caught.value.request_id == "mine-1"
 
 
@@ -169,6 +169,16 @@ def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
 
 
 # --- the conversation ---------------------------------------------------------------------------------------------------
+
+
+def test_no_tokens_only_compute_the_prompt(server, connect):
+    """As in Anthropic's API, whose clients warm the cache in this way."""
+    client = connect(server)
+    answer = checked(ask(client, max_tokens=0))
+    assert (answer.content, answer.stop_reason, answer.stop_sequence, answer.usage.output_tokens) == ([], "max_tokens", None, 0)
+    assert server.worker.submits[-1].params.max_tokens == 1 and answer.usage.input_tokens > 0
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0 and stream is true; the answer is empty: leave stream out"):
+        client.messages.create(model="null", max_tokens=0, messages=HI, stream=True)
 
 
 def test_blocks_are_the_conversation(serve, connect):
@@ -357,7 +367,7 @@ def test_tokens_are_counted(server, connect):
     [
         ({"messages": HI}, "max_tokens"),
         ({"max_tokens": 5}, "messages"),
-        ({"max_tokens": 0, "messages": HI}, "max_tokens"),
+        ({"max_tokens": -1, "messages": HI}, "max_tokens"),
         (
             {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0].source.type",

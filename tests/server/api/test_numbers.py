@@ -60,3 +60,23 @@ def test_no_number_in_a_body_is_the_server_s_fault(server, part: int):
         if answer.status_code == 500:
             failed.append(f"{path} {body[:80]}")
     assert not failed
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "seed": 2**64}),
+        ("/v1/completions", {"prompt": "x", "seed": 2**64}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "seed": 2**64}),
+        ("/v1/responses", {"input": "x", "seed": 2**64}),
+        ("/api/generate", {"prompt": "x", "options": {"seed": 2**64}}),
+        ("/completion", {"prompt": "x", "seed": 2**64}),
+    ],
+)
+@pytest.mark.parametrize("value", [2**64, 10**30, 1e30, -(2**63) - 1])
+def test_an_error_states_the_limits_of_a_seed_exactly(server, path: str, body: dict[str, Any], value: float) -> None:
+    """pydantic rounds large limits of unions in its messages."""
+    text = json.dumps({"model": "null", **body}).replace(str(2**64), json.dumps(value))
+    answer = server.http().post(path, content=text, headers={"content-type": "application/json"})
+    limit = f"greater than or equal to {-(2**63)}" if value < 0 else f"less than {2**64}"
+    assert answer.status_code == 400 and limit in answer.text, answer.text

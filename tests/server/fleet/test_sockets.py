@@ -176,8 +176,3 @@ def test_a_taken_address_stops_the_start(tmp_path) -> None:
 def test_settings_are_checked(settings, complaint) -> None:
     with pytest.raises(SettingsError, match=complaint):
         ServerSettings(**settings)
-
-
-def test_a_replay_without_events_stops_the_start() -> None:
-    with pytest.raises(SettingsError, match="kv_events_replay is set and kv_events is not; set both"):
-        serve(ServerSettings(port=0, kv_events_replay="tcp://127.0.0.1:*"), [], _never)

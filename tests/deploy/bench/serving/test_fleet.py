@@ -83,6 +83,7 @@ def test_costs_are_measured_and_read(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--simulate", "--fail", "0", "--fail-replicas", "3"], "--fail-replicas is 3; expected at most 2, the replicas of a cell"),
         (["--simulate", "--fail-replicas", "1"], "--fail-replicas is 1, and --fail is not set; say which cells fail"),
         (["--simulate", "--patience", "3"], "--patience is 3, and --network is not set; set both, or leave --patience out"),
+        (["--simulate", "--fail-s", "9"], "--fail-s is 9, and --fail is not set; set both, or leave --fail-s out"),
         (["--simulate", "--prefill-tokens", "9"], "--prefill-tokens is 9, and --network is not set"),
         (["--simulate", "--target-requests", "8"], "--target-requests is 8, and --most-replicas is not set"),
         (["--simulate", "--costs", "nowhere"], "expected what `relaxserve bench fleet --measure` prints"),

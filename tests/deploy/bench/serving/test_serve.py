@@ -216,3 +216,16 @@ def test_streams_of_one_text_have_no_time_between_tokens():
     """Over HTTP, all other tokens of a stream may have no text."""
     names = [figure.name for figure in stream_figures("x", [Stream(0.0, 9, [1.0])])]
     assert names == ["x: throughput", "x: time to first token, p50", "x: time to first token, p99"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--burst", "4", "--clients", "1,2"], "--burst measures only its own number of clients: leave out --clients or --burst"),
+        (["--burst", "4", "--http"], "--http measures --clients: leave out --burst"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(options)
+    assert message in capsys.readouterr().err
