@@ -239,6 +239,40 @@ def test_groups_of_different_sizes_are_held_as_values(tmp_path: Path) -> None:
     assert not written(tmp_path, GPTQ, gptq(*drawn(4), 4, groups=groups)).forms
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**GPTQ, "group_size": 20},
+        {**GPTQ, "group_size": -1, "dynamic": {"+:b": {"group_size": 20}}},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 20, "packing_format": "auto_round:auto_gptq"},
+        {"quant_method": "auto-round", "bits": 4, "group_size": None, "extra_config": {"a.b": {"group_size": 20}}},
+    ],
+    ids=["gptq", "gptq-dynamic", "auto-round", "auto-round-extra"],
+)
+@pytest.mark.parametrize("inputs", [48, 56])
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_last_group_may_be_shorter(config: dict[str, Any], inputs: int, stated: bool, tmp_path: Path) -> None:
+    """AutoRound quantises matrices whose number of inputs the size of a group does not divide, and writes no g_idx. The three groups of 48
+    inputs must not be taken for groups of 16."""
+    numbers, scales = RNG.integers(0, 16, (inputs, OUTPUTS)), RNG.random((3, OUTPUTS)).astype(np.float16)
+    groups = np.arange(inputs) // 20
+    source = written(tmp_path, config, gptq(numbers, np.full(scales.shape, 8), scales, 4, groups=groups if stated else None))
+    expected = scales.astype(np.float32)[groups] * (numbers - 8)
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
+    assert not source.forms
+
+
+def test_sizes_of_groups_that_do_not_decide_are_refused(tmp_path: Path) -> None:
+    numbers, scales = RNG.integers(0, 16, (48, OUTPUTS)), RNG.random((3, OUTPUTS)).astype(np.float16)
+    parts = gptq(numbers, np.full(scales.shape, 8), scales, 4)
+    assert written(tmp_path, {**GPTQ, "group_size": 7}, parts).forms["a.b.weight"].group == 16
+    with pytest.raises(DamagedFile, match="those of 3 groups of 16 or 20 inputs"):
+        written(tmp_path, {**GPTQ, "group_size": 20, "dynamic": {"+:b": {"group_size": 16}}}, parts)
+    numbers = RNG.integers(0, 16, (56, OUTPUTS))
+    with pytest.raises(DamagedFile, match="expected a number of groups that divides 56 inputs, or groups of 7"):
+        written(tmp_path, {**GPTQ, "group_size": 7}, gptq(numbers, np.full(scales.shape, 8), scales, 4))
+
+
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_packed_integers_are_held_by_group(zero_points: bool, ordered: bool, tmp_path: Path) -> None:
@@ -505,7 +539,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     for part, value, said in (
         ("qzeros", None, "has no 'a.b.qzeros' beside it"),
         ("scales", scales[:, 1:], r"its scales is float16 \[2, 31\], expected \[2, 32\]"),
-        ("scales", np.ones((7, OUTPUTS), np.float16), "expected a number of groups that divides 64 inputs"),
+        ("scales", np.ones((7, OUTPUTS), np.float16), r"its qzeros is int32 \[2, 4\], expected \[7, 4\]"),
         ("qzeros", good["qzeros"].astype(np.int64), "its qzeros is int64"),
         ("g_idx", good["g_idx"][1:], "its g_idx is int32"),
         ("g_idx", good["g_idx"] + 1, r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"),
