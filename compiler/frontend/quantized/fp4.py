@@ -11,7 +11,7 @@ from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.fp8 import E4M3, Scaled
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, Read, expect
+from compiler.frontend.quantized.method import ACTIVATION_PARTS, Floats, Infos, Layout, Method, Parts, Read, expect
 from compiler.frontend.quantized.mxfp4 import PAIRS, powers_of
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind
@@ -30,10 +30,9 @@ class PackedFloats:
 
     @property
     def layout(self) -> Layout:
-        unused = ("input_scale", "input_global_scale")
         if self.factor is None:
-            return Layout(self.packed, ("weight_scale",), unused=unused)
-        return Layout(self.factor, (self.packed, "weight_scale"), unused=unused)
+            return Layout(self.packed, ("weight_scale",), unused=ACTIVATION_PARTS)
+        return Layout(self.factor, (self.packed, "weight_scale"), unused=ACTIVATION_PARTS)
 
     @property
     def group(self) -> int:

@@ -348,10 +348,20 @@ def test_scales_for_cached_keys_and_activations_are_left_out(tmp_path: Path) -> 
     one = np.ones(1, np.float32)
     scales = {"a.b.input_scale": one, "a.k_scale": one, "a.v_scale": one, "a.k_proj.k_scale": one, "a.v_proj.v_scale": one}
     assert written(tmp_path, config, parts, **scales).tensors.keys() == {"a.b.weight"}
+    results = {"a.b.output_scale": one, "a.b.output_zero_point": one}
+    assert written(tmp_path, config, parts, **results).tensors.keys() == {"a.b.weight"}
     static = {"weight": parts["weight"], "weight_scale_inv": np.ones((), np.float32)}
     config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     source = written(tmp_path, config, static, **{"a.b.activation_scale": one})
     assert source.tensors.keys() == {"a.b.weight"} and source.forms["a.b.weight"].group == 32
+
+
+def test_only_the_cache_may_be_quantised(tmp_path: Path) -> None:
+    """compressed-tensors then states that the weights are dense, and the file has scales of keys and values beside them."""
+    config = {**COMPRESSED, "format": "dense", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    one = np.ones(1, np.float32)
+    source = written(tmp_path, config, {"weight": np.ones((16, 32), np.float32)}, **{"a.k_scale": one, "a.v_scale": one})
+    assert source.tensors.keys() == {"a.b.weight"} and not source.forms
 
 
 def nvfp4(scale_name: str) -> dict[str, Any]:
@@ -490,6 +500,11 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
     assert methods_of({"quantization_config": stated}) == (Scaled("weight_scale"),)
 
 
+def scheme(kind: str, **weights: Any) -> dict[str, Any]:
+    """Return the configuration of compressed-tensors whose matrices have 8 bits."""
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {"weights": {"num_bits": 8, **weights}}}}
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -523,7 +538,14 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
             {**COMPRESSED, "format": "nvfp4-pack-quantized"},
             "group_0 of config_groups has the format 'nvfp4-pack-quantized' of int4, expected",
         ),
-        ({**COMPRESSED, "config_groups": {"a": INT4, "b": {"weights": {"num_bits": 8, "type": "int"}}}}, "the same number of bits"),
+        (
+            {**COMPRESSED, "config_groups": {"a": INT4, "b": {"weights": {"num_bits": 8, "type": "int"}}}},
+            "the same number of bits .* or without quantisation and with --quantize",
+        ),
+        (scheme("pack-quantized", type="int", strategy="tensor"), "strategy of weights .* is 'tensor', expected group or channel. Take"),
+        (scheme("int-quantized", type="int", strategy="tensor"), "strategy of weights .* is 'tensor', expected group or channel. Take"),
+        (scheme("naive-quantized", type="float", strategy="group"), "is 'group', expected tensor or channel or block. Take"),
+        (scheme("mxfp8-quantized", type="float", strategy="group"), "'mxfp8-quantized' of float8, expected .* with --quantize"),
         ({**COMPRESSED, "transform_config": {"config_groups": {"r": {}}}}, "transform_config"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
