@@ -126,6 +126,10 @@ def read_gptq(fields: Fields) -> tuple[Method, ...]:
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", "gptq or gptq_v2")
+    if (words := fields.text("pack_dtype", "int32").removeprefix("torch.")) != "int32":
+        raise fields.error(
+            "pack_dtype", f"int32: integers packed into {words} are not read. Pack the model again with pack_dtype=torch.int32"
+        )
     several = fields.raw("dynamic", {})
     if not isinstance(several, Mapping):
         raise fields.error("dynamic", "an object of settings by pattern")

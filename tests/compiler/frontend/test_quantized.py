@@ -519,6 +519,7 @@ def scheme(kind: str, **weights: Any) -> dict[str, Any]:
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),
+        ({**GPTQ, "pack_dtype": "int8"}, "pack_dtype of .* is 'int8', expected int32: .* Pack the model again"),
         ({**GPTQ, "dynamic": ["lm_head"]}, "expected an object of settings by pattern"),
         (
             {**AUTO_ROUND, "packing_format": "auto_round:fp8"},
