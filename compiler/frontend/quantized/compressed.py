@@ -15,6 +15,7 @@ from compiler.frontend.quantized.fp8 import Scaled, block_of
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
     ACTIVATION_PARTS,
+    OTHER_FILE,
     Array,
     Floats,
     Infos,
@@ -32,7 +33,6 @@ from compiler.frontend.quantized.method import (
 )
 
 FLOATS_OF_FOUR_BITS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MXFP4}
-OTHER_FILE = "Take the model in another format, or without quantisation and with --quantize"
 
 
 @dataclass(frozen=True, slots=True)

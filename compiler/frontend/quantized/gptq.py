@@ -17,6 +17,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.awq import Awq
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
+    OTHER_FILE,
     Array,
     Floats,
     Infos,
@@ -145,7 +146,8 @@ def read_auto_round(fields: Fields) -> tuple[Method, ...]:
     packing, several = fields.text("packing_format", _former_packing(fields)), fields.raw("extra_config", {})
     read = ("quant_method", "bits", "packing_format", "extra_config", "data_type", "group_size")
     fields.skip(*(name for name in fields.values if name not in read))
-    fields.require(data_type="int")
+    if fields.text("data_type", "int") != "int":
+        raise fields.error("data_type", f"int. {OTHER_FILE}")
     if not isinstance(several, Mapping):
         raise fields.error("extra_config", "an object of settings by name")
     sizes = _all_sizes(fields, several.values())
@@ -173,7 +175,7 @@ def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
     found = [fields.integer("bits"), *(settings["bits"] for settings in several if isinstance(settings, Mapping) and "bits" in settings)]
     found = [bits for bits in dict.fromkeys(found) if type(bits) is not int or bits < 16]
     if not set(KNOWN_BITS).issuperset(found):
-        raise fields.error("bits", f"2, 4 or 8, but the file names {', '.join(map(str, found))}")
+        raise fields.error("bits", f"2, 4 or 8, but the file names {', '.join(map(str, found))}. {OTHER_FILE}")
     return found
 
 
