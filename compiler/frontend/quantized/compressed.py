@@ -14,6 +14,8 @@ from compiler.frontend.quantized.fp4 import MXFP4, NVFP4
 from compiler.frontend.quantized.fp8 import Scaled, block_of
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
+    ACTIVATION_PARTS,
+    OTHER_FILE,
     Array,
     Floats,
     Infos,
@@ -42,7 +44,7 @@ class Packed:
 
     @property
     def layout(self) -> Layout:
-        return Layout("weight_packed", ("weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx"), unused=("input_scale",))
+        return Layout("weight_packed", ("weight_scale", "weight_shape"), ("weight_zero_point", "weight_g_idx"), unused=ACTIVATION_PARTS)
 
     def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         words = infos["weight_packed"].shape
@@ -101,7 +103,7 @@ class Bytes:
 
     @property
     def layout(self) -> Layout:
-        return Layout("weight_scale", ("weight",), ("weight_zero_point",), unused=("input_scale", "input_zero_point"))
+        return Layout("weight_scale", ("weight",), ("weight_zero_point",), unused=ACTIVATION_PARTS)
 
     def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         shape = infos["weight"].shape
@@ -155,6 +157,8 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
         if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
             raise fields.error(name, "no value")
     kind, groups = fields.text("format"), fields.raw("config_groups")
+    if kind == "dense" and groups == {}:
+        return (Scaled("weight_scale"),)  # no matrix is quantised; the file has only scales of cached keys and values
     if not isinstance(groups, Mapping) or not groups:
         raise fields.error("config_groups", "an object of schemes")
     schemes = [Fields(group, f"{name} of config_groups") for name, group in groups.items()]
@@ -162,7 +166,7 @@ def read_compressed(fields: Fields) -> tuple[Method, ...]:
     # A matrix has the first method that fits its tensors. NVFP4 also has tensors `weight_packed` and `weight_scale`, so `Packed` is last.
     methods = sorted(dict.fromkeys(found), key=lambda method: isinstance(method, Packed))
     if sum(isinstance(method, Packed) or method == MXFP4 for method in methods) > 1:
-        raise fields.error("config_groups", "the same number of bits in all pack-quantized schemes")
+        raise fields.error("config_groups", f"the same number of bits in all pack-quantized schemes. {OTHER_FILE}")
     return tuple(methods)
 
 
@@ -173,10 +177,19 @@ def _read_scheme(scheme: Fields, kind: str) -> Method:
     if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:
         return FLOATS_OF_FOUR_BITS[kind]
     if kind == "pack-quantized" and number == "int" and bits in (4, 8):
+        _require_strategy(weights, "group", "channel")
         return Packed(bits)
     if kind in ("int-quantized", "naive-quantized") and number == "int" and bits == 8:
+        _require_strategy(weights, "group", "channel")
         return Bytes()
     if kind in ("float-quantized", "naive-quantized") and number == "float" and bits == 8:
+        _require_strategy(weights, "tensor", "channel", "block")
         return Scaled("weight_scale", block_of(weights, "block_structure"))
     known = f"pack-quantized (int4, int8), int-quantized (int8), float-quantized (fp8), {' or '.join(FLOATS_OF_FOUR_BITS)}"
-    raise ConfigError(f"{scheme.where} has the format {kind!r} of {number}{bits}, expected {known}")
+    raise ConfigError(f"{scheme.where} has the format {kind!r} of {number}{bits}, expected {known}. {OTHER_FILE}")
+
+
+def _require_strategy(weights: Fields, *known: str) -> None:
+    """Raise ConfigError if the weights have scales for something else, for example one for a whole matrix of integers."""
+    if weights.raw("strategy", known[0]) not in known:
+        raise weights.error("strategy", f"{' or '.join(known)}. {OTHER_FILE}")

@@ -11,7 +11,7 @@ from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.fp8 import E4M3, Scaled
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, Read, expect
+from compiler.frontend.quantized.method import ACTIVATION_PARTS, OTHER_FILE, Floats, Infos, Layout, Method, Parts, Read, expect
 from compiler.frontend.quantized.mxfp4 import PAIRS, powers_of
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind
@@ -30,10 +30,9 @@ class PackedFloats:
 
     @property
     def layout(self) -> Layout:
-        unused = ("input_scale", "input_global_scale")
         if self.factor is None:
-            return Layout(self.packed, ("weight_scale",), unused=unused)
-        return Layout(self.factor, (self.packed, "weight_scale"), unused=unused)
+            return Layout(self.packed, ("weight_scale",), unused=ACTIVATION_PARTS)
+        return Layout(self.factor, (self.packed, "weight_scale"), unused=ACTIVATION_PARTS)
 
     @property
     def group(self) -> int:
@@ -93,5 +92,5 @@ def read_modelopt(fields: Fields) -> tuple[Method, ...]:
     if algorithm == "MIXED_PRECISION":
         return tuple(method for methods in reversed(MODELOPT.values()) for method in methods)
     if algorithm not in MODELOPT:
-        raise ConfigError(f"quant_algo of {fields.where} is {algorithm!r}, expected {', '.join(MODELOPT)} or MIXED_PRECISION")
+        raise ConfigError(f"quant_algo of {fields.where} is {algorithm!r}, expected {', '.join(MODELOPT)} or MIXED_PRECISION. {OTHER_FILE}")
     return MODELOPT[algorithm]

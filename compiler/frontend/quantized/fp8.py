@@ -10,7 +10,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, Read
+from compiler.frontend.quantized.method import ACTIVATION_PARTS, Array, Floats, Infos, Layout, Method, Parts, Read
 from compiler.frontend.weights import DTYPES
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind
@@ -30,7 +30,7 @@ class Scaled:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.scale, ("weight",), unused=("input_scale", "activation_scale"))
+        return Layout(self.scale, ("weight",), unused=(*ACTIVATION_PARTS, "activation_scale"))
 
     def shape(self, infos: Infos, read: Read) -> tuple[int, ...]:
         weight, scale = infos["weight"], infos[self.scale]

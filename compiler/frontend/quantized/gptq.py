@@ -1,7 +1,8 @@
 """GPTQ: integers packed along the inputs, with a scale and a zero point for each group of inputs. `g_idx` has the group of each input.
 
 The tensors of a matrix show its groups, and whether it needs zero points. The configuration's fields `desc_act` and `sym`, which may
-contradict the tensors, are ignored.
+contradict the tensors, are ignored. The field `group_size` counts only in files without `g_idx`, whose last group may be shorter than the
+others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.awq import Awq
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
+    OTHER_FILE,
     Array,
     Floats,
     Infos,
@@ -40,6 +42,7 @@ class Gptq:
 
     bits: int
     zero_offset: int  # zero point minus the number stored for it
+    sizes: tuple[int, ...] = ()  # numbers of inputs that groups may have, which the configuration states
 
     @property
     def layout(self) -> Layout:
@@ -51,8 +54,10 @@ class Gptq:
             raise DamagedFile(f"its qweight is {list(packed)}, expected two axes")
         inputs, outputs = packed[0] * 32 // self.bits, packed[1]
         groups = infos["scales"].shape[0] if infos["scales"].shape else 0
-        if groups < 1 or inputs % groups:
-            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected a number of groups that divides {inputs} inputs")
+        if groups < 1:
+            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected a row for each group of inputs")
+        if "g_idx" not in infos:
+            self._group_size(inputs, groups)
         expect(infos, "qweight", packed, "w")
         expect(infos, "scales", (groups, outputs), "f")
         expect(infos, "qzeros", (groups, outputs * self.bits // 32), "w")
@@ -64,10 +69,11 @@ class Gptq:
         numbers = unpack(parts["qweight"], self.bits, 0)
         zeros = unpack(parts["qzeros"], self.bits, 1) + self.zero_offset
         scales = parts["scales"].astype(np.float32)
-        groups = np.arange(len(numbers)) // (len(numbers) // len(scales))
         if "g_idx" in parts:
             groups = parts["g_idx"].astype(np.int64)
             order_of(groups, len(scales), "g_idx")
+        else:
+            groups = np.arange(len(numbers)) // self._group_size(len(numbers), len(scales))
         return np.ascontiguousarray((scales[groups] * (numbers - zeros[groups]).astype(np.float32)).T)
 
     def form(self, infos: Infos, read: Read) -> Form | None:
@@ -80,6 +86,8 @@ class Gptq:
             ordered = order_of(index, groups, "g_idx") is not None
             if not are_even(index, groups):
                 return None
+        elif self._group_size(length, groups) * groups != length:
+            return None
         offset = Offset.NONE if self.is_symmetric(read("qzeros")) else Offset.ZERO
         return Form(self.bits, length // groups, scale_type(infos, "scales"), offset, ordered)
 
@@ -94,6 +102,19 @@ class Gptq:
             found["zero"] = zeros - (0 if self.bits == 4 else half)
         return {**found, "q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8)}
 
+    def _group_size(self, inputs: int, groups: int) -> int:
+        """Return the number of inputs of a group, of a matrix without `g_idx`: the stated size that gives this number of groups, or else
+        equal sizes. Raise DamagedFile if no size fits, or several."""
+        fitting = sorted({size for size in self.sizes if -(-inputs // size) == groups})
+        if len(fitting) > 1:
+            raise DamagedFile(
+                f"its scales are those of {groups} groups of {' or '.join(map(str, fitting))} inputs, expected one size that fits"
+            )
+        if not fitting and inputs % groups:
+            stated = f", or groups of {' or '.join(map(str, self.sizes))}" if self.sizes else ""
+            raise DamagedFile(f"its scales have {groups} groups, expected a number of groups that divides {inputs} inputs{stated}")
+        return fitting[0] if fitting else inputs // groups
+
     def is_symmetric(self, zeros: Array) -> bool:
         """Return whether all stored zero points are in the middle of the range."""
         word = sum((1 << self.bits - 1) - self.zero_offset << shift for shift in range(0, 32, self.bits))
@@ -106,25 +127,33 @@ def read_gptq(fields: Fields) -> tuple[Method, ...]:
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", "gptq or gptq_v2")
+    if (words := fields.text("pack_dtype", "int32").removeprefix("torch.")) != "int32":
+        raise fields.error(
+            "pack_dtype", f"int32: integers packed into {words} are not read. Pack the model again with pack_dtype=torch.int32"
+        )
     several = fields.raw("dynamic", {})
     if not isinstance(several, Mapping):
         raise fields.error("dynamic", "an object of settings by pattern")
     own = [settings for pattern, settings in several.items() if not str(pattern).startswith("-:")]
-    fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic")))
-    return tuple(Gptq(bits, 1 if kind == "gptq" else 0) for bits in _all_bits(fields, own))
+    fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic", "group_size")))
+    sizes = _all_sizes(fields, own)
+    return tuple(Gptq(bits, 1 if kind == "gptq" else 0, sizes) for bits in _all_bits(fields, own))
 
 
 def read_auto_round(fields: Fields) -> tuple[Method, ...]:
     """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices. The packing
     `auto_round`, which it chooses for matrices with zero points, is that of GPTQ, but stores these points as they are."""
     packing, several = fields.text("packing_format", _former_packing(fields)), fields.raw("extra_config", {})
-    fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "packing_format", "extra_config", "data_type")))
-    fields.require(data_type="int")
+    read = ("quant_method", "bits", "packing_format", "extra_config", "data_type", "group_size")
+    fields.skip(*(name for name in fields.values if name not in read))
+    if fields.text("data_type", "int") != "int":
+        raise fields.error("data_type", f"int. {OTHER_FILE}")
     if not isinstance(several, Mapping):
         raise fields.error("extra_config", "an object of settings by name")
+    sizes = _all_sizes(fields, several.values())
     match packing.removeprefix("auto_round:"):
         case "auto_gptq" | "gptq" | "auto_round" as kind:
-            return tuple(Gptq(bits, 0 if kind == "auto_round" else 1) for bits in _all_bits(fields, several.values()))
+            return tuple(Gptq(bits, 0 if kind == "auto_round" else 1, sizes) for bits in _all_bits(fields, several.values()))
         case "auto_awq" | "awq" if _all_bits(fields, several.values()) == [4]:
             return (Awq(),)
         case _:
@@ -146,5 +175,12 @@ def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
     found = [fields.integer("bits"), *(settings["bits"] for settings in several if isinstance(settings, Mapping) and "bits" in settings)]
     found = [bits for bits in dict.fromkeys(found) if type(bits) is not int or bits < 16]
     if not set(KNOWN_BITS).issuperset(found):
-        raise fields.error("bits", f"2, 4 or 8, but the file names {', '.join(map(str, found))}")
+        raise fields.error("bits", f"2, 4 or 8, but the file names {', '.join(map(str, found))}. {OTHER_FILE}")
     return found
+
+
+def _all_sizes(fields: Fields, several: Iterable[object]) -> tuple[int, ...]:
+    """Return the sizes of groups that the configuration states for all matrices and for some. -1 and None, which stand for a single group,
+    are left out."""
+    found = [fields.raw("group_size", None), *(settings.get("group_size") for settings in several if isinstance(settings, Mapping))]
+    return tuple(dict.fromkeys(size for size in found if type(size) is int and size > 0))

@@ -21,6 +21,10 @@ Infos = Mapping[str, TensorInfo]
 Parts = Mapping[str, Array]
 Read = Callable[[str], Array]  # returns a part of a matrix
 
+# Parts for quantising activations, which compressed-tensors and Model Optimizer store.
+ACTIVATION_PARTS = tuple(f"{side}_{part}" for side in ("input", "output") for part in ("scale", "zero_point", "global_scale"))
+OTHER_FILE = "Take the model in another format, or without quantisation and with --quantize"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -239,6 +239,40 @@ def test_groups_of_different_sizes_are_held_as_values(tmp_path: Path) -> None:
     assert not written(tmp_path, GPTQ, gptq(*drawn(4), 4, groups=groups)).forms
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**GPTQ, "group_size": 20},
+        {**GPTQ, "group_size": -1, "dynamic": {"+:b": {"group_size": 20}}},
+        {"quant_method": "auto-round", "bits": 4, "group_size": 20, "packing_format": "auto_round:auto_gptq"},
+        {"quant_method": "auto-round", "bits": 4, "group_size": None, "extra_config": {"a.b": {"group_size": 20}}},
+    ],
+    ids=["gptq", "gptq-dynamic", "auto-round", "auto-round-extra"],
+)
+@pytest.mark.parametrize("inputs", [48, 56])
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_last_group_may_be_shorter(config: dict[str, Any], inputs: int, stated: bool, tmp_path: Path) -> None:
+    """AutoRound quantises matrices whose number of inputs the size of a group does not divide, and writes no g_idx. The three groups of 48
+    inputs must not be taken for groups of 16."""
+    numbers, scales = RNG.integers(0, 16, (inputs, OUTPUTS)), RNG.random((3, OUTPUTS)).astype(np.float16)
+    groups = np.arange(inputs) // 20
+    source = written(tmp_path, config, gptq(numbers, np.full(scales.shape, 8), scales, 4, groups=groups if stated else None))
+    expected = scales.astype(np.float32)[groups] * (numbers - 8)
+    np.testing.assert_array_equal(source.read("a.b.weight"), expected.T.astype(np.float32))
+    assert not source.forms
+
+
+def test_sizes_of_groups_that_do_not_decide_are_refused(tmp_path: Path) -> None:
+    numbers, scales = RNG.integers(0, 16, (48, OUTPUTS)), RNG.random((3, OUTPUTS)).astype(np.float16)
+    parts = gptq(numbers, np.full(scales.shape, 8), scales, 4)
+    assert written(tmp_path, {**GPTQ, "group_size": 7}, parts).forms["a.b.weight"].group == 16
+    with pytest.raises(DamagedFile, match="those of 3 groups of 16 or 20 inputs"):
+        written(tmp_path, {**GPTQ, "group_size": 20, "dynamic": {"+:b": {"group_size": 16}}}, parts)
+    numbers = RNG.integers(0, 16, (56, OUTPUTS))
+    with pytest.raises(DamagedFile, match="expected a number of groups that divides 56 inputs, or groups of 7"):
+        written(tmp_path, {**GPTQ, "group_size": 7}, gptq(numbers, np.full(scales.shape, 8), scales, 4))
+
+
 @pytest.mark.parametrize("zero_points", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_packed_integers_are_held_by_group(zero_points: bool, ordered: bool, tmp_path: Path) -> None:
@@ -314,10 +348,20 @@ def test_scales_for_cached_keys_and_activations_are_left_out(tmp_path: Path) -> 
     one = np.ones(1, np.float32)
     scales = {"a.b.input_scale": one, "a.k_scale": one, "a.v_scale": one, "a.k_proj.k_scale": one, "a.v_proj.v_scale": one}
     assert written(tmp_path, config, parts, **scales).tensors.keys() == {"a.b.weight"}
+    results = {"a.b.output_scale": one, "a.b.output_zero_point": one}
+    assert written(tmp_path, config, parts, **results).tensors.keys() == {"a.b.weight"}
     static = {"weight": parts["weight"], "weight_scale_inv": np.ones((), np.float32)}
     config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
     source = written(tmp_path, config, static, **{"a.b.activation_scale": one})
     assert source.tensors.keys() == {"a.b.weight"} and source.forms["a.b.weight"].group == 32
+
+
+def test_only_the_cache_may_be_quantised(tmp_path: Path) -> None:
+    """compressed-tensors then states that the weights are dense, and the file has scales of keys and values beside them."""
+    config = {**COMPRESSED, "format": "dense", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    one = np.ones(1, np.float32)
+    source = written(tmp_path, config, {"weight": np.ones((16, 32), np.float32)}, **{"a.k_scale": one, "a.v_scale": one})
+    assert source.tensors.keys() == {"a.b.weight"} and not source.forms
 
 
 def nvfp4(scale_name: str) -> dict[str, Any]:
@@ -456,6 +500,11 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
     assert methods_of({"quantization_config": stated}) == (Scaled("weight_scale"),)
 
 
+def scheme(kind: str, **weights: Any) -> dict[str, Any]:
+    """Return the configuration of compressed-tensors whose matrices have 8 bits."""
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": {"weights": {"num_bits": 8, **weights}}}}
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -467,18 +516,19 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
         ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf3"}, "bnb_4bit_quant_type of .* is 'nf3', expected nf4 or fp4"),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "expert_dtype of .* is 'fp4', expected fp8"),
         ({**AWQ, "format": "gemv"}, "format of .* is 'gemv', expected gemm; weights packed for gemv have another order"),
-        ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
+        ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8, .* with --quantize"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),
+        ({**GPTQ, "pack_dtype": "int8"}, "pack_dtype of .* is 'int8', expected int32: .* Pack the model again"),
         ({**GPTQ, "dynamic": ["lm_head"]}, "expected an object of settings by pattern"),
         (
             {**AUTO_ROUND, "packing_format": "auto_round:fp8"},
             "packing_format of .* expected auto_round, auto_round:auto_gptq, or auto_round:auto_awq",
         ),
-        ({**AUTO_ROUND, "data_type": "mx_fp"}, "data_type of .* expected int"),
+        ({**AUTO_ROUND, "data_type": "mx_fp"}, "data_type of .* expected int. Take the model in another"),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
-            "quant_algo of .* is 'W4A16_AWQ', expected FP8, NVFP4 or MIXED_PRECISION",
+            "quant_algo of .* is 'W4A16_AWQ', expected FP8, NVFP4 or MIXED_PRECISION. Take the model in another",
         ),
         ({"group_size": 64, "bits": 4, "mode": "affine"}, "quantised by MLX; take the model's original checkpoint or a GGUF file"),
         ({**AWQ, "version": "gemv"}, "weights packed for gemv have another order"),
@@ -489,7 +539,14 @@ def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() ->
             {**COMPRESSED, "format": "nvfp4-pack-quantized"},
             "group_0 of config_groups has the format 'nvfp4-pack-quantized' of int4, expected",
         ),
-        ({**COMPRESSED, "config_groups": {"a": INT4, "b": {"weights": {"num_bits": 8, "type": "int"}}}}, "the same number of bits"),
+        (
+            {**COMPRESSED, "config_groups": {"a": INT4, "b": {"weights": {"num_bits": 8, "type": "int"}}}},
+            "the same number of bits .* or without quantisation and with --quantize",
+        ),
+        (scheme("pack-quantized", type="int", strategy="tensor"), "strategy of weights .* is 'tensor', expected group or channel. Take"),
+        (scheme("int-quantized", type="int", strategy="tensor"), "strategy of weights .* is 'tensor', expected group or channel. Take"),
+        (scheme("naive-quantized", type="float", strategy="group"), "is 'group', expected tensor or channel or block. Take"),
+        (scheme("mxfp8-quantized", type="float", strategy="group"), "'mxfp8-quantized' of float8, expected .* with --quantize"),
         ({**COMPRESSED, "transform_config": {"config_groups": {"r": {}}}}, "transform_config"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -505,7 +562,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     for part, value, said in (
         ("qzeros", None, "has no 'a.b.qzeros' beside it"),
         ("scales", scales[:, 1:], r"its scales is float16 \[2, 31\], expected \[2, 32\]"),
-        ("scales", np.ones((7, OUTPUTS), np.float16), "expected a number of groups that divides 64 inputs"),
+        ("scales", np.ones((7, OUTPUTS), np.float16), r"its qzeros is int32 \[2, 4\], expected \[7, 4\]"),
         ("qzeros", good["qzeros"].astype(np.int64), "its qzeros is int64"),
         ("g_idx", good["g_idx"][1:], "its g_idx is int32"),
         ("g_idx", good["g_idx"] + 1, r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"),
