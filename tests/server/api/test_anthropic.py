@@ -415,8 +415,8 @@ def test_an_overflow_is_worded_as_clients_know_it(server, connect, monkeypatch):
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("kind", ["image", "document"])
 def test_refused_media_are_named_as_clients_know_them(server, path, kind):
-    """Claude Code searches an error for the path of an image or a document, leaves this block out, and asks again. Without such a path, each
-    later turn of the conversation would be refused as well."""
+    """Claude Code searches an error for the path of an image or a document, leaves this block out, and asks again. Without such a path,
+    each later turn of the conversation would be refused as well."""
     media = {"type": kind, "source": {**PNG, "data": "aGk="}}
     known = re.compile(r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(?:tool_result[.[]content[.[]\d+[\].]+)?(image|document|pdf)")
     result = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "read"}, media]}
