@@ -71,6 +71,7 @@ def _claude(served: Served) -> Settings:
         "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
         "ANTHROPIC_MODEL": served.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # the model for titles and summaries
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),  # by default, 200,000 for each model that it does not know
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
@@ -128,12 +129,12 @@ def _qwen(served: Served) -> Settings:
 AGENTS = {
     agent.name: agent
     for agent in (
-        Agent("codex", "codex", "npm install -g @openai/codex", 10_000, _codex),
+        Agent("codex", "codex", "npm install -g @openai/codex", 6_000, _codex),
         Agent("claude", "claude", "npm install -g @anthropic-ai/claude-code", 19_000, _claude),
         Agent("aider", "aider", "pip install aider-chat", 1_000, _aider),
-        Agent("opencode", "opencode", "npm install -g opencode-ai", 11_000, _opencode),
-        Agent("cline", "cline", "npm install -g cline", 12_000, _cline),
-        Agent("continue", "cn", "npm install -g @continuedev/cli", 5_000, _continue),
-        Agent("qwen", "qwen", "npm install -g @qwen-code/qwen-code", 10_000, _qwen),
+        Agent("opencode", "opencode", "npm install -g opencode-ai", 7_000, _opencode),
+        Agent("cline", "cline", "npm install -g cline", 5_000, _cline),
+        Agent("continue", "cn", "npm install -g @continuedev/cli", 2_000, _continue),
+        Agent("qwen", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
     )
 }
