@@ -16,6 +16,9 @@ from deploy.settings import KEY_VARIABLE
 NAME = "relaxserve"  # name of the provider, for agents that give each provider a name
 NO_KEY = "unused"  # most agents demand a key, and a server without keys accepts any
 ANSWER = 8192  # most tokens of an answer, for agents whose settings have such a limit; a quarter of the context if that is less
+# Time without an event after which Codex and Claude Code send a request again, in ms. By default, 300 s: less than a long prompt takes on a
+# slow machine. The comments with which the server keeps a connection open are no events.
+SILENCE_MS = 1_800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,12 @@ class Agent:
 
 
 def _codex(served: Served) -> Settings:
-    provider = {"name": NAME, "base_url": f"{served.url}/v1", "wire_api": "responses"}
+    provider: dict[str, object] = {
+        "name": NAME,
+        "base_url": f"{served.url}/v1",
+        "wire_api": "responses",
+        "stream_idle_timeout_ms": SILENCE_MS,
+    }
     if served.key is not None:
         provider["env_key"] = KEY_VARIABLE
     values = {f"model_providers.{NAME}.{name}": value for name, value in provider.items()}
@@ -71,7 +79,9 @@ def _claude(served: Served) -> Settings:
         "ANTHROPIC_AUTH_TOKEN": served.key or NO_KEY,
         "ANTHROPIC_MODEL": served.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": served.model,  # the model for titles and summaries
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),  # by default, 200,000 for each model that it does not know
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.answer),
+        "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(SILENCE_MS),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     return Settings((), environment)
@@ -128,12 +138,12 @@ def _qwen(served: Served) -> Settings:
 AGENTS = {
     agent.name: agent
     for agent in (
-        Agent("codex", "codex", "npm install -g @openai/codex", 10_000, _codex),
+        Agent("codex", "codex", "npm install -g @openai/codex", 6_000, _codex),
         Agent("claude", "claude", "npm install -g @anthropic-ai/claude-code", 19_000, _claude),
         Agent("aider", "aider", "pip install aider-chat", 1_000, _aider),
-        Agent("opencode", "opencode", "npm install -g opencode-ai", 11_000, _opencode),
-        Agent("cline", "cline", "npm install -g cline", 12_000, _cline),
-        Agent("continue", "cn", "npm install -g @continuedev/cli", 5_000, _continue),
-        Agent("qwen", "qwen", "npm install -g @qwen-code/qwen-code", 10_000, _qwen),
+        Agent("opencode", "opencode", "npm install -g opencode-ai", 7_000, _opencode),
+        Agent("cline", "cline", "npm install -g cline", 5_000, _cline),
+        Agent("continue", "cn", "npm install -g @continuedev/cli", 2_000, _continue),
+        Agent("qwen", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
     )
 }

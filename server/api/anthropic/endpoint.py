@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ from server.api.answer.respond import json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.anthropic.answer import AnthropicAnswer, MessageAnswer, MessageEvent
 from server.api.anthropic.body import MessagesBody, PromptBody
-from server.api.anthropic.input import chat_of
+from server.api.anthropic.input import BLOCK, chat_of, with_type
 from server.api.context import Context, caller
 from server.api.openai.chat import num_prompt_tokens, plan_chat
 from server.api.request.limits import check_sizes
@@ -47,6 +48,7 @@ NAMES = {  # fields of a chat request, and their names in this API
     "system.content": "system",
 }
 EARLIER = NAMES | dict.fromkeys(("response_format", "response_format.json_schema"), "output_format")  # in requests with the earlier name
+IMAGE = re.compile(rf"{BLOCK.pattern}\.source\b")  # path of an image in a request
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -67,11 +69,15 @@ FRAMING = Framing(error_body, named=True, end=b"")
 
 @contextmanager
 def _in_own_words(body: PromptBody) -> Generator[None]:
-    """Let errors name the fields of the request. An error about a prompt that is too long gets the words that clients recognise."""
+    """Let errors name the fields of the request. An error about a prompt that is too long, or about an image, gets the words that clients
+    recognise."""
     try:
         with in_words(NAMES if body.output_format is None else EARLIER):
             yield
     except ApiError as error:
+        if error.param is not None and (found := IMAGE.match(error.param)) is not None:
+            path = error.param[: found.end()]
+            error.message = error.message.replace(path, with_type(path, "image"), 1)
         if error.kind is not CONTEXT_LENGTH_EXCEEDED:
             raise
         found = error.message.removesuffix(TOO_LONG_REMEDY)

@@ -28,6 +28,7 @@ from server.errors import UNSUPPORTED_CONTENT, ApiError
 from server.text.dialects.dialect import Dialect
 
 BILLING = re.compile(r"(x-anthropic-billing-header:[^\n]{0,400}?\bcch=)[0-9A-Za-z]+")
+BLOCK = re.compile(r"(messages\[\d+\]\.content\[\d+\])(\.content\[\d+\])?")
 
 
 def without_hash(text: str) -> str:
@@ -143,8 +144,20 @@ def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
 
 def _not_understood(block: ContentBlock, where: str) -> ApiError:
     """Return the error for a block of an unknown type."""
-    message = f"{where} has type {block.type!r:.40}, which is not supported here; known types are {', '.join(BLOCK_TYPES)}"
+    named = with_type(where, block.type) if block.type == "document" else where
+    message = f"{named} has type {block.type!r:.40}, which is not supported here; known types are {', '.join(BLOCK_TYPES)}"
     return ApiError(UNSUPPORTED_CONTENT, message, param=f"{where}.type")
+
+
+def with_type(path: str, kind: str) -> str:
+    """Return the path of a block of a message, or of a field below it, as it stands in Anthropic's errors, where the type `kind` of the
+    block follows its index. By such a path, Claude Code finds an image or a document, and asks again without it."""
+    found = BLOCK.match(path)
+    if found is None:
+        return path
+    outer, inner = found.groups()
+    block = outer if inner is None else f"{outer}.tool_result{inner}"
+    return f"{block}.{kind}{path[found.end() :]}"
 
 
 def _required(value: str | None, param: str) -> str:

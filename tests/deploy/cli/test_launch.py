@@ -40,6 +40,20 @@ def test_settings_name_the_server_and_the_model_but_show_no_key(name: str, key: 
         assert stat.S_IMODE(written_file.stat().st_mode) == 0o600 and json.loads(written_file.read_text())
 
 
+@pytest.mark.parametrize("name", ["aider", "claude", "codex", "continue", "opencode"])  # the others have no such setting
+def test_an_agent_knows_the_length_of_the_context(name: str) -> None:
+    settings = AGENTS[name].settings(SERVED)
+    everything = " ".join([*settings.arguments, *settings.environment.values(), settings.file])
+    assert str(SERVED.context) in everything
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_an_agent_waits_for_the_first_token_of_a_long_prompt(name: str) -> None:
+    """By default, both send a request again after 300 s without an event, and a slow machine has not computed 19,000 tokens by then."""
+    settings = AGENTS[name].settings(SERVED)
+    assert "1800000" in " ".join([*settings.arguments, *settings.environment.values()])
+
+
 def test_a_file_of_an_earlier_start_is_replaced(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     settings = AGENTS["continue"].settings(SERVED)

@@ -100,6 +100,7 @@ def run(agent: Agent, folder: Path, url: str, log: Path, patience_s: float) -> R
         subprocess.run(["git", "init", "-q", str(repository)], check=True)
         (repository / FILE).write_text(WRONG)
         environment = {**os.environ, "HOME": str(home), "PATH": f"{program(agent, folder).parent}:{os.environ['PATH']}", "IS_SANDBOX": "1"}
+        environment["PWD"] = str(repository)  # opencode works in the folder of this variable
         environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
         command = (*RELAXSERVE, "launch", agent.name, "--url", url, "--", *WITHOUT_TERMINAL[agent.name])
         began_s = time.monotonic()

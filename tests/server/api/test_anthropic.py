@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from functools import partial
 
 import pytest
@@ -419,6 +420,23 @@ def test_an_overflow_is_worded_as_clients_know_it(server, connect, monkeypatch):
             call(messages=[{"role": "user", "content": "x" * length}])
         message = caught.value.body["error"]["message"]
         assert message.startswith("prompt is too long: ") and "truncate_prompt_tokens" not in message, "this API has no such field"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("kind", ["image", "document"])
+def test_refused_media_are_named_as_clients_know_them(server, path, kind):
+    """Claude Code searches an error for the path of an image or a document, leaves this block out, and asks again. Without such a path,
+    each later turn of the conversation would be refused as well."""
+    media = {"type": kind, "source": {**PNG, "data": "aGk="}}
+    known = re.compile(r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(?:tool_result[.[]content[.[]\d+[\].]+)?(image|document|pdf)")
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "read"}, media]}
+    called = [*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": "call_1", "name": "add", "input": {}}]}]
+    for content in ([media], [result]):
+        body = {"model": "null", "messages": [*called, {"role": "user", "content": [{"type": "text", "text": "see"}, *content]}]}
+        response = server.http().post(path, json=body if path.endswith("tokens") else {**body, "max_tokens": 5})
+        found = known.match(response.json()["error"]["message"])
+        assert response.status_code == 400 and found is not None and found.groups() == ("2", "1", kind), response.text
+        assert response.json()["error"]["param"].startswith("messages[2].content[1]."), "a path of the request itself"
 
 
 def test_a_failure_in_a_stream_is_an_event(serve, answering, connect):
