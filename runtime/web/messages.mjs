@@ -1,7 +1,9 @@
 // Convert messages from the format of OpenAI's API to the format that chat templates read, as server/api/request/conversation.py does. What
 // is not valid is refused with a RequestError, which names the place.
 
+import { parsedJson } from './json.mjs';
 import { RequestError } from './request.mjs';
+import { json, made } from './values.mjs';
 
 const ROLES = { developer: 'system', function: 'tool' };   // other names of the same roles
 const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
@@ -44,6 +46,22 @@ export function withoutEmptyContent(message) {
   return role === 'assistant' && calls?.length && content.length === 0 ? { ...message, content: null } : message;
 }
 
+/**
+ * Return messages with the arguments of calls as JSON text; null if none are objects. DeepSeek's templates append the arguments to a text, so
+ * they fail on the objects that other templates expect.
+ */
+export function withWrittenArguments(messages) {
+  let isChanged = false;
+  const texted = (call) => {
+    const { arguments: given } = call.function;
+    if (typeof given !== 'object' || given === null || Array.isArray(given)) return call;
+    isChanged = true;
+    return { ...call, function: { ...call.function, arguments: json(made(given)) } };
+  };
+  const changed = messages.map((message) => (message.tool_calls ? { ...message, tool_calls: message.tool_calls.map(texted) } : message));
+  return isChanged ? changed : null;
+}
+
 /** Return the images of messages, each with its place. */
 export function imagesIn(messages) {
   return messages.flatMap(({ content }, number) => (Array.isArray(content) ? content : []).flatMap((part, index) => {
@@ -73,7 +91,7 @@ function read(message, where, marker) {
 function called(call, where) {
   if (typeof call?.function?.name !== 'string') throw new RequestError(where, `${where} has to be {id, type: "function", function: {name, arguments}}`);
   const { id, index, function: { name, arguments: text, ...more }, ...rest } = call;
-  return { ...rest, type: 'function', function: { ...more, name, arguments: unpacked(text) }, ...((id ?? null) === null ? {} : { id }) };
+  return { ...rest, type: 'function', function: { ...more, name, arguments: unpacked(text, where) }, ...((id ?? null) === null ? {} : { id }) };
 }
 
 /** Return the texts of a content in one, with the marker in place of each image. */
@@ -103,7 +121,10 @@ function parted(message, marker, always) {
 }
 
 /** Parse the arguments of a call, because templates read an object. Arguments that were cut off stay a string. */
-function unpacked(text) {
+function unpacked(text, where) {
   if (typeof text !== 'string' || text === '') return text || {};
-  try { return JSON.parse(text); } catch { return text; }
+  try { return parsedJson(text); } catch (error) {
+    if (error instanceof SyntaxError) return text;
+    throw new RequestError(where, `${where} has arguments in which ${error.message}`);
+  }
 }

@@ -36,6 +36,8 @@ from server.defaults import FILE
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
 from server.messages import TokenLogprob
+from server.text.templates.errors import TemplateError
+from server.text.templates.template import ChatTemplate
 from tests.compiler.frontend.test_vocabulary import files_of, read
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS, asked
 from tests.golden.gguf_models import convert
@@ -596,6 +598,59 @@ def test_templates_get_the_messages_that_the_server_gives_them() -> None:
         [[message.get("tool_calls") for message in messages] for messages in expected],
     )
     assert json.dumps(written[0]) == json.dumps(written[1]), "templates write calls in the order of their fields"
+
+
+WRITTEN = """
+import { pathToFileURL } from 'node:url';
+const [folder, given] = process.argv.slice(1), { model, conversations } = JSON.parse(given);
+const [{ TextCodec }, { Template }] = await Promise.all(['text.mjs', 'template.mjs'].map((file) => import(pathToFileURL(`${folder}/${file}`))));
+const template = new Template(model.chat_template), codec = Object.assign(Object.create(TextCodec.prototype), { model, template, toolTemplate: template });
+const said = (messages) => { try { return codec.prompt(messages); } catch ({ param, message }) { return [param, message]; } };
+console.log(JSON.stringify(conversations.map(said)));
+"""
+ARGUMENTS = [
+    '{"a": 1.0, "b": 9007199254740993, "c": 1e21, "d": 1e-7, "e": 1E5, "f": -0.0, "g": -0, "h": 1e16, "i": 123456789012345680000}',
+    '{"b": 1, "10": 2, "2": 3, "a": 4, "": 5, "__proto__": {"x": 1}, "items": 6, "b": 7}',
+    '{"deep": [{"x": [1.5, null, true, "\\ud83d\\ude42"]}, [], {}]}',
+    '{"half": "\\ud800"}',
+    '{"much": 1e999}',
+    '{"a": NaN}',
+    '{"cut": "of',
+    '["list", 1.0]',
+]
+WRITES_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}{{ call.function.arguments HOW }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("how", ["", "| tojson", "~ ''", "+ ''"])
+def test_arguments_of_calls_are_written_as_in_python(how: str) -> None:
+    """Numbers keep their fraction and all their digits, and keys their order. A template that appends arguments to a text gets a text."""
+    source = WRITES_CALLS.replace("HOW", how)
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": text}} for text in ARGUMENTS]
+    conversations = [[{"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls]
+    template = ChatTemplate(source, {})
+    expected: list[Any] = []
+    for conversation in conversations:
+        try:
+            expected.append(template.render(for_template([Message.model_validate(one) for one in conversation])))
+        except TemplateError as error:
+            expected.append(error.message)
+    facts = {"reads_parts": [False, False], "tests_none": [False, False], "special_tokens": {}, "writes_calls": True, "vision": None}
+    model = {**facts, "name": "m", "chat_template": source, "defaults": {"system": None, "has_system": True, "thinking": {}}}
+    found = json.loads(run_node(WRITTEN, RUNTIME, json.dumps({"model": model, "conversations": conversations})))
+    said = [one if isinstance(one, str) else one[1].removeprefix("the chat template refused the messages: ") for one in found]
+    assert said == [one.removeprefix("TypeError: ") for one in expected]
+
+
+def test_a_template_that_the_browser_cannot_read_refuses_only_chats(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site, tmp_path / "site")
+    program = json.loads((tmp_path / "site" / PROGRAM).read_bytes())
+    program["model"]["chat_template"] = "{% raw %}a{% endraw %}"
+    (tmp_path / "site" / PROGRAM).write_text(json.dumps(program))
+    [[refused], [whole]] = asked(tmp_path / "site", chat(), {"method": "text", "body": {"prompt": "a", "max_tokens": 1}})
+    assert refused["error"]["param"] == "messages" and "the browser cannot read it" in refused["error"]["message"]
+    assert whole["usage"]["completion_tokens"] == 1
 
 
 LATE = """
