@@ -2,7 +2,7 @@
 
 import { Callable, equal, items, kindOf, List, made, Mapping, Nothing, pairs, text, Text, truth, Tuple, whole } from './values.mjs';
 
-const SPACE = '\\p{White_Space}\\x1c-\\x1f', ENDS = /\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/;   // what Python takes for white space and for line ends
+export const SPACE = '\\p{White_Space}\\x1c-\\x1f', ENDS = /\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/;   // what Python takes for white space and for line ends
 const LEFT = new RegExp(`^[${SPACE}]+`, 'u'), RIGHT = new RegExp(`[${SPACE}]+$`, 'u'), WORD = new RegExp(`[^${SPACE}]+`, 'gu');
 
 /** Return the text without white space, or without the characters of another text, at its ends. */
