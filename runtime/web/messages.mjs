@@ -6,8 +6,9 @@ import { RequestError } from './request.mjs';
 import { json, made } from './values.mjs';
 
 const ROLES = { developer: 'system', function: 'tool' };   // other names of the same roles
-const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
+const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', summary_text: 'text', reasoning_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
 
+const FIELDS = ['name', 'tool_call_id', 'refusal', 'reasoning', 'reasoning_content'];   // of a message, which are texts
 const IMAGE = 'image_url';   // type of a part that is an image
 const DETAILS = ['auto', 'low', 'high'];
 
@@ -77,6 +78,10 @@ export function imagesIn(messages) {
 /** Return one message as templates read it. `where` names it in errors. */
 function read(message, where, marker) {
   if (typeof message?.role !== 'string') throw new RequestError(`${where}.role`, `${where} has no role; expected system, user, assistant or tool`);
+  if (!/^\w[\w.-]*$/.test(message.role)) throw new RequestError(`${where}.role`, `${where}.role is ${JSON.stringify(message.role)}; expected a name`);
+  for (const name of FIELDS) {
+    if ((message[name] ?? null) !== null && typeof message[name] !== 'string') throw new RequestError(`${where}.${name}`, `${where}.${name} has to be a text`);
+  }
   const { tool_calls: given, function_call: old, refusal, reasoning, reasoning_content, ...rest } = message, thoughts = reasoning_content ?? reasoning ?? null;
   const calls = given?.length ? given : old ? [{ function: old }] : [], content = textOf(message.content, `${where}.content`, marker) || (refusal ?? '');
   const seen = { ...rest, role: ROLES[message.role] ?? message.role, content };
@@ -91,6 +96,7 @@ function read(message, where, marker) {
 function called(call, where) {
   if (typeof call?.function?.name !== 'string') throw new RequestError(where, `${where} has to be {id, type: "function", function: {name, arguments}}`);
   const { id, index, function: { name, arguments: text, ...more }, ...rest } = call;
+  if (Array.isArray(text) || !['undefined', 'object', 'string'].includes(typeof text)) throw new RequestError(where, `${where} has arguments that are neither a text nor an object`);
   return { ...rest, type: 'function', function: { ...more, name, arguments: unpacked(text, where) }, ...((id ?? null) === null ? {} : { id }) };
 }
 

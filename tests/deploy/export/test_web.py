@@ -36,8 +36,6 @@ from server.defaults import FILE
 from server.engine.step_model import Places, StepBatch, StepModel
 from server.interfaces import LoadError
 from server.messages import TokenLogprob
-from server.text.templates.errors import TemplateError
-from server.text.templates.template import ChatTemplate
 from tests.compiler.frontend.test_vocabulary import files_of, read
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS, asked
 from tests.golden.gguf_models import convert
@@ -202,6 +200,34 @@ def test_log_probabilities_are_told_for_the_text_as_the_server_tells_them(ask: C
     assert (last["token"], first["token"]) == ("<|im_end|>", "bytes:\\xc3")
 
 
+def test_a_limit_of_0_is_none(ask: Callable[..., Any]) -> None:
+    """As in the server. A limit of -1 is as many tokens as fit."""
+    bodies = [{"temperature": 0, "top_k": -1, "max_tokens": 0}, {"temperature": 0, "max_tokens": -1}]
+    for [whole] in ask(*(chat(**body) for body in bodies)):
+        assert whole["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_thoughts_are_separated_from_the_answer(site: Path, tmp_path: Path) -> None:
+    """Here the demo writes its answers between other markers."""
+    shutil.copytree(site, tmp_path / "site")
+    program = json.loads((tmp_path / "site" / PROGRAM).read_bytes())
+
+    def answers(prompt: str, *, thinks: bool) -> list[Any]:
+        program["model"] |= {"thoughts": {"begin": prompt, "closing": " is", "thinks": thinks}}
+        (tmp_path / "site" / PROGRAM).write_text(json.dumps(program))
+        return asked(tmp_path / "site", chat(), chat(stream=True))
+
+    for prompt, thinks in (("The", True), ("assistant\n", False)):  # the second is the end of the prompt
+        [[whole], chunks] = answers(prompt, thinks=thinks)
+        message, deltas = whole["choices"][0]["message"], [chunk["choices"][0]["delta"] for chunk in chunks]
+        thought = "The capital of France".removeprefix(prompt)
+        assert message == {"role": "assistant", "content": " Paris.", "reasoning_content": thought, "reasoning": thought}
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thought
+        assert "".join(delta.get("content", "") for delta in deltas) == " Paris."
+    [[whole], _] = answers("The", thinks=False)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": ANSWER}
+
+
 def test_a_completion_without_a_limit_has_16_tokens(ask: Callable[..., Any]) -> None:
     [[whole], [empty], [long]] = ask(
         *({"method": "text", "body": {"prompt": text, "temperature": 0}} for text in ("Once", "", "word " * 400))
@@ -353,7 +379,10 @@ def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
         ({"tool_choice": "required"}, "tool_choice", 'in the browser expected "auto" or "none"'),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0] has neither content nor tool_calls"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "only text is understood"),
-        ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
+        ({"temperature": 101}, "temperature", "temperature is 101; expected a number from 0 to 100"),
+        ({"stop": ["a", ""]}, "stop", "a stop string has 0 characters"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "expected a number from 1"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "expected up to 64 letters"),
         ({"n": 2}, "n", "n is 2; expected 1"),
         ({"logprobs": 3}, "logprobs", "logprobs is 3; expected true or false"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "has to be {id, type"),
@@ -598,49 +627,6 @@ def test_templates_get_the_messages_that_the_server_gives_them() -> None:
         [[message.get("tool_calls") for message in messages] for messages in expected],
     )
     assert json.dumps(written[0]) == json.dumps(written[1]), "templates write calls in the order of their fields"
-
-
-WRITTEN = """
-import { pathToFileURL } from 'node:url';
-const [folder, given] = process.argv.slice(1), { model, conversations } = JSON.parse(given);
-const [{ TextCodec }, { Template }] = await Promise.all(['text.mjs', 'template.mjs'].map((file) => import(pathToFileURL(`${folder}/${file}`))));
-const template = new Template(model.chat_template), codec = Object.assign(Object.create(TextCodec.prototype), { model, template, toolTemplate: template });
-const said = (messages) => { try { return codec.prompt(messages); } catch ({ param, message }) { return [param, message]; } };
-console.log(JSON.stringify(conversations.map(said)));
-"""
-ARGUMENTS = [
-    '{"a": 1.0, "b": 9007199254740993, "c": 1e21, "d": 1e-7, "e": 1E5, "f": -0.0, "g": -0, "h": 1e16, "i": 123456789012345680000}',
-    '{"b": 1, "10": 2, "2": 3, "a": 4, "": 5, "__proto__": {"x": 1}, "items": 6, "b": 7}',
-    '{"deep": [{"x": [1.5, null, true, "\\ud83d\\ude42"]}, [], {}]}',
-    '{"half": "\\ud800"}',
-    '{"much": 1e999}',
-    '{"a": NaN}',
-    '{"cut": "of',
-    '["list", 1.0]',
-]
-WRITES_CALLS = (
-    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}{{ call.function.arguments HOW }}{% endfor %}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("how", ["", "| tojson", "~ ''", "+ ''"])
-def test_arguments_of_calls_are_written_as_in_python(how: str) -> None:
-    """Numbers keep their fraction and all their digits, and keys their order. A template that appends arguments to a text gets a text."""
-    source = WRITES_CALLS.replace("HOW", how)
-    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": text}} for text in ARGUMENTS]
-    conversations = [[{"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls]
-    template = ChatTemplate(source, {})
-    expected: list[Any] = []
-    for conversation in conversations:
-        try:
-            expected.append(template.render(for_template([Message.model_validate(one) for one in conversation])))
-        except TemplateError as error:
-            expected.append(error.message)
-    facts = {"reads_parts": [False, False], "tests_none": [False, False], "special_tokens": {}, "writes_calls": True, "vision": None}
-    model = {**facts, "name": "m", "chat_template": source, "defaults": {"system": None, "has_system": True, "thinking": {}}}
-    found = json.loads(run_node(WRITTEN, RUNTIME, json.dumps({"model": model, "conversations": conversations})))
-    said = [one if isinstance(one, str) else one[1].removeprefix("the chat template refused the messages: ") for one in found]
-    assert said == [one.removeprefix("TypeError: ") for one in expected]
 
 
 def test_a_template_that_the_browser_cannot_read_refuses_only_chats(site: Path, tmp_path: Path) -> None:
