@@ -14,27 +14,27 @@ const DETAILS = ['auto', 'low', 'high'];
 
 /**
  * Return the messages for a template. `marker` stands for an image in its texts; null: the model reads no images. A content with images is a
- * list of parts; with `inParts` every content is. `writesCalls`: whether calls of tools and their results are left to the template.
+ * list of parts. `writesCalls`: whether calls of tools and their results are left to the template.
  */
-export function forTemplate(messages, { marker = null, inParts = false, writesCalls = true } = {}) {
+export function forTemplate(messages, { marker = null, writesCalls = true } = {}) {
   if (!Array.isArray(messages) || messages.length === 0) throw new RequestError('messages', 'messages has to be a list with at least one message');
   return messages.map((message, index) => {
     const where = `messages[${index}]`, found = read(message, where, marker);
     if (!writesCalls && (found.tool_calls || found.role === 'tool')) {
       throw new RequestError(where, `${where} has a call of a tool, or its result, which the chat template of this model does not write; write it as text`);
     }
-    return parted(found, marker, inParts);
+    return parted(found, marker, false);
   });
 }
 
 /**
  * Return messages in the format of templates that begin with the model's default system message, unless they have one. If the template
- * writes no system message, the first message of the user begins with its text. With `inParts`, a content is a list of parts.
+ * writes no system message, the first message of the user begins with its text.
  */
-export function withSystem(messages, { system, has_system: hasSystem }, inParts = false) {
+export function withSystem(messages, { system, has_system: hasSystem }) {
   if (!system || messages.some(({ role }) => role === 'system')) return messages;
   const at = messages.findIndex(({ role }) => role === 'user');
-  if (hasSystem || at < 0) return [{ role: 'system', content: inParts ? [{ type: 'text', text: system }] : system }, ...messages];
+  if (hasSystem || at < 0) return [{ role: 'system', content: system }, ...messages];
   const { content } = messages[at], head = `${system}\n\n`;
   const [first, ...rest] = content[0]?.type === 'text' ? content : [{ type: 'text', text: '' }, ...content];
   const changed = typeof content === 'string' ? head + content : [{ ...first, text: head + first.text }, ...rest];
@@ -61,6 +61,11 @@ export function withWrittenArguments(messages) {
   };
   const changed = messages.map((message) => (message.tool_calls ? { ...message, tool_calls: message.tool_calls.map(texted) } : message));
   return isChanged ? changed : null;
+}
+
+/** Return a message whose content is a list of parts, which is empty for an empty text. */
+export function inOnlyParts(message) {
+  return typeof message.content === 'string' ? parted(message, null, true) : message;
 }
 
 /** Return the images of messages, each with its place. */

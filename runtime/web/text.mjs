@@ -1,9 +1,11 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
 import { useTables } from './charsmap.mjs';
-import { forTemplate, withSystem, withWrittenArguments, withoutEmptyContent } from './messages.mjs';
+import { forTemplate, inOnlyParts, withSystem, withWrittenArguments, withoutEmptyContent } from './messages.mjs';
 import { RequestError } from './request.mjs';
+import { forms } from './roles.mjs';
 import { useUnicode } from './spaces.mjs';
+import { TemplateRejection } from './statements.mjs';
 import { Template } from './template.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
@@ -51,9 +53,26 @@ export class TextCodec {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
     const { vision, reads_parts: readsParts, tests_none: testsNone, special_tokens: names, defaults, writes_calls: writesCalls } = this.model;
     const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template, inParts = readsParts[Number(hasTools)];
-    const found = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, inParts, writesCalls }), defaults, inParts);
-    const read = testsNone[Number(hasTools)] ? found.map(withoutEmptyContent) : found;
-    return rendered(template, read, { ...names, ...defaults.thinking, tools: hasTools ? tools : null, add_generation_prompt: true });
+    const found = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, writesCalls }), defaults);
+    const variables = { ...names, ...defaults.thinking, tools: hasTools ? tools : null, add_generation_prompt: true };
+    const tried = (form) => {
+      const read = testsNone[Number(hasTools)] ? form.map(withoutEmptyContent) : form;
+      return rendered(template, inParts ? read.map(inOnlyParts) : read, variables);
+    };
+    try { return firstAccepted(found, tried); } catch (error) {
+      throw new RequestError('messages', `the chat template refused the messages: ${error.message}`);
+    }
+  }
+}
+
+/** Return the prompt of a conversation or, if the template refuses it, of the first of its forms that the template accepts. */
+function firstAccepted(messages, tried) {
+  try { return tried(messages); } catch (refusal) {
+    if (!(refusal instanceof TemplateRejection)) throw refusal;
+    for (const form of forms(messages)) {
+      try { return tried(form); } catch { /* the caller does not know this form */ }
+    }
+    throw refusal;
   }
 }
 
@@ -65,16 +84,15 @@ function templateOf(source) {
 }
 
 /**
- * Render messages. If that throws a TypeError, try again with the arguments of calls as JSON text, as the server does. Throw RequestError if
- * the template refuses the messages or fails.
+ * Render messages. If that throws a TypeError, try again with the arguments of calls as JSON text, as the server does.
  */
 function rendered(template, messages, names) {
   try {
     return template.render({ ...names, messages });
   } catch (error) {
     const written = error instanceof TypeError ? withWrittenArguments(messages) : null;
-    if (written !== null) return rendered(template, written, names);
-    throw new RequestError('messages', `the chat template refused the messages: ${error.message}`);
+    if (written === null) throw error;
+    return rendered(template, written, names);
   }
 }
 

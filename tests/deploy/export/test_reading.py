@@ -16,7 +16,7 @@ from server.errors import ApiError
 from server.text.dialects.thoughts import Thoughts, ThoughtSplitter
 from server.text.parts import Reasoning
 from server.text.templates.errors import TemplateError
-from server.text.templates.template import ChatTemplate
+from server.text.templates.template import ChatTemplate, reads_parts
 from tests.node import run_node
 
 RUNTIME = Path(__file__).parents[3] / "runtime" / "web"
@@ -143,6 +143,63 @@ ARGUMENTS = [
     '{"cut": "of',
     '["list", 1.0]',
 ]
+ALTERNATING = """
+{%- for message in messages -%}
+  {%- set before = loop.previtem.role if loop.previtem -%}
+  {%- if message.role == 'system' and not loop.first -%}{{ raise_exception('a system message comes first') }}{%- endif -%}
+  {%- if message.role == before -%}{{ raise_exception('roles take turns') }}{%- endif -%}
+  {%- if message.role == 'user' and before == 'tool' -%}{{ raise_exception('an answer follows a result') }}{%- endif -%}
+  {{ message.role }}:{{ message.content }}{{ message.reasoning_content }}
+  {%- for call in message.tool_calls %}{{ call.function }}{% endfor %}|
+{%- endfor -%}
+"""
+LOOPING = ALTERNATING.replace("{{ message.content }}", "{% for part in message.content %}{{ part.text }};{% endfor %}")
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"a": 9007199254740993}'}}]}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "12"}
+TURNS: list[list[dict[str, Any]]] = [
+    [
+        {"role": role, "content": f"{role} {number}", **({"reasoning": "why"} if role == "assistant" else {})}
+        for number, role in enumerate(roles)
+    ]
+    for roles in (
+        ["user", "user"],
+        ["system", "system", "user"],
+        ["user", "system", "user", "assistant", "assistant", "user"],
+        ["system", "user", "assistant", "system"],
+        ["tool", "tool"],
+    )
+] + [
+    [{"role": "user", "content": "hi"}, CALL, RESULT, {"role": "user", "content": "go"}, {"role": "user", "content": ""}],
+    [{"role": "user", "content": "hi"}, CALL, CALL, RESULT],
+    [{"role": "user", "content": ""}, {"role": "user", "content": ""}],
+]
+
+
+@pytest.mark.parametrize("source", [ALTERNATING, LOOPING], ids=["texts", "parts"])
+def test_a_refused_conversation_is_changed_as_in_the_server(source: str) -> None:
+    assert reads_parts(source) is (source == LOOPING)
+    found = rendered(source, TURNS)
+    assert found == [in_python(source, conversation) for conversation in TURNS]
+    assert sum(isinstance(one, str) for one in found) > 4
+
+
+def rendered(source: str, conversations: list[list[dict[str, Any]]]) -> list[Any]:
+    """Return the prompts that the page makes, or the reason for which it refuses a conversation."""
+    facts = {"tests_none": [False, False], "special_tokens": {}, "writes_calls": True, "vision": None}
+    defaults = {"system": None, "has_system": True, "thinking": {}}
+    model = {**facts, "name": "m", "chat_template": source, "defaults": defaults, "reads_parts": [reads_parts(source)] * 2}
+    found = json.loads(run_node(WRITTEN, RUNTIME, json.dumps({"model": model, "conversations": conversations})))
+    return [one if isinstance(one, str) else [one[1].removeprefix("the chat template refused the messages: ")] for one in found]
+
+
+def in_python(source: str, conversation: list[dict[str, Any]]) -> str | list[str]:
+    """Return what the server makes of a conversation."""
+    try:
+        return ChatTemplate(source, {}).render(for_template([Message.model_validate(one) for one in conversation]))
+    except TemplateError as error:
+        return [error.message.removeprefix("TypeError: ")]
+
+
 WRITES_CALLS = (
     "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}{{ call.function.arguments HOW }}{% endfor %}{% endfor %}"
 )
@@ -154,15 +211,4 @@ def test_arguments_of_calls_are_written_as_in_python(how: str) -> None:
     source = WRITES_CALLS.replace("HOW", how)
     calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": text}} for text in ARGUMENTS]
     conversations = [[{"role": "assistant", "content": "", "tool_calls": [call]}] for call in calls]
-    template = ChatTemplate(source, {})
-    expected: list[Any] = []
-    for conversation in conversations:
-        try:
-            expected.append(template.render(for_template([Message.model_validate(one) for one in conversation])))
-        except TemplateError as error:
-            expected.append(error.message)
-    facts = {"reads_parts": [False, False], "tests_none": [False, False], "special_tokens": {}, "writes_calls": True, "vision": None}
-    model = {**facts, "name": "m", "chat_template": source, "defaults": {"system": None, "has_system": True, "thinking": {}}}
-    found = json.loads(run_node(WRITTEN, RUNTIME, json.dumps({"model": model, "conversations": conversations})))
-    said = [one if isinstance(one, str) else one[1].removeprefix("the chat template refused the messages: ") for one in found]
-    assert said == [one.removeprefix("TypeError: ") for one in expected]
+    assert rendered(source, conversations) == [in_python(source, conversation) for conversation in conversations]

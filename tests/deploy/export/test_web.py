@@ -317,7 +317,7 @@ def test_a_system_message_is_the_beginning_of_a_question_if_the_template_writes_
     const asked = [{ role: 'assistant', content: 'a' }, { role: 'user', content: 'hi' }, { role: 'user', content: 'b' }];
     const hi = { type: 'text', text: 'hi' }, text = [{ role: 'user', content: [hi] }];
     const parts = [{ role: 'user', content: [{ type: 'image' }, hi] }];
-    const found = [withSystem(asked, defaults), withSystem(parts, defaults, true), withSystem(text, defaults, true)];
+    const found = [withSystem(asked, defaults), withSystem(parts, defaults), withSystem(text, defaults)];
     console.log(JSON.stringify([...found, withSystem(asked, { system: null })]));
     """
     asked, parts, text, none = json.loads(run_node(script, RUNTIME / "messages.mjs"))
