@@ -122,6 +122,14 @@ class WebDefaults(msgspec.Struct, frozen=True):
     thinking: dict[str, Any]  # variables of the chat template that say whether and how much the model thinks
 
 
+class WebThoughts(msgspec.Struct, frozen=True):
+    """The markers around a block of thoughts: see `server/text/dialects/thoughts.py`."""
+
+    begin: str
+    closing: str
+    thinks: bool  # answers may begin with such a block; otherwise they have one only if the prompt opens it
+
+
 class WebModel(msgspec.Struct, frozen=True):
     """The facts about a model that the runtime in the browser reads."""
 
@@ -145,6 +153,7 @@ class WebModel(msgspec.Struct, frozen=True):
     tests_none: tuple[bool, bool]  # whether the template, and that with tools, compares a content with none
     tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot offer tools
     writes_calls: bool  # whether calls and results of earlier turns are left to the template, as in the server
+    thoughts: WebThoughts | None  # None: answers have no block of thoughts
     embedding: WebEmbedding
     speech: WebSpeech | None  # None: the model hears no audio
     vision: WebVision | None  # None: the model reads no images in the browser
@@ -230,6 +239,12 @@ def _offered_calls(dialect: Dialect) -> JsonCalls | None:
     return calls if dialect.reads_tools and isinstance(calls, JsonCalls) else None
 
 
+def _thoughts(dialect: Dialect) -> WebThoughts | None:
+    """Return how the model writes thoughts, or None if the format of its answers has no block of thoughts."""
+    found = dialect.thoughts
+    return None if found is None else WebThoughts(found.begin, found.closing, dialect.thinks)
+
+
 def _speech(model: Servable, name: str) -> WebSpeech | None:
     """Return what the page needs to transcribe speech, or None if the model hears no audio. Raise LoadError if the tokenizer lacks the
     special tokens."""
@@ -310,6 +325,7 @@ def web_model(model: Servable, name: str) -> WebModel:
         (TESTS_NONE.search(plain) is not None, TESTS_NONE.search(with_tools) is not None),
         None if dialect is None else _offered_calls(dialect),
         dialect is not None and (dialect.reads_tools or dialect.writes_calls),
+        None if dialect is None else _thoughts(dialect),
         WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
         _speech(model, name),
         _vision(model, name),

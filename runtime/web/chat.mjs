@@ -25,10 +25,18 @@ function shown(role, text) {
   return message;
 }
 
+/** Return a new element for the thoughts before an answer. */
+function thoughtsBefore(message) {
+  const thoughts = document.createElement('div');
+  thoughts.className = 'thoughts';
+  message.before(thoughts);
+  return thoughts;
+}
+
 /** Show the answer to the messages, and add it to them. Return false if a fault has left no text of an answer. */
 async function answered(client) {
   const message = shown('assistant', ''), began = performance.now();
-  let count = 0, failed = false;
+  let count = 0, failed = false, thoughts = null;
   const onProgress = ({ crops, all }) => { status.textContent = `Looking: ${crops} of ${all} parts of images …`; };
   abort = new AbortController();
   stop.hidden = false;
@@ -36,6 +44,10 @@ async function answered(client) {
   try {
     const chunks = await client.chat.completions.create({ messages, stream: true, stream_options: { include_usage: true } }, { signal: abort.signal, onProgress });
     for await (const { choices: [choice], usage } of chunks) {
+      if (choice?.delta.reasoning_content) {
+        thoughts ??= thoughtsBefore(message);
+        thoughts.textContent += choice.delta.reasoning_content;
+      }
       message.textContent += choice?.delta.content ?? '';
       count = usage?.completion_tokens ?? count;
     }
@@ -48,8 +60,8 @@ async function answered(client) {
   send.disabled = false;
   abort = null;
   const has = !failed || message.textContent !== '';
-  if (has) messages.push({ role: 'assistant', content: message.textContent });
-  else message.remove();
+  if (has) messages.push({ role: 'assistant', content: message.textContent, ...(thoughts && { reasoning_content: thoughts.textContent }) });
+  else for (const element of [thoughts, message]) element?.remove();
   return has;
 }
 

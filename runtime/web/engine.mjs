@@ -5,6 +5,7 @@ import { parsed, parsedAudio, parsedEmbedding, RequestError } from './request.mj
 import { Sight } from './sight.mjs';
 import { Recording } from './sound.mjs';
 import { Detokenizer, TextCodec } from './text.mjs';
+import { areOpen, ThoughtSplitter } from './thoughts.mjs';
 import { ToolParser } from './tools.mjs';
 import { Transcription, subtitles } from './transcribe.mjs';
 
@@ -90,15 +91,15 @@ export class Engine {
 
   /** Answer a conversation. Yield chunks if the request asks for a stream, otherwise the whole answer. */
   async *#chat(body, signal) {
-    const asked = parsed(body, this.model), { prompt, spans } = await this.#prompt(body.messages, asked.tools, pauses(signal));
+    const asked = parsed(body, this.model), { prompt, spans, text: written } = await this.#prompt(body.messages, asked.tools, pauses(signal));
     this.#requireRoom(prompt, 'messages');
     const head = { id: `chatcmpl-${crypto.randomUUID()}`, created: Math.floor(Date.now() / 1000), model: this.model.name };
     const chunk = (delta, reason = null, logprobs = null) => ({ ...head, object: 'chat.completion.chunk', choices: [{ index: 0, delta, finish_reason: reason, logprobs }] });
     const parser = asked.tools.length > 0 ? new ToolParser(this.model.tools, asked.tools.map((tool) => tool.function.name), asked.mostCalls) : null;
-    const answer = { content: '', calls: [], count: 0, entries: [], reason: 'stop' };
+    const splitter = this.#splitter(written), answer = { content: '', reasoning: '', calls: [], count: 0, entries: [], reason: 'stop' };
     if (asked.stream) yield chunk({ role: 'assistant', content: '' });
     for await (const { text, entries, reason } of this.#generate(prompt, asked, signal, spans)) {
-      const parts = parser === null ? (text === '' ? [] : [{ content: text }]) : [...parser.push(text), ...(reason ? parser.finish() : [])];
+      const parts = partsOf(text, splitter, parser, Boolean(reason));
       const deltas = parts.map((part) => told(part, answer)), logprobs = entries.length > 0 ? { content: entries } : null;
       answer.count++;
       answer.entries.push(...entries);
@@ -120,16 +121,23 @@ export class Engine {
     const logprobs = asked.sampling.logprobs < 0 ? null : { content: answer.entries };
     const message = { role: 'assistant', content: answer.content === '' && answer.calls.length > 0 ? null : answer.content };
     if (answer.calls.length > 0) message.tool_calls = answer.calls;
+    if (answer.reasoning !== '') message.reasoning_content = message.reasoning = answer.reasoning;
     yield { ...head, object: 'chat.completion', choices: [{ index: 0, message, finish_reason: answer.reason, logprobs }], usage };
   }
 
-  /** Return the tokens of a conversation's prompt, and the places of crops of its images in them. */
+  /** Return what separates thoughts from the answer to a prompt, or null if the model writes none. */
+  #splitter(prompt) {
+    const { thoughts = null } = this.model, isOpen = thoughts !== null && areOpen(prompt, thoughts);
+    return thoughts !== null && (thoughts.thinks || isOpen) ? new ThoughtSplitter(thoughts, isOpen) : null;
+  }
+
+  /** Return the tokens of a conversation's prompt, the places of crops of its images in them, and its text. */
   async #prompt(messages, tools, pause) {
     const { codec, sight } = this, text = codec.prompt(messages, tools);
-    if (sight === null) return { prompt: codec.encode(text), spans: [] };
+    if (sight === null) return { prompt: codec.encode(text), spans: [], text };
     const pictures = await sight.pictures(messages, pause);
     const prompt = codec.encode(sight.written(text, pictures));
-    return { prompt, spans: sight.spans(prompt, pictures) };
+    return { prompt, spans: sight.spans(prompt, pictures), text };
   }
 
   /**
@@ -271,8 +279,19 @@ export class Engine {
   }
 }
 
+/** Return the parts of a piece of an answer: thoughts, content and calls. The thoughts have no calls. Both readers may be null. */
+function partsOf(text, splitter, parser, isLast) {
+  const pieces = splitter === null ? (text === '' ? [] : [{ content: text }]) : [...splitter.push(text), ...(isLast ? splitter.finish() : [])];
+  if (parser === null) return pieces;
+  return [...pieces.flatMap((part) => (part.content === undefined ? [part] : parser.push(part.content))), ...(isLast ? parser.finish() : [])];
+}
+
 /** Add a part to the whole answer, and return it as a delta. */
 function told(part, answer) {
+  if (part.reasoning !== undefined) {
+    answer.reasoning += part.reasoning;
+    return { reasoning_content: part.reasoning, reasoning: part.reasoning };
+  }
   if (part.content !== undefined) {
     answer.content += part.content;
     return { content: part.content };

@@ -23,7 +23,7 @@ const integer = (low, high) => (value, name) => {
   return value;
 };
 const SAMPLED = {
-  temperature: number(0, 2), top_p: number(0, 1), min_p: number(0, 1), typical_p: number(0, 1), top_k: integer(0, 2 ** 31 - 1),
+  temperature: number(0, 100), top_p: number(0, 1), min_p: number(0, 1), typical_p: number(Number.MIN_VALUE, 1), top_k: integer(-1, 2 ** 31 - 1),
   frequency_penalty: number(-2, 2), presence_penalty: number(-2, 2), repetition_penalty: number(0.01, 100),
 };
 const GENERATED = new Set([
@@ -52,16 +52,24 @@ export function parsed(body, model, usual = model.max_context) {
   for (const [name, check] of Object.entries(SAMPLED)) {
     if ((body[name] ?? null) !== null) sampling[name] = check(body[name], name);
   }
+  sampling.top_k = Math.max(0, sampling.top_k ?? 0);   // -1 means off, like 0
   if ((body.n ?? 1) !== 1) throw new RequestError('n', `n is ${body.n}; expected 1: one sequence runs at a time`);
   return {
     sampling: { ...sampling, seed: seedOf(body.seed), logit_bias: biasOf(body.logit_bias ?? {}, model), logprobs: topOf(body) },
     stops: stopsOf(body.stop ?? defaults.stop),
-    maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? defaults.max_tokens ?? usual, 'max_tokens'),
+    maxTokens: mostOf(body, defaults.max_tokens ?? usual, model.max_context),
     stream: body.stream === true,
     usage: body.stream_options?.include_usage === true,
     tools: toolsOf(body, model),
     mostCalls: body.parallel_tool_calls === false ? 1 : Infinity,
   };
+}
+
+/** Return the most tokens of an answer: `usual` if the request names none or 0, and `all` for -1, as many as fit. */
+function mostOf({ max_completion_tokens: completion, max_tokens: most }, usual, all) {
+  if ((completion ?? null) !== null) return integer(1, 2 ** 31 - 1)(completion, 'max_completion_tokens');
+  const asked = integer(-1, 2 ** 31 - 1)(most ?? 0, 'max_tokens');
+  return asked === -1 ? all : asked || usual;
 }
 
 /** Return the tools that the model may call. The browser runtime has no grammars, so it cannot force a call. */
@@ -74,6 +82,9 @@ function toolsOf({ tools, tool_choice: choice }, model) {
   for (const [index, tool] of tools.entries()) {
     if (tool?.type !== 'function' || typeof tool.function?.name !== 'string') {
       throw new RequestError(`tools[${index}]`, `tools[${index}] has to be {type: "function", function: {name, ...}}`);
+    }
+    if (!/^[A-Za-z0-9_.-]{1,64}$/.test(tool.function.name)) {
+      throw new RequestError(`tools[${index}].function.name`, `tools[${index}].function.name is ${JSON.stringify(tool.function.name)}; expected up to 64 letters, digits, _, . and -`);
     }
   }
   if (choice === 'none' || tools.length === 0) return [];
@@ -168,5 +179,6 @@ function topOf({ logprobs, top_logprobs: top }) {
 function stopsOf(stop) {
   const stops = stop === undefined || stop === null ? [] : [stop].flat();
   if (stops.some((text) => typeof text !== 'string')) throw new RequestError('stop', 'stop has to be a string or a list of strings');
+  if (stops.includes('')) throw new RequestError('stop', 'a stop string has 0 characters; expected at least 1');
   return stops;
 }

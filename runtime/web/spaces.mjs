@@ -1,5 +1,5 @@
-// Let a tokenizer find white space and words as the package tokenizers does, by Unicode. In JavaScript, \s also stands for U+FEFF and not for
-// U+0085, and the module of npm takes letters beyond ASCII for no parts of words.
+// Let a tokenizer find white space, words and digits as the package tokenizers does, by Unicode. In JavaScript, \s also stands for U+FEFF and not
+// for U+0085, and the module of npm takes letters beyond ASCII for no parts of words, and ½ for no number.
 
 const SPACE = '\\p{White_Space}', WORD = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}';
 const WORDS = new RegExp(`[${WORD}]+|[^${WORD}${SPACE}]+`, 'gu'), PARTS = new RegExp(`[^${SPACE}]+`, 'gu');
@@ -26,6 +26,9 @@ function split(preTokenizer, described) {
       preTokenizer.pattern = new RegExp(source.replaceAll('\\s', SPACE).replaceAll('\\S', '\\P{White_Space}'), flags);
       break;
     }
+    case 'Digits':   // of every script, and numbers such as ½
+      preTokenizer.pattern = new RegExp(`\\P{N}+|\\p{N}${described.individual_digits ? '' : '+'}`, 'gu');
+      break;
     case 'Punctuation':   // the module joins neighbours
       if (described.behavior === 'Isolated') preTokenizer.pattern = new RegExp(preTokenizer.pattern.source.slice(0, -1), 'gu');
       break;

@@ -1,12 +1,14 @@
 // Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
 import { useTables } from './charsmap.mjs';
-import './filters.mjs';
-import { forTemplate, withSystem, withoutEmptyContent } from './messages.mjs';
+import { forTemplate, inOnlyParts, withSystem, withWrittenArguments, withoutEmptyContent } from './messages.mjs';
+import { RequestError } from './request.mjs';
+import { forms } from './roles.mjs';
 import { useUnicode } from './spaces.mjs';
+import { TemplateRejection } from './statements.mjs';
+import { Template } from './template.mjs';
 import { overlap } from './tools.mjs';
 import { Tokenizer } from './vendor/tokenizers.mjs';
-import { Template } from './vendor/jinja.mjs';
 
 /** The tokenizer and the chat template of a model. */
 export class TextCodec {
@@ -17,8 +19,8 @@ export class TextCodec {
     useUnicode(this.tokenizer, tokenizer);
     if (tokenizer.model.type === 'Unigram' && tokenizer.model.byte_fallback) addBytes(this.tokenizer.model);
     const { chat_template: plain, tool_template: tools } = model;
-    this.template = plain === null ? null : new Template(plain);
-    this.toolTemplate = tools === null ? this.template : new Template(tools);
+    this.template = plain === null ? null : templateOf(plain);
+    this.toolTemplate = tools === null ? this.template : templateOf(tools);
     this.pieces = cutPieces(pieces, model.vocab_size);
     this.added = new Map((tokenizer.added_tokens ?? []).map(({ id, content }) => [id, content]));
   }
@@ -51,9 +53,46 @@ export class TextCodec {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
     const { vision, reads_parts: readsParts, tests_none: testsNone, special_tokens: names, defaults, writes_calls: writesCalls } = this.model;
     const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template, inParts = readsParts[Number(hasTools)];
-    const found = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, inParts, writesCalls }), defaults, inParts);
-    const read = testsNone[Number(hasTools)] ? found.map(withoutEmptyContent) : found;
-    return template.render({ ...names, ...defaults.thinking, messages: read, tools: hasTools ? tools : null, add_generation_prompt: true });
+    const found = withSystem(forTemplate(messages, { marker: vision?.marker ?? null, writesCalls }), defaults);
+    const variables = { ...names, ...defaults.thinking, tools: hasTools ? tools : null, add_generation_prompt: true };
+    const tried = (form) => {
+      const read = testsNone[Number(hasTools)] ? form.map(withoutEmptyContent) : form;
+      return rendered(template, inParts ? read.map(inOnlyParts) : read, variables);
+    };
+    try { return firstAccepted(found, tried); } catch (error) {
+      throw new RequestError('messages', `the chat template refused the messages: ${error.message}`);
+    }
+  }
+}
+
+/** Return the prompt of a conversation or, if the template refuses it, of the first of its forms that the template accepts. */
+function firstAccepted(messages, tried) {
+  try { return tried(messages); } catch (refusal) {
+    if (!(refusal instanceof TemplateRejection)) throw refusal;
+    for (const form of forms(messages)) {
+      try { return tried(form); } catch { /* the caller does not know this form */ }
+    }
+    throw refusal;
+  }
+}
+
+/** Return a chat template. One that the browser cannot read refuses all messages; completions do not need it. */
+function templateOf(source) {
+  try { return new Template(source); } catch ({ message }) {
+    return { render() { throw new Error(`the browser cannot read it: ${message}`); } };
+  }
+}
+
+/**
+ * Render messages. If that throws a TypeError, try again with the arguments of calls as JSON text, as the server does.
+ */
+function rendered(template, messages, names) {
+  try {
+    return template.render({ ...names, messages });
+  } catch (error) {
+    const written = error instanceof TypeError ? withWrittenArguments(messages) : null;
+    if (written === null) throw error;
+    return rendered(template, written, names);
   }
 }
 

@@ -2,20 +2,26 @@
 //
 // A part is {content}, {call: index, id, name}, or {arguments, call: index}.
 
+import { SPACE, stripped } from './methods.mjs';
+
 const SEPARATORS = ' \t\r\n,;[]', NAME_KEYS = ['name', 'tool_name'], ARGUMENT_KEYS = ['arguments', 'parameters'];
 const KEYS = [...NAME_KEYS, ...ARGUMENT_KEYS, 'type', 'id', 'function'];   // keys of a call, also in OpenAI's shape
-const SHORT = /^[^\s[{]+\s*([[{]|$)/;   // a call without a key for its name, up to what follows the name
+const SHORT = new RegExp(`^[^${SPACE}[{]+[${SPACE}]*([[{]|$)`, 'u');   // a call without a key for its name, up to what follows the name
+const NO_JSON = /^(NaN|-?Infinity)$/;
 const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
 
 /** Finds the calls in one answer. `form` describes how the model writes them, `names` are those of the tools that it may call. */
 export class ToolParser {
-  #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
+  #form; #markers; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
+  #id = '';           // the id that the model has written for the call
+  #ids = new Set();   // of all calls
   #raw = '';          // text after the content so far; if it turns out not to be a call, it is content, too
   #marked = false;    // whether a marker announced the call; then a call of an unknown tool also counts as a call
   numCalls = 0;
 
   constructor(form, names, mostCalls = Infinity) {
     this.#form = form;
+    this.#markers = [form.opening, form.closing, form.arguments_marker, form.id_marker].filter(Boolean);
     this.#names = new Set(names);
     this.#mostCalls = mostCalls;
     this.#state = form.bare ? 'start' : 'text';
@@ -41,7 +47,7 @@ export class ToolParser {
     if (this.#state === 'start' || this.#state === 'text') text = held;
     else if (this.#state === 'call' && !this.#started && !announced) text = this.#raw;
     else if (this.#state === 'between' && this.numCalls === 0 && !announced) text = this.#raw + held;
-    if (this.numCalls > 0 && opening.startsWith(text.trim())) text = '';   // white space, or the beginning of a marker
+    if (this.numCalls > 0 && opening.startsWith(stripped(text))) text = '';   // white space, or the beginning of a marker
     return text === '' ? [] : [{ content: text }];
   }
 
@@ -60,9 +66,9 @@ export class ToolParser {
   }
 
   #atStart() {
-    const stripped = this.#held.trimStart();
-    if (stripped === '') return false;
-    this.#state = '{['.includes(stripped[0]) ? 'between' : 'text';
+    const begun = stripped(this.#held);
+    if (begun === '') return false;
+    this.#state = '{['.includes(begun[0]) ? 'between' : 'text';
     return true;
   }
 
@@ -72,13 +78,13 @@ export class ToolParser {
     let text;
     if (at >= 0) {
       const before = this.#held.slice(0, at);
-      text = before.trimEnd();
+      text = rightStripped(before);
       this.#state = 'between';
       this.#marked = true;
       this.#raw = before.slice(text.length) + marker;
       this.#held = this.#held.slice(at + marker.length);
     } else {
-      text = this.#held.slice(0, this.#held.length - overlap(this.#held, marker)).trimEnd();   // white space before a call is not content
+      text = rightStripped(this.#held.slice(0, this.#held.length - overlap(this.#held, marker)));   // white space before a call is not content
       this.#held = this.#held.slice(text.length);
     }
     if (text !== '') parts.push({ content: text });
@@ -88,7 +94,7 @@ export class ToolParser {
   /** Read markers, separators and the beginning of a call. Any other text ends the calls. */
   #between(parts) {
     const form = this.#form, held = this.#held;
-    for (const marker of [form.opening, form.closing].filter(Boolean)) {
+    for (const marker of this.#markers) {
       if (held.startsWith(marker)) {
         this.#read(marker.length);
         if (marker === form.closing) {
@@ -108,14 +114,24 @@ export class ToolParser {
       const brace = held.indexOf('{');
       if (brace < 0) return false;
       this.#read(brace);
-      return this.#begin(new CallScanner(held.slice(0, brace).split('[')[0].trim()));
+      const at = `${held.slice(0, brace)}[`.indexOf('[');
+      return this.#begin(new CallScanner(stripped(held.slice(0, at))), this.#idIn(held.slice(at, brace)));
     }
     this.#giveBack(parts);
     return true;
   }
 
-  #begin(scanner) {
+  /** Return the id of a call that the model has written before the arguments, or '' if there is none that templates take. */
+  #idIn(text) {
+    const { id_marker: marker, id_length: length } = this.#form;
+    if (!marker || !text.startsWith(marker)) return '';
+    const id = stripped(text.slice(marker.length).split('[')[0]);
+    return /^[A-Za-z0-9]*$/.test(id) && id.length === length ? id : '';
+  }
+
+  #begin(scanner, id = '') {
     this.#scanner = scanner;
+    this.#id = id;
     this.#started = false;
     this.#state = 'call';
     return true;
@@ -127,7 +143,9 @@ export class ToolParser {
     this.#read(scanner.feed(this.#held));
     if (!this.#started && scanner.name !== null && (scanner.done || !scanner.inHead)) {
       this.#started = true;
-      parts.push({ call, id: newId(this.#form.id_length), name: scanner.name });
+      const id = this.#id === '' || this.#ids.has(this.#id) ? newId(this.#form.id_length) : this.#id;   // the model may repeat an id
+      this.#ids.add(id);
+      parts.push({ call, id, name: scanner.name });
     }
     const text = this.#started ? scanner.takeArguments() : '';
     if (text !== '') parts.push({ call, arguments: text });
@@ -171,7 +189,7 @@ class StringEscaper {
    * return only the rest of the escape.
    */
   escapedChar(char) {
-    this.#first ||= char.trim();
+    this.#first ||= stripped(char);
     if (!this.inside) {
       this.inside = char === '"' && this.#first === '{';
       return char;
@@ -219,7 +237,7 @@ class CallScanner {
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
       if (this.#strings.inside && ARGUMENT_KEYS.includes(this.#key) && !this.#atKey) return '';   // the string is not complete
-      try { this.#arguments = new StringEscaper().escaped(String(JSON.parse(this.#arguments))); } catch { return ''; }
+      try { this.#arguments = new StringEscaper().escaped(wholeCharacters(JSON.parse(this.#arguments))); } catch { return ''; }
     }
     if ('null'.startsWith(this.#arguments) && !this.#anyArguments) {
       if (!this.done && this.#arguments !== 'null') return '';
@@ -242,7 +260,7 @@ class CallScanner {
     else if (this.#depth > 1 || this.bare) this.#keep(char);
     else if (char === ':' && this.#atKey) this.#endKey();
     else if (char === ',') this.#endValue();
-    else if (char.trim() !== '') this.#keep(char);
+    else if (stripped(char) !== '') this.#keep(char);
   }
 
   #close(char) {
@@ -278,7 +296,7 @@ class CallScanner {
     if (!this.#atKey && !ARGUMENT_KEYS.includes(this.#key)) {
       const value = this.#parsedSpan();
       if (NAME_KEYS.includes(this.#key) && this.name === null) {
-        if (typeof value === 'string' && (this.offered === null || this.offered.has(value))) this.name = value;
+        if (typeof value === 'string' && (this.offered === null || this.offered.has(value))) this.name = wholeCharacters(value);
         else this.failed ||= this.offered !== null;
       }
     }
@@ -290,12 +308,18 @@ class CallScanner {
   #parsedSpan() {
     const span = this.#span;
     this.#span = '';
+    if (NO_JSON.test(span)) return Number(span);   // Python reads it
     try { return JSON.parse(span); } catch {
       this.failed = true;
       return null;
     }
   }
 }
+
+const rightStripped = (text) => stripped(text, null, false);
+
+/** Return a text in which each half of a surrogate pair without the other half is replaced. */
+const wholeCharacters = (text) => text.replace(/\p{Surrogate}/gu, '\ufffd');
 
 /** Return the length of the longest suffix of a text that is a proper prefix of the marker. */
 export function overlap(text, marker) {

@@ -1,4 +1,4 @@
-"""The page splits texts at the white space of Unicode, as the package tokenizers does."""
+"""The page splits texts at the white space and the digits of Unicode, as the package tokenizers does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import Sequence as Normalizers
 from tokenizers.normalizers import Strip
-from tokenizers.pre_tokenizers import ByteLevel, Punctuation, Sequence, Split, Whitespace, WhitespaceSplit
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Sequence, Split, Whitespace, WhitespaceSplit
 
 from tests.node import run_node
 
@@ -30,8 +30,10 @@ const pieces = (text) => {
 console.log(JSON.stringify(texts.map(pieces)));
 """
 SPACES = [*range(0x20), 0x85, 0xA0, 0x1680, 0x180E, *range(0x2000, 0x2010), 0x2028, 0x2029, 0x202F, 0x205F, 0x2060, 0x3000, 0xFEFF]
-LETTERS = "aé日0_٣\u0301\u200d!€🙂"
+LETTERS = "aé日0_٣½①\u0301\u200d!€🙂"
 PARTS: dict[str, Any] = {
+    "digits": Digits(individual_digits=True),
+    "numbers": Digits(individual_digits=False),
     "bytes": ByteLevel(add_prefix_space=False),
     "words": Whitespace(),
     "parts": WhitespaceSplit(),

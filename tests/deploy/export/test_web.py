@@ -200,6 +200,34 @@ def test_log_probabilities_are_told_for_the_text_as_the_server_tells_them(ask: C
     assert (last["token"], first["token"]) == ("<|im_end|>", "bytes:\\xc3")
 
 
+def test_a_limit_of_0_is_none(ask: Callable[..., Any]) -> None:
+    """As in the server. A limit of -1 is as many tokens as fit."""
+    bodies = [{"temperature": 0, "top_k": -1, "max_tokens": 0}, {"temperature": 0, "max_tokens": -1}]
+    for [whole] in ask(*(chat(**body) for body in bodies)):
+        assert whole["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_thoughts_are_separated_from_the_answer(site: Path, tmp_path: Path) -> None:
+    """Here the demo writes its answers between other markers."""
+    shutil.copytree(site, tmp_path / "site")
+    program = json.loads((tmp_path / "site" / PROGRAM).read_bytes())
+
+    def answers(prompt: str, *, thinks: bool) -> list[Any]:
+        program["model"] |= {"thoughts": {"begin": prompt, "closing": " is", "thinks": thinks}}
+        (tmp_path / "site" / PROGRAM).write_text(json.dumps(program))
+        return asked(tmp_path / "site", chat(), chat(stream=True))
+
+    for prompt, thinks in (("The", True), ("assistant\n", False)):  # the second is the end of the prompt
+        [[whole], chunks] = answers(prompt, thinks=thinks)
+        message, deltas = whole["choices"][0]["message"], [chunk["choices"][0]["delta"] for chunk in chunks]
+        thought = "The capital of France".removeprefix(prompt)
+        assert message == {"role": "assistant", "content": " Paris.", "reasoning_content": thought, "reasoning": thought}
+        assert "".join(delta.get("reasoning_content", "") for delta in deltas) == thought
+        assert "".join(delta.get("content", "") for delta in deltas) == " Paris."
+    [[whole], _] = answers("The", thinks=False)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": ANSWER}
+
+
 def test_a_completion_without_a_limit_has_16_tokens(ask: Callable[..., Any]) -> None:
     [[whole], [empty], [long]] = ask(
         *({"method": "text", "body": {"prompt": text, "temperature": 0}} for text in ("Once", "", "word " * 400))
@@ -289,7 +317,7 @@ def test_a_system_message_is_the_beginning_of_a_question_if_the_template_writes_
     const asked = [{ role: 'assistant', content: 'a' }, { role: 'user', content: 'hi' }, { role: 'user', content: 'b' }];
     const hi = { type: 'text', text: 'hi' }, text = [{ role: 'user', content: [hi] }];
     const parts = [{ role: 'user', content: [{ type: 'image' }, hi] }];
-    const found = [withSystem(asked, defaults), withSystem(parts, defaults, true), withSystem(text, defaults, true)];
+    const found = [withSystem(asked, defaults), withSystem(parts, defaults), withSystem(text, defaults)];
     console.log(JSON.stringify([...found, withSystem(asked, { system: null })]));
     """
     asked, parts, text, none = json.loads(run_node(script, RUNTIME / "messages.mjs"))
@@ -351,7 +379,10 @@ def test_a_text_is_embedded(ask: Callable[..., Any]) -> None:
         ({"tool_choice": "required"}, "tool_choice", 'in the browser expected "auto" or "none"'),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0] has neither content nor tool_calls"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "only text is understood"),
-        ({"temperature": 3}, "temperature", "temperature is 3; expected a number from 0 to 2"),
+        ({"temperature": 101}, "temperature", "temperature is 101; expected a number from 0 to 100"),
+        ({"stop": ["a", ""]}, "stop", "a stop string has 0 characters"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "expected a number from 1"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "expected up to 64 letters"),
         ({"n": 2}, "n", "n is 2; expected 1"),
         ({"logprobs": 3}, "logprobs", "logprobs is 3; expected true or false"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0]", "has to be {id, type"),
@@ -596,6 +627,16 @@ def test_templates_get_the_messages_that_the_server_gives_them() -> None:
         [[message.get("tool_calls") for message in messages] for messages in expected],
     )
     assert json.dumps(written[0]) == json.dumps(written[1]), "templates write calls in the order of their fields"
+
+
+def test_a_template_that_the_browser_cannot_read_refuses_only_chats(site: Path, tmp_path: Path) -> None:
+    shutil.copytree(site, tmp_path / "site")
+    program = json.loads((tmp_path / "site" / PROGRAM).read_bytes())
+    program["model"]["chat_template"] = "{% raw %}a{% endraw %}"
+    (tmp_path / "site" / PROGRAM).write_text(json.dumps(program))
+    [[refused], [whole]] = asked(tmp_path / "site", chat(), {"method": "text", "body": {"prompt": "a", "max_tokens": 1}})
+    assert refused["error"]["param"] == "messages" and "the browser cannot read it" in refused["error"]["message"]
+    assert whole["usage"]["completion_tokens"] == 1
 
 
 LATE = """
