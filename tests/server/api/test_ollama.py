@@ -203,6 +203,14 @@ def test_clients_that_need_a_version_of_ollama_are_content(server):
     assert tuple(map(int, told["version"].split("."))) >= (0, 14, 0), "the version that has /v1/messages"
 
 
+def test_a_call_may_have_its_index_where_openai_has_it(serve):
+    """Open WebUI sends calls back so."""
+    call = {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_call_id": "call_1"}]
+    answer = serve(strict=True).http().post("/api/chat", json={"model": "null", "messages": messages, "stream": False})
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):
     assert connect(server).chat(model="null:latest", messages=HI).message.content == SAID
     with pytest.raises(ollama.ResponseError) as caught:
