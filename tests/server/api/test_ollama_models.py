@@ -123,6 +123,14 @@ def test_without_the_hub_nothing_is_fetched(serve, shelf):
     assert not shelf.held
 
 
+@pytest.mark.parametrize("allow_hub", [False, True])
+def test_a_model_that_does_not_exist_is_not_found(serve, shelf, allow_hub):
+    """Ollama answers 404, by which clients tell that there is nothing to delete."""
+    answer = serve(library=shelf, initial=(), allow_hub=allow_hub).http().request("DELETE", "/api/delete", json={"model": "nobody"})
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "model 'nobody' is not on this machine", "code": "model_not_found", "param": "model"}
+
+
 def test_they_belong_to_the_administration(serve, shelf):
     http = serve(library=shelf, allow_hub=True, initial=(), api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"]).http()
     for method, path in (("POST", "/api/pull"), ("DELETE", "/api/delete"), ("POST", "/api/copy"), ("POST", "/api/create")):
