@@ -73,7 +73,9 @@ def test_a_failed_load_is_told(server, client):
 def test_a_name_of_the_catalogue_comes_and_goes(server, client, shelf):
     assert client.pull("known").status == "success" and shelf.held == {"known"}
     assert client.delete("known") and not shelf.held
-    with pytest.raises(ollama.ResponseError, match="'unknown' does not exist below the model root"):
+    with pytest.raises(
+        ollama.ResponseError, match="'unknown' does not exist below the model root, and cannot be downloaded; expected a name of"
+    ):
         client.pull("unknown")
 
 
