@@ -24,6 +24,7 @@ HOSTS = tuple(f"{scheme}{host}/" for scheme in ("https://", "") for host in ("hu
 GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096  # entries of folders that `offered` examines
+DOWNLOADABLE = "a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE"
 NO_UNICODE = "leads to a path that is no Unicode; rename it"
 
 
@@ -48,14 +49,17 @@ def resolve(source: str, settings: ServerSettings, names: Container[str] = ()) -
     may_be_downloaded = plain in names or is_hub_id(plain)
     if settings.allow_hub and may_be_downloaded:
         return plain
-    remedy = ", and this server downloads none: start it with --allow-hub" if may_be_downloaded else ""
+    if may_be_downloaded:
+        remedy = ", and this server downloads none: start it with --allow-hub"
+    else:
+        remedy = f", and cannot be downloaded; expected {DOWNLOADABLE}" if settings.allow_hub else ""
     raise _invalid(source, f"does not exist below the model root{remedy}")
 
 
 def require_download(source: str, settings: ServerSettings, names: Container[str]) -> None:
     """Raise ApiError unless this server can download a source: one of `names`, or a hub id."""
     if not (source in names or is_hub_id(source)):
-        raise _invalid(source, "cannot be downloaded; expected a name of the catalogue, or ORGANISATION/NAME or ORGANISATION/NAME:FILE")
+        raise _invalid(source, f"cannot be downloaded; expected {DOWNLOADABLE}")
     if not settings.allow_hub:
         raise _invalid(source, "would be downloaded, and this server downloads nothing: start it with --allow-hub")
 

@@ -377,11 +377,12 @@ class Supervisor:
         await self._is_called.wait()
         if self.outage is not None:
             self._early_deaths.clear()
-            await self._restart(self.outage, killed=False)
+            await self._restart(self.outage, killed=False, is_wake=True)
             self._hand_over()
 
-    async def _restart(self, outage: Outage, *, killed: bool) -> None:
-        """Start workers until one is ready, or none is needed, with growing delays. `killed`: the last worker was killed from outside."""
+    async def _restart(self, outage: Outage, *, killed: bool, is_wake: bool = False) -> None:
+        """Start workers until one is ready, or none is needed, with growing delays. `killed`: the last worker was killed from outside.
+        `is_wake`: the model sleeps, so a worker that is ready at the first try is no news for an operator."""
         while not self._is_over:
             if (delay_s := self._early_deaths.delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
@@ -402,7 +403,8 @@ class Supervisor:
             if self.state is WorkerState.RESTARTING:
                 self.state = WorkerState.READY
             lasted_s = time.monotonic() - outage.began_s
-            log.warning("%s: a new worker was ready after %.1f s, at try %d", self._load.name, lasted_s, outage.num_tries)
+            level = logging.INFO if is_wake and outage.num_tries == 1 else logging.WARNING
+            log.log(level, "%s: a new worker was ready after %.1f s, at try %d", self._load.name, lasted_s, outage.num_tries)
             return
 
     def _end_what_differs(self, ready: Ready) -> None:

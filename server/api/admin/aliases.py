@@ -21,7 +21,10 @@ from server.api.openai.models import describe
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
+from server.errors import ApiError
 from server.models.model import Model, ModelState
+from server.models.operations import Operation
+from server.models.sleep import wake_up
 from server.models.sources import offered
 
 TRITON_STATES = {ModelState.LOADING: "LOADING", ModelState.READY: "READY", ModelState.DRAINING: "UNLOADING"}
@@ -61,9 +64,24 @@ def router(context: Context) -> APIRouter:
         """Load a model, and return it once it is ready. Raise ApiError if the body has parameters, or if the load fails."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
-        source = body.source if body and body.source else name
-        await waited(await registry.load(spec_of(LoadBody(name=name, source=source), registry)), registry)
+        if (operation := await begun(name, body.source if body else None)) is not None:
+            await waited(operation, registry)
         return registry.find(name)
+
+    async def begun(name: str, source: str | None) -> Operation | None:
+        """Begin to load a model. Return None if a model of this name only had to wake, or is loaded and comes from a path that the command
+        line named, so nothing can be loaded under its name. Raise ApiError if there is no such model."""
+        model = next((one for one in registry.models() if one.spec.name == name and one.loaded is not None), None)
+        if model is not None and model.is_sleeping and not source:
+            await wake_up(model)
+            return None
+        try:
+            spec = spec_of(LoadBody(name=name, source=source or name), registry)
+        except ApiError:
+            if model is None or source:
+                raise
+            return None
+        return await registry.load(spec)
 
     async def unload(name: str, body: TritonBody | None) -> None:
         """Unload a model, and wait until that is done. Raise ApiError if the body has a parameter other than `unload_dependents`, or if the
@@ -121,7 +139,7 @@ def router(context: Context) -> APIRouter:
     async def llama_load(body: LlamaBody) -> Response:
         """Begin to load a model, as llama.cpp's router does."""
         headers = ignored(body)
-        await registry.load(spec_of(LoadBody(name=body.model, source=body.model), registry))
+        await begun(body.model, None)
         return json_answer(DONE, headers=headers)
 
     @routes.post("/models/unload", responses=gives(LlamaDone))

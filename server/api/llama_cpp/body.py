@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, cast
 
 from pydantic import AliasChoices, Discriminator, Field, Tag
@@ -27,19 +26,6 @@ from server.interfaces import Tokenizer
 NEVER = -100.0  # the lowest bias, which bans a token
 RANDOM_SEEDS = (-1, 2**32 - 1)  # values by which llama.cpp's clients ask for a random seed
 MOST_PROMPTS = 2048
-# Samplers and other options that are not implemented, by their main field. Clients send all fields that they know, so the values that turn
-# an option off are accepted: they are in the first tuple. The second tuple names further fields, which have no effect while it is off.
-OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
-    "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
-    "dynatemp_range": ((0,), ("dynatemp_exponent",)),
-    "dry_multiplier": ((0,), ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")),
-    "xtc_probability": ((0,), ("xtc_threshold",)),
-    "top_n_sigma": ((0, -1), ()),
-    "adaptive_target": ((-1,), ("adaptive_decay",)),
-    "tfs_z": ((1,), ()),
-    "n_keep": ((0, -1), ()),
-}
-
 # A token id or a text, and the bias of its tokens; false bans the tokens.
 Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
 Biases = (
@@ -73,24 +59,6 @@ class LlamaSampling(SamplingBody):
     id_slot: Int | None = None
     n_cache_reuse: Int | None = None
     t_max_prompt_ms: Int | None = None
-
-    @property
-    def unknown(self) -> Mapping[str, object]:
-        """The unknown fields, without those that belong to an option which is turned off, and without `repeat_last_n` if it has no effect
-        or says that penalties apply to the whole text, as they do here."""
-        further = super().unknown
-        off: set[str] = set()
-        for switch, (values, companions) in OFF.items():
-            if further.get(switch, values[0]) in values:
-                off |= {switch, *companions}
-        if not self.has_penalty or further.get("repeat_last_n") == -1:
-            off.add("repeat_last_n")
-        return {name: value for name, value in further.items() if name not in off}
-
-    @property
-    def has_penalty(self) -> bool:
-        """Whether the request penalises tokens."""
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer, most: int | None) -> CompletionBody:
         """Convert the request to a CompletionBody with the prompts `prompt`. `most` is the model's default number of tokens; without one,

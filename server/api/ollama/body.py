@@ -75,6 +75,7 @@ class OllamaCall(Options):
 
     id: Label | None = None
     type: Literal["function"] | None = None
+    index: Int | None = None  # no effect: some clients write OpenAI's field of this name
     function: OllamaCalled
 
 

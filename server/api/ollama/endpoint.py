@@ -13,7 +13,6 @@ from server.api.answer.generate import Generation
 from server.api.answer.respond import Pieces, in_pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.context import Context, caller
-from server.api.health import distribution_version
 from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated
 from server.api.ollama.body import (
     NAMES,
@@ -44,6 +43,7 @@ from server.models.model import Loaded, Model, ModelState
 from server.models.sleep import wake_up
 
 encode = msgspec.json.encode
+OLLAMA = "0.23.0"  # the version of Ollama whose API this is; some clients refuse versions below one that they need
 
 
 class OllamaEmbedded(TypedDict):
@@ -217,8 +217,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/version", responses=gives(OllamaVersion))
     async def version() -> Response:
-        """Return the version of this server."""
-        told: OllamaVersion = {"version": distribution_version()}
+        """Return the version of Ollama whose API this is. /version returns the version of this server."""
+        told: OllamaVersion = {"version": OLLAMA}
         return json_answer(told)
 
     return routes

@@ -219,9 +219,14 @@ def _line(status: str, **further: str | int) -> bytes:
 
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
     """Unload the model if it is loaded, or remove it from the state file if its last load failed, and return its source. Raise ApiError if
-    the server did not download it, or if it cannot be unloaded now."""
+    there is no such model, if the server did not download it, or if it cannot be unloaded now."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
-    source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
+    try:
+        source = resolve(name, settings, registry.downloads) if model is None else model.spec.source
+    except ApiError as error:
+        if _is_downloadable(name, registry):
+            raise  # the file may be here; without --allow-hub it stays
+        raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not on this machine", param="model") from error
     if not _is_downloadable(source, registry):
         message = f"model {name!r} was not downloaded by relaxserve, so its files are kept; unload it by DELETE /admin/models/{name}"
         raise ApiError(INVALID_SOURCE, message, param="model")

@@ -125,6 +125,18 @@ UNSUPPORTED: Mapping[str, str] = {
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
+# Samplers and other options of UNSUPPORTED, by their main field. Clients send all fields that they know, so the values that turn an option
+# off are accepted: they are in the first tuple. The second tuple names further fields, which have no effect while it is off.
+OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
+    "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
+    "dynatemp_range": ((0,), ("dynatemp_exponent",)),
+    "dry_multiplier": ((0,), ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")),
+    "xtc_probability": ((0,), ("xtc_threshold",)),
+    "top_n_sigma": ((0, -1), ()),
+    "adaptive_target": ((-1,), ("adaptive_decay",)),
+    "tfs_z": ((1,), ()),
+    "n_keep": ((0, -1), ()),
+}
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32  # most names of ignored fields in a header
 KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; error paths leave out tags that are no identifiers

@@ -757,6 +757,27 @@ def test_names_of_triton_and_llama(serve, folder):
     assert client.post("/models/unload", json={"model": "c"}).json() == {"success": True}
 
 
+def test_loading_a_model_of_the_root_wakes_it(serve, folder):
+    client = serve(initial=()).http()
+    assert client.post("/v1/models/a/load").status_code == 200
+    assert client.post("/sleep").status_code == 200
+    assert client.post("/models/load", json={"model": "a"}).json() == {"success": True}
+    assert client.get("/models").json()["data"][0]["status"]["value"] == "loaded"
+
+
+@pytest.mark.parametrize("path", ["/models/load", "/v1/models/null/load", "/v2/repository/models/null/load"])
+def test_loading_a_model_of_the_command_line_wakes_it(serve, path):
+    """Such a model does not come from the model root. Open WebUI asks for this path to load a model."""
+    client = serve().http()
+    for _ in range(2):
+        assert client.post(path, json={"model": "null"} if path == "/models/load" else {}).status_code == 200
+        assert client.get("/models").json()["data"][0]["status"]["value"] == "loaded"
+        assert client.post("/sleep").status_code == 200
+        assert client.get("/models").json()["data"][0]["status"]["value"] == "sleeping"
+    refused = client.post(path.replace("null", "none"), json={"model": "none"} if path == "/models/load" else {})
+    assert refused.status_code == 400 and "does not exist below the model root" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -202,6 +202,25 @@ def test_samplers_that_are_off_are_no_fault(server):
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "null", "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"model": "null", "prompt": "hi"}),
+        ("/v1/responses", {"model": "null", "input": "hi"}),
+    ],
+)
+def test_samplers_that_are_off_are_no_fault_in_other_apis(server, body, path):
+    off = {name: value for name, value in ALL_OFF.items() if name not in ("cache_prompt", "id_slot", "stop", "grammar")}
+    response = server.http().post(path, json={**body, **off})
+    assert response.status_code == 200 and "x-ignored-params" not in response.headers, response.text
+    assert server.http().post(path, json={**body, "mirostat": None, "mirostat_tau": 5.0}).status_code == 200
+    for on in ({"mirostat": 2}, {"xtc_probability": 0.5}, {"repeat_penalty": 1.1}):
+        refused = "repeat_last_n" if "repeat_penalty" in on else next(iter(on))
+        error = server.http().post(path, json={**body, **off, **on}).json()["error"]
+        assert error["code"] == "unsupported_field" and error["param"] == refused
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
         ("/completion", {"mirostat": 2}, "mirostat"),

@@ -195,7 +195,20 @@ def test_models_are_listed_and_shown(serve, answering, connect):
     shown = client.show("null")
     assert {"completion", "tools", "thinking", "embedding"} == set(shown.capabilities)
     assert shown.modelinfo["relaxserve.context_length"] == 4096
-    assert server.http().get("/api/version").json()["version"]
+
+
+def test_clients_that_need_a_version_of_ollama_are_content(server):
+    """VS Code refuses servers below version 0.6.4. Clients compare the parts of the version as numbers."""
+    told = server.http().get("/api/version").json()
+    assert tuple(map(int, told["version"].split("."))) >= (0, 14, 0), "the version that has /v1/messages"
+
+
+def test_a_call_may_have_its_index_where_openai_has_it(serve):
+    """Open WebUI sends calls back so."""
+    call = {"index": 0, "id": "call_1", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "2", "tool_call_id": "call_1"}]
+    answer = serve(strict=True).http().post("/api/chat", json={"model": "null", "messages": messages, "stream": False})
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):

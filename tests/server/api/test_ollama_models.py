@@ -73,7 +73,9 @@ def test_a_failed_load_is_told(server, client):
 def test_a_name_of_the_catalogue_comes_and_goes(server, client, shelf):
     assert client.pull("known").status == "success" and shelf.held == {"known"}
     assert client.delete("known") and not shelf.held
-    with pytest.raises(ollama.ResponseError, match="'unknown' does not exist below the model root"):
+    with pytest.raises(
+        ollama.ResponseError, match="'unknown' does not exist below the model root, and cannot be downloaded; expected a name of"
+    ):
         client.pull("unknown")
 
 
@@ -121,6 +123,14 @@ def test_without_the_hub_nothing_is_fetched(serve, shelf):
         answer = http.request(method, path, json={"model": "org/name"})
         assert answer.status_code == 400 and "start it with --allow-hub" in answer.json()["error"]
     assert not shelf.held
+
+
+@pytest.mark.parametrize("allow_hub", [False, True])
+def test_a_model_that_does_not_exist_is_not_found(serve, shelf, allow_hub):
+    """Ollama answers 404, by which clients tell that there is nothing to delete."""
+    answer = serve(library=shelf, initial=(), allow_hub=allow_hub).http().request("DELETE", "/api/delete", json={"model": "nobody"})
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "model 'nobody' is not on this machine", "code": "model_not_found", "param": "model"}
 
 
 def test_they_belong_to_the_administration(serve, shelf):

@@ -697,6 +697,20 @@ def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
     run(scenario)
 
 
+def test_a_wake_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody put the model to sleep, so nothing is wrong. The line says how long the wake took."""
+
+    async def scenario() -> None:
+        async with worker() as supervisor:
+            await supervisor.sleep(keep=True)
+            with caplog.at_level(logging.INFO, "server.workers.supervisor"):
+                await collect(supervisor, submits(1)[0])
+
+    run(scenario)
+    told = [record.levelname for record in caplog.records if "a new worker was ready" in record.message]
+    assert told == ["INFO"]
+
+
 def test_a_model_that_is_woken_while_it_falls_asleep_wakes() -> None:
     """A request arrives while the worker still ends. The model sleeps, and then wakes at once: no worker has died, and no request is
     blamed."""

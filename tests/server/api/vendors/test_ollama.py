@@ -40,8 +40,9 @@ OPTIONS: dict[str, Row] = {
     "presence_penalty": honoured(0.5),
     "frequency_penalty": honoured(0.5),
     "stop": honoured(["null"]),
-    **dict.fromkeys(("mirostat", "mirostat_tau", "mirostat_eta"), refused(2, accepted=(0,), note=NO_SAMPLER)),
-    "tfs_z": refused(0.5, accepted=(0,), note=NO_SAMPLER),
+    "mirostat": refused(2, accepted=(0,), note=NO_SAMPLER),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), no_effect(5.0, note="without `mirostat`")),
+    "tfs_z": refused(0.5, accepted=(0, 1), note=NO_SAMPLER),
     **dict.fromkeys(
         ("f16_kv", "logits_all", "vocab_only", "embedding_only"),
         no_effect(True, note="options of earlier versions of Ollama; named in `X-Ignored-Params`"),
