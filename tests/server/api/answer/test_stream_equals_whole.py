@@ -202,7 +202,7 @@ def message(worker: NullWorker, fields: dict, *, stream: bool):
         job = job_like(plan.job, plan.job.submit.prompt_ids, body.max_tokens)
         plan = ChatPlan(plan.prompt, job, plan.rules)
         answer = MessageAnswer(
-            plan, Generation(made, job, SERIES, Caller("id")), "null", is_capped=False, omits_thoughts=False, has_stops=True
+            plan, Generation(made, job, SERIES, Caller("id")), "null", is_capped=False, is_empty=False, omits_thoughts=False, has_stops=True
         )
         return await read(answer, MessageEvent if stream else AnthropicAnswer, stream=stream)
 
