@@ -69,7 +69,7 @@ def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pyt
 def test_files_of_other_machines_count_as_abandoned_only_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a volume may not see each other's locks."""
     with monkeypatch.context() as patched:
-        patched.setattr(whole_files, "machine", lambda: "another")
+        patched.setattr(whole_files, "machine", lambda: "0a" * 4)
         descriptor, name = whole_files.locked_file(tmp_path / "code")
         os.close(descriptor)  # a lock that this machine does not see
     left = Path(name)
