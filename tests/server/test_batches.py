@@ -115,7 +115,7 @@ def test_messages_run_in_anthropics_shape(serve, folder) -> None:
         base_url=server.url, api_key="unused", max_retries=0, http_client=anthropic.DefaultHttpxClient(verify=False)
     )
     params: Any = {"model": "null", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-    bad: Any = {**params, "max_tokens": 0}
+    bad: Any = {**params, "max_tokens": -1}
     batch = client.messages.batches.create(requests=[{"custom_id": "good", "params": params}, {"custom_id": "bad", "params": bad}])
     assert batch.id.startswith("msgbatch_")
     batch = until(lambda: client.messages.batches.retrieve(batch.id), lambda found: found.processing_status == "ended")
