@@ -33,7 +33,7 @@ from runtime.errors import DamagedFile, IncompatibleExecutable, RuntimeFault
 from runtime.executable import Bound, Executable, Slot, VMFunction
 from runtime.own_folder import OwnFolder
 from runtime.sealed import key_of, make_private, require_private
-from runtime.whole_files import ORDINARY, replacing
+from runtime.whole_files import ORDINARY, remove_abandoned, replacing
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +181,7 @@ class Cache:
         place = Path(os.path.realpath(archive))  # a link stays one; Path.resolve would raise RuntimeError for a link to itself
         is_written_over = place.exists() and not (place.is_file() and os.access(place.parent, os.W_OK | os.X_OK))
         try:
+            remove_abandoned(place)
             with (
                 place.open("wb") if is_written_over else replacing(place, ORDINARY, synced=False) as file,
                 tarfile.open(fileobj=file, mode="w", dereference=True) as tar,  # without links: the import refuses them

@@ -22,7 +22,7 @@ from types import CodeType
 from typing import Any
 
 from runtime.launch import ROOT
-from runtime.whole_files import ORDINARY, replacing
+from runtime.whole_files import ORDINARY, remove_abandoned, replacing
 
 MOST = 8_000  # texts in a file; with more, those that this process did not use are left out
 DIGEST_BYTES = 32
@@ -56,6 +56,7 @@ class GeneratedCode:
         content = marshal.dumps(whole if len(whole) <= MOST else self._used)
         with suppress(OSError):  # the folder is read-only, or the disk full: the next start compiles again
             self._path.parent.mkdir(exist_ok=True)
+            remove_abandoned(self._path)
             with replacing(self._path, ORDINARY, synced=False) as file:
                 file.write(_digest(content) + content)
 

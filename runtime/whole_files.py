@@ -1,7 +1,7 @@
 """Write files so that readers see either the old file or the complete new one, whatever ends the writer.
 
 A file is written under a temporary name beside its place, and renamed when it is complete. An error removes the temporary file. If the
-process is killed, the file remains, and `remove_abandoned` removes it.
+process is killed, the file remains. `remove_abandoned` removes it: callers call it before they write, or once at a start.
 """
 
 from __future__ import annotations
@@ -9,16 +9,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import cache
 from glob import escape
 from pathlib import Path
 from typing import IO
 
+from runtime.files import regular
+
 PRIVATE, ORDINARY = 0o600, 0o666  # modes of new files; the umask takes rights away
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
+LONGEST_NAME = 200  # bytes of a file's name that its temporary name repeats, of the 255 that a name may have; otherwise it has a digest
+_TEMPORARY = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})\.[0-9a-z_]{8,12}", re.DOTALL)  # earlier versions ended names in 8 letters
 
 
 @contextmanager
@@ -46,7 +51,7 @@ def locked_file(path: Path, mode: int = PRIVATE) -> tuple[int, str]:
     """Create an empty file beside `path`, with a temporary name that states the machine. Return its descriptor and its name. The file is
     locked until the descriptor is closed, at the latest when this process ends, if the file system has locks."""
     while True:
-        name = str(path.with_name(f".{path.name}.{machine()}.{os.urandom(6).hex()}"))
+        name = str(path.with_name(f"{_beginning(path)}{machine()}.{os.urandom(6).hex()}"))
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits while another process removes the file, which was not locked yet
@@ -59,12 +64,31 @@ def remove_abandoned(path: Path) -> None:
     """Remove the temporary files beside `path` of processes that were killed while they wrote it. Without this, each attempt to write a
     large file would leave one. Machines that share a volume may not see each other's locks, so the files of other machines are removed
     only after ABANDONED_S."""
-    for left in path.parent.glob(f".{escape(path.name)}.*"):
-        with suppress(OSError), left.open("rb") as file:
+    _remove_abandoned(path.parent.glob(f"{escape(_beginning(path))}*"))
+
+
+def remove_all_abandoned(folder: Path) -> None:
+    """Remove the temporary files in `folder` as `remove_abandoned` does, whatever file they were for."""
+    _remove_abandoned(folder.glob(".*"))
+
+
+def _remove_abandoned(paths: Iterable[Path]) -> None:
+    """Remove those of the files that have a temporary name, unless a process may still write them. Others, such as the `.NAME.swp` of an
+    editor, stay."""
+    for left in paths:
+        if (name := _TEMPORARY.fullmatch(left.name)) is None:
+            continue
+        with suppress(OSError), regular(left).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises OSError if a process of this machine writes the file
-            is_own = left.name.startswith(f".{path.name}.{machine()}.")
-            if is_own or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
+            if name["machine"] == machine() or time.time() - os.fstat(file.fileno()).st_mtime > ABANDONED_S:
                 left.unlink()
+
+
+def _beginning(path: Path) -> str:
+    """Return what the names of temporary files for `path` begin with. It has a digest instead of a long name, whose temporary name would be
+    too long."""
+    encoded = os.fsencode(path.name)
+    return f".{path.name if len(encoded) <= LONGEST_NAME else hashlib.sha256(encoded).hexdigest()}."
 
 
 @cache

@@ -375,7 +375,8 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
 
 def read_one_window(fields: Fields) -> tuple[int | None, ...]:
     """Return the window of each layer in a family whose layers all have the window `sliding_window`, or none if the field is absent. Raise
-    ConfigError if `layer_types` says anything else: transformers ignores it in these families, and vLLM follows it."""
+    ConfigError if `layer_types` says anything else: transformers ignores it when it masks attention in these families, so the file
+    contradicts itself."""
     window = fields.integer("sliding_window", None)
     windows = read_windows(fields, window, lambda _: True)
     if any(found != window for found in windows):

@@ -16,7 +16,7 @@ from deploy.cli.chat import first_model
 from deploy.cli.output import answers, errors
 from deploy.client import Client, ServerFault
 from deploy.settings import KEY_VARIABLE
-from runtime.whole_files import replacing
+from runtime.whole_files import remove_abandoned, replacing
 from server.settings import SettingsError
 
 Name = Annotated[str, typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")]
@@ -77,6 +77,7 @@ def written(settings: Settings) -> Path | None:
     path = folder / settings.file_name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path)  # what a killed command left has the key, too
         with replacing(path, synced=False) as file:
             file.write(f"{settings.file}\n".encode())
     except OSError as error:

@@ -23,7 +23,7 @@ from huggingface_hub.utils import tqdm
 
 from deploy.model_loading.held import Held
 from runtime.split_files import parts_of, pattern_of
-from runtime.whole_files import ORDINARY, replacing
+from runtime.whole_files import ORDINARY, remove_abandoned, replacing
 
 # Files that a served model needs: no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
@@ -214,6 +214,7 @@ def _unverified(snapshot: Path) -> Path:
 
 
 def _write(kept: Path, names: set[str]) -> None:
+    remove_abandoned(kept)
     with replacing(kept, ORDINARY) as file:
         file.write("\n".join(sorted(names)).encode())
 

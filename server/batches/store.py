@@ -24,7 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from runtime.files import append_whole, entries_of
-from runtime.whole_files import ORDINARY, replacing
+from runtime.whole_files import ORDINARY, remove_all_abandoned, replacing
 from server.batches.records import DAY_S, REQUESTS, BatchRecord, FileRecord, Status, new_id, now
 from server.errors import FILE_NOT_FOUND, STORE_FULL, ApiError
 
@@ -50,6 +50,7 @@ class Store:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="uploads")
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_all_abandoned(folder / name)
         for leftover in self._paths("files", ".tmp") + self._paths("batches", ".tmp"):
             leftover.unlink(missing_ok=True)
         self.files = {record.id: record for record in self._read("files", FileRecord)}

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
-from runtime.whole_files import ORDINARY, locked_file, replacing
+from runtime.whole_files import ORDINARY, locked_file, remove_abandoned, replacing
 from server.defaults import Defaults
 from server.load_settings import LEAST_CONTEXT, LONGEST_GAP_MS, MAX_GAP_MS, MOST_RANKS, MOST_SEQUENCES, LoadSettings
 
@@ -98,8 +98,10 @@ def read_state(path: Path) -> SavedState:
 
 
 def require_writable(path: Path) -> None:
-    """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load."""
+    """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load. Remove
+    what killed servers have left beside it."""
     try:
+        remove_abandoned(path)
         descriptor, fresh = locked_file(path)
         try:
             os.posix_fallocate(descriptor, 0, LEAST_FREE_BYTES)  # a full disk still takes an empty file

@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.warnings import UnsupportedFieldAttributeWarning
 
 from deploy.serve import WORKER, export, ignore_field_warnings, own_state, publications, serve, warn_of_absent_names, warn_of_open_names
+from runtime.whole_files import locked_file
 from server.models.state import ModelSpec, SavedState, StateError, write_state
 from server.settings import ServerSettings, SettingsError
 from tests.conftest import ROOT
@@ -31,7 +32,7 @@ __all__ = ["null_server"]
     [
         ("", "Is a directory; name a file"),
         ("file/x", "Not a directory; name a file"),
-        ("x" * 250, "File name too long; name a file in"),
+        ("x" * 251, "File name too long; name a file in"),
     ],
 )
 def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: str, tmp_path: Path) -> None:
@@ -136,6 +137,15 @@ except StateError as error:
     ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     assert "free space" in ended.stdout and "File too large" in ended.stdout
     assert ended.stderr == "" and {path.name for path in tmp_path.iterdir()} <= {"state.json.lock"}
+
+
+def test_what_killed_servers_left_beside_the_state_file_is_removed(tmp_path: Path) -> None:
+    state = tmp_path / ("x" * 250)  # the name of its lock has 5 bytes more
+    for _ in range(2):
+        os.close(locked_file(state)[0])
+    with own_state(state):
+        write_state(state, SavedState())
+        assert sorted(tmp_path.iterdir()) == [state, tmp_path / f"{state.name}.lock"]
 
 
 def test_two_servers_do_not_share_a_state_file(tmp_path: Path) -> None:

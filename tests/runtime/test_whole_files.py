@@ -69,7 +69,7 @@ def test_a_file_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pyt
 def test_files_of_other_machines_count_as_abandoned_only_after_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a volume may not see each other's locks."""
     with monkeypatch.context() as patched:
-        patched.setattr(whole_files, "machine", lambda: "another")
+        patched.setattr(whole_files, "machine", lambda: "0a" * 4)
         descriptor, name = whole_files.locked_file(tmp_path / "code")
         os.close(descriptor)  # a lock that this machine does not see
     left = Path(name)
@@ -78,3 +78,32 @@ def test_files_of_other_machines_count_as_abandoned_only_after_a_time(tmp_path: 
     os.utime(left, (then := time.time() - 2 * whole_files.ABANDONED_S, then))
     whole_files.remove_abandoned(tmp_path / "code")
     assert not left.exists()
+
+
+@pytest.mark.parametrize("name", ["state.json", "s" * 255, "\u00e4" * 127])
+def test_what_a_killed_writer_left_is_removed_whatever_the_length_of_the_name(name: str, tmp_path: Path) -> None:
+    (place := tmp_path / name).write_bytes(b"old")
+    descriptor, left = whole_files.locked_file(place)
+    whole_files.remove_abandoned(place)
+    assert Path(left).exists(), "its writer lives"
+    os.close(descriptor)  # as the kernel does when the writer ends
+    whole_files.remove_abandoned(tmp_path / "another")
+    assert Path(left).exists()
+    whole_files.remove_abandoned(place)
+    with whole_files.replacing(place) as file:
+        file.write(CODE)
+    assert [path.name for path in tmp_path.iterdir()] == [name] and place.read_bytes() == CODE
+
+
+def test_all_leftovers_of_a_folder_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("one.json", "two.json"):
+        os.close(whole_files.locked_file(tmp_path / name)[0])
+    kept = {"one.json", ".one.json.swp", ".hidden"}  # an editor writes such a .swp
+    for name in kept:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    os.mkfifo(tmp_path / f".pipe.{whole_files.machine()}.{12 * '0'}")
+    (tmp_path / f".link.{whole_files.machine()}.{12 * '0'}").symlink_to(tmp_path / "one.json")
+    whole_files.remove_abandoned(tmp_path / "one.json")
+    whole_files.remove_all_abandoned(tmp_path)
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith((".pipe", ".link"))} == kept

@@ -19,6 +19,7 @@ import anthropic
 import openai
 import pytest
 
+from runtime.whole_files import locked_file
 from server.batches.lines import MAX_LINES, Line
 from server.batches.records import BatchRecord, FileRecord, Status, new_id, now
 from server.batches.runner import Run, Runner
@@ -114,7 +115,7 @@ def test_messages_run_in_anthropics_shape(serve, folder) -> None:
         base_url=server.url, api_key="unused", max_retries=0, http_client=anthropic.DefaultHttpxClient(verify=False)
     )
     params: Any = {"model": "null", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-    bad: Any = {**params, "max_tokens": 0}
+    bad: Any = {**params, "max_tokens": -1}
     batch = client.messages.batches.create(requests=[{"custom_id": "good", "params": params}, {"custom_id": "bad", "params": bad}])
     assert batch.id.startswith("msgbatch_")
     batch = until(lambda: client.messages.batches.retrieve(batch.id), lambda found: found.processing_status == "ended")
@@ -528,6 +529,14 @@ def test_records_that_cannot_be_listed_cost_no_data(tmp_path, monkeypatch, part:
     with pytest.raises(PermissionError):
         Store(tmp_path, 1000)
     assert store.data(output).read_bytes() == b"answer\n" and store.data(upload.id).exists()
+
+
+@pytest.mark.parametrize("part", ["files", "batches"])
+def test_a_start_removes_the_records_that_killed_servers_have_begun(tmp_path, part: str) -> None:
+    Store(tmp_path, 1000)
+    os.close(locked_file(tmp_path / part / "one.json")[0])
+    Store(tmp_path, 1000)
+    assert not [*(tmp_path / part).iterdir()]
 
 
 def test_an_end_is_written_before_it_is_seen(tmp_path, monkeypatch) -> None:

@@ -66,7 +66,7 @@ def _read_vision(fields: Fields) -> Vision:
 
 def _read_text(fields: Fields) -> ModelConfig:
     """Return the configuration of the decoder, or of a model of embeddings, whose attention is bidirectional. Raise ConfigError if
-    attention has a soft cap: transformers ignores the field, vLLM follows it, and no published model has one."""
+    attention has a soft cap: transformers ignores the field, so it is unknown whether the model was trained with one."""
     fields.fill(max_position_embeddings=131_072)
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
@@ -77,7 +77,7 @@ def _read_text(fields: Fields) -> ModelConfig:
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
     if "attn_logit_softcapping" in fields:
-        raise fields.error("attn_logit_softcapping", "null, as in all published models of Gemma 3")
+        raise fields.error("attn_logit_softcapping", "null: transformers has no soft cap of attention in Gemma 3")
     both_ways = config.family == BOTH_WAYS or fields.flag("use_bidirectional_attention", False)
     return read_both_ways(config) if both_ways else config
 

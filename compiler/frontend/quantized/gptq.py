@@ -104,8 +104,8 @@ class Gptq:
 
     def _group_size(self, inputs: int, groups: int) -> int:
         """Return the number of inputs of a group, of a matrix without `g_idx`: the stated size that gives this number of groups, or else
-        equal sizes. Raise DamagedFile if no size fits, or several."""
-        fitting = sorted({size for size in self.sizes if -(-inputs // size) == groups})
+        equal sizes. All sizes from `inputs` on mean a single group. Raise DamagedFile if no size fits, or several."""
+        fitting = sorted({size for size in (min(size, inputs) for size in self.sizes) if -(-inputs // size) == groups})
         if len(fitting) > 1:
             raise DamagedFile(
                 f"its scales are those of {groups} groups of {' or '.join(map(str, fitting))} inputs, expected one size that fits"

@@ -184,7 +184,7 @@ def test_phi_3_was_trained_on_contexts_of_4096_tokens_if_its_file_does_not_say_s
 
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_the_outer_original_context_of_phi_3_overrides_that_of_the_rope(name: str) -> None:
-    """As in transformers, which does so in this family only."""
+    """As in transformers, whose configuration of this family always has the outer field. Other families keep that of the rope."""
     values = json.loads((MODELS / "phi3-longrope" / "config.json").read_text())
     longrope = values.pop("rope_scaling")
     rope = parse_config({**values, name: {**longrope, "original_max_position_embeddings": 64}}).rope
@@ -202,7 +202,7 @@ def test_the_outer_original_context_of_phi_3_overrides_that_of_the_rope(name: st
 
 @pytest.mark.parametrize("case", ["ministral3", "mixtral", "phi3", "phimoe", "starcoder2"])
 def test_kinds_of_layers_that_disagree_with_the_one_window_are_refused(case: str) -> None:
-    """transformers ignores `layer_types` in these families, and vLLM follows it."""
+    """transformers ignores `layer_types` in these families when it masks attention."""
     values = json.loads((MODELS / case / "config.json").read_text())
     count = values["num_hidden_layers"]
     full, sliding = ["full_attention"] * count, ["sliding_attention"] * count
@@ -218,7 +218,7 @@ def test_kinds_of_layers_that_disagree_with_the_one_window_are_refused(case: str
 
 @pytest.mark.parametrize("case", ["qwen2_moe", "qwen3_moe"])
 def test_a_window_of_a_qwen_with_experts_is_refused(case: str) -> None:
-    """transformers and vLLM disagree about which layers would have it."""
+    """transformers would give it to every other layer of the former and to all layers of the latter, unlike in Qwen2 and Qwen3."""
     values = json.loads((MODELS / case / "config.json").read_text())
     with pytest.raises(ConfigError, match=r"use_sliding_window of config\.json is True, expected false, as in all models"):
         parse_config({**values, "use_sliding_window": True, "sliding_window": 8})
@@ -471,8 +471,8 @@ def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
 
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_a_soft_cap_of_the_attention_of_gemma_3_is_refused(both_ways: bool) -> None:
-    """transformers ignores the field, and vLLM follows it."""
-    with pytest.raises(ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, as in all published models"):
+    """transformers ignores the field, so it is unknown whether the model was trained with one."""
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null: transformers has no soft cap"):
         parse_config(small("gemma3_text", use_bidirectional_attention=both_ways, attn_logit_softcapping=50.0))
 
 

@@ -262,6 +262,15 @@ def test_the_last_group_may_be_shorter(config: dict[str, Any], inputs: int, stat
     assert not source.forms
 
 
+@pytest.mark.parametrize("inputs", [32, 64])
+def test_groups_that_may_be_longer_than_the_matrix_are_one_group(inputs: int, tmp_path: Path) -> None:
+    numbers, scales = RNG.integers(0, 16, (inputs, OUTPUTS)), RNG.random((1, OUTPUTS)).astype(np.float16)
+    config = {**GPTQ, "group_size": 128, "dynamic": {"+:b": {"group_size": 64}}}
+    source = written(tmp_path, config, gptq(numbers, np.full(scales.shape, 8), scales, 4))
+    assert source.forms["a.b.weight"].group == inputs
+    np.testing.assert_array_equal(source.read("a.b.weight"), (scales.astype(np.float32) * (numbers - 8)).T.astype(np.float32))
+
+
 def test_sizes_of_groups_that_do_not_decide_are_refused(tmp_path: Path) -> None:
     numbers, scales = RNG.integers(0, 16, (48, OUTPUTS)), RNG.random((3, OUTPUTS)).astype(np.float16)
     parts = gptq(numbers, np.full(scales.shape, 8), scales, 4)
