@@ -134,7 +134,7 @@ function indent(value, args, named) {
   return new Text(first ? by + made : made);
 }
 
-const NUMBER = /^\s*[+-]?(\d+(_\d+)*\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i;
+const NUMBER = /^\s*[+-]?(\d+(_\d+)*(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*$/i;
 
 /** Return the number that a value is or writes; null if it is none. */
 function numeric(value) {

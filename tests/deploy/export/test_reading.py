@@ -50,6 +50,21 @@ def test_thoughts_are_found_as_the_server_finds_them(thoughts: Thoughts) -> None
         assert parts == [{"reasoning" if isinstance(part, Reasoning) else "content": part.text} for part in expected], answer
 
 
+LONG = """
+import { pathToFileURL } from 'node:url';
+const from = (file) => import(pathToFileURL(`${process.argv[1]}/${file}`));
+const [{ areOpen }, { Template }] = [await from('thoughts.mjs'), await from('template.mjs')];
+const prompt = `a${'\\n'.repeat(1e6)}b`;
+console.log(JSON.stringify([areOpen(prompt, { begin: '<think>\\n' }), new Template(process.argv[2]).render({ prompt })]));
+"""
+
+
+def test_long_runs_of_spaces_and_digits_take_linear_time() -> None:
+    """With quadratic time, any of these would take longer than the patience with Node.js."""
+    source = "{{ prompt.strip() | length }} {{ prompt | trim | length }} {{ ('1' * 1000000 ~ 'x') | int(7) }}"
+    assert json.loads(run_node(LONG, RUNTIME, source)) == [False, "1000002 1000002 7"]
+
+
 CHECKED = """
 import { pathToFileURL } from 'node:url';
 const [folder, given] = process.argv.slice(1), from = (file) => import(pathToFileURL(`${folder}/${file}`));
