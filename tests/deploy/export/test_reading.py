@@ -108,6 +108,7 @@ MESSAGES: list[Any] = [
     {"role": "a b", "content": "hi"},
     {"role": "", "content": "hi"},
     {"role": "critic", "content": "hi"},
+    *({"role": role, "content": "hi"} for role in ("é", "日本", "a\u0301", "a" * 64, "🙂", "a\n", "é" * 65)),
     {"role": "user", "content": "hi", "name": 5},
     {"role": "assistant", "content": "hi", "reasoning_content": {}},
     {"role": "assistant", "content": "hi", "refusal": 1},
@@ -164,7 +165,7 @@ ALTERNATING = """
   {%- if message.role == 'system' and not loop.first -%}{{ raise_exception('a system message comes first') }}{%- endif -%}
   {%- if message.role == before -%}{{ raise_exception('roles take turns') }}{%- endif -%}
   {%- if message.role == 'user' and before == 'tool' -%}{{ raise_exception('an answer follows a result') }}{%- endif -%}
-  {{ message.role }}:{{ message.content }}{{ message.reasoning_content }}
+  {{ message.role }}:{{ message.content }}{{ message.reasoning_content }}{{ message['__proto__'] }}
   {%- for call in message.tool_calls %}{{ call.function }}{% endfor %}|
 {%- endfor -%}
 """
@@ -182,11 +183,13 @@ TURNS: list[list[dict[str, Any]]] = [
         ["user", "system", "user", "assistant", "assistant", "user"],
         ["system", "user", "assistant", "system"],
         ["tool", "tool"],
+        ["constructor", "__proto__"],  # names that every object of JavaScript has
     )
 ] + [
     [{"role": "user", "content": "hi"}, CALL, RESULT, {"role": "user", "content": "go"}, {"role": "user", "content": ""}],
     [{"role": "user", "content": "hi"}, CALL, CALL, RESULT],
     [{"role": "user", "content": ""}, {"role": "user", "content": ""}],
+    [{"role": "user", "content": "hi", "__proto__": "x"}, {"role": "user", "content": "so"}],
 ]
 
 
