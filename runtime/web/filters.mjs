@@ -134,7 +134,7 @@ function indent(value, args, named) {
   return new Text(first ? by + made : made);
 }
 
-const NUMBER = /^\s*[+-]?(\d+(_\d+)*\.?\d*|\.\d+)(e[+-]?\d+)?\s*$/i;
+const NUMBER = /^\s*[+-]?(\d+(_\d+)*(\.\d*)?|\.\d+)(e[+-]?\d+)?\s*$/i;
 
 /** Return the number that a value is or writes; null if it is none. */
 function numeric(value) {
@@ -144,6 +144,7 @@ function numeric(value) {
 
 function int(value, args, named) {
   if (value instanceof Whole) return value;
+  if (value instanceof Text && given(args, named, 1, 'base', 10).value !== 10) throw new Error('int() with another base than 10 is not supported in the browser');
   const found = numeric(value);
   if (value instanceof Text && /^\s*[+-]?\d+\s*$/.test(value.value)) return whole(BigInt(value.value.trim().replace('+', '')));
   return found === null || !Number.isFinite(found) ? given(args, named, 0, 'default', 0) : whole(BigInt(Math.trunc(found)));

@@ -3,9 +3,11 @@
 
 import { parsedJson } from './json.mjs';
 import { RequestError } from './request.mjs';
+import { WORD } from './spaces.mjs';
 import { json, made } from './values.mjs';
 
-const ROLES = { developer: 'system', function: 'tool' };   // other names of the same roles
+const ROLES = new Map([['developer', 'system'], ['function', 'tool']]);   // other names of the same roles
+const ROLE = new RegExp(`^(?=.{1,64}$)[${WORD}][${WORD}.\\-]*$`, 'u');
 const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', summary_text: 'text', reasoning_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
 
 const FIELDS = ['name', 'tool_call_id', 'refusal', 'reasoning', 'reasoning_content'];   // of a message, which are texts
@@ -83,13 +85,13 @@ export function imagesIn(messages) {
 /** Return one message as templates read it. `where` names it in errors. */
 function read(message, where, marker) {
   if (typeof message?.role !== 'string') throw new RequestError(`${where}.role`, `${where} has no role; expected system, user, assistant or tool`);
-  if (!/^\w[\w.-]*$/.test(message.role)) throw new RequestError(`${where}.role`, `${where}.role is ${JSON.stringify(message.role)}; expected a name`);
+  if (!ROLE.test(message.role)) throw new RequestError(`${where}.role`, `${where}.role is ${JSON.stringify(message.role)}; expected a name of at most 64 characters`);
   for (const name of FIELDS) {
     if ((message[name] ?? null) !== null && typeof message[name] !== 'string') throw new RequestError(`${where}.${name}`, `${where}.${name} has to be a text`);
   }
   const { tool_calls: given, function_call: old, refusal, reasoning, reasoning_content, ...rest } = message, thoughts = reasoning_content ?? reasoning ?? null;
   const calls = given?.length ? given : old ? [{ function: old }] : [], content = textOf(message.content, `${where}.content`, marker) || (refusal ?? '');
-  const seen = { ...rest, role: ROLES[message.role] ?? message.role, content };
+  const seen = { ...rest, role: ROLES.get(message.role) ?? message.role, content };
   for (const name of ['name', 'tool_call_id']) if (seen[name] === null) delete seen[name];
   if (calls.length > 0) seen.tool_calls = calls.map((call, index) => called(call, `${where}.tool_calls[${index}]`));
   else if ((message.content ?? null) === null && message.role !== 'assistant') throw new RequestError(`${where}.content`, `${where} has neither content nor tool_calls`);

@@ -1,18 +1,16 @@
 // Methods of texts, lists and mappings in chat templates, as in Python.
 
+import { withoutEnds } from './spaces.mjs';
 import { Callable, equal, items, kindOf, List, made, Mapping, Nothing, pairs, text, Text, truth, Tuple, whole } from './values.mjs';
 
 export const SPACE = '\\p{White_Space}\\x1c-\\x1f', ENDS = /\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]/;   // what Python takes for white space and for line ends
-const LEFT = new RegExp(`^[${SPACE}]+`, 'u'), RIGHT = new RegExp(`[${SPACE}]+$`, 'u'), WORD = new RegExp(`[^${SPACE}]+`, 'gu');
+const BLANK = new RegExp(`[${SPACE}]`, 'u'), WORD = new RegExp(`[^${SPACE}]+`, 'gu');
 
 /** Return the text without white space, or without the characters of another text, at its ends. */
 export function stripped(given, chars = null, left = true, right = true) {
-  if (chars === null) return [[left, LEFT], [right, RIGHT]].reduce((rest, [strips, end]) => (strips ? rest.replace(end, '') : rest), given);
-  const letters = Array.from(given), set = new Set(chars);
-  let begin = 0, end = letters.length;
-  while (left && begin < end && set.has(letters[begin])) begin++;
-  while (right && end > begin && set.has(letters[end - 1])) end--;
-  return letters.slice(begin, end).join('');
+  if (chars === null) return withoutEnds(given, (unit) => BLANK.test(unit), left, right);
+  const set = new Set(chars);
+  return withoutEnds(Array.from(given), (letter) => set.has(letter), left, right).join('');
 }
 
 /** Return the lines of a text, without their ends. */
@@ -79,7 +77,7 @@ function needed(value) {
 }
 const orNone = (value) => (value === undefined || value instanceof Nothing ? null : needed(value));
 const anyOf = (value) => (value instanceof Tuple ? value.value.map(needed) : [needed(value)]);
-const range = (given, [, begin, end]) => Array.from(given).slice(begin?.value ?? 0, end?.value).join('');
+const range = (given, [, begin, end]) => (begin === undefined ? given : Array.from(given).slice(begin.value ?? 0, end?.value).join(''));
 const number = (value, usual) => (value === undefined ? usual : Number(value.value));
 const texts = (found) => new List(found.map((one) => new Text(one)));
 const matches = (pattern) => (given) => truth(pattern.test(given));

@@ -53,7 +53,7 @@ function behindResults(messages) {
 /** Return messages of one role as one message. */
 function one(group) {
   if (group.length === 1) return group[0];
-  const made = Object.assign({}, ...group);
+  const made = Object.fromEntries(group.flatMap(Object.entries));   // `assign` would take the field __proto__ for the prototype
   for (const name of TEXTS) {
     const texts = group.map((message) => message[name]).filter((text) => typeof text === 'string' && text !== '');
     if (texts.length > 0) made[name] = texts.join(BETWEEN);

@@ -1,9 +1,10 @@
 // Let a tokenizer find white space, words and digits as the package tokenizers does, by Unicode. In JavaScript, \s also stands for U+FEFF and not
 // for U+0085, and the module of npm takes letters beyond ASCII for no parts of words, and ½ for no number.
 
-const SPACE = '\\p{White_Space}', WORD = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}';
+const SPACE = '\\p{White_Space}';
+export const WORD = '\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}';
 const WORDS = new RegExp(`[${WORD}]+|[^${WORD}${SPACE}]+`, 'gu'), PARTS = new RegExp(`[^${SPACE}]+`, 'gu');
-const LEFT = new RegExp(`^${SPACE}+`, 'u'), RIGHT = new RegExp(`${SPACE}+$`, 'u');
+const BLANK = new RegExp(SPACE, 'u');
 
 /** Let the normalisers and the pre-tokenizers of a tokenizer use Unicode's white space. `described`: the content of tokenizer.json. */
 export function useUnicode(tokenizer, described) {
@@ -14,7 +15,7 @@ export function useUnicode(tokenizer, described) {
 function normalise(normalizer, described) {
   if (described?.type === 'Strip') {
     const { strip_left: left, strip_right: right } = described;
-    normalizer.normalize = (text) => [[left, LEFT], [right, RIGHT]].reduce((rest, [strips, end]) => (strips ? rest.replace(end, '') : rest), text);
+    normalizer.normalize = (text) => withoutEnds(text, (unit) => BLANK.test(unit), left, right);   // white space has no surrogates
   }
   described?.normalizers?.forEach((part, i) => normalise(normalizer.normalizers[i], part));
 }
@@ -40,4 +41,15 @@ function split(preTokenizer, described) {
       break;
   }
   described?.pretokenizers?.forEach((part, i) => split(preTokenizer.tokenizers[i], part));
+}
+
+/**
+ * Return a text or a list without the units at its ends for which `isDropped` holds. A pattern for the right end would take quadratic time: it
+ * begins anew at each character of a long run of white space.
+ */
+export function withoutEnds(units, isDropped, left, right) {
+  let begin = 0, end = units.length;
+  while (left && begin < end && isDropped(units[begin])) begin++;
+  while (right && end > begin && isDropped(units[end - 1])) end--;
+  return units.slice(begin, end);
 }

@@ -3,11 +3,10 @@
 import { stripped } from './methods.mjs';
 import { overlap } from './tools.mjs';
 
-const withoutLineEnds = (text) => text.replace(/^\n+/, '');
-
 /** Return whether a prompt ends with the opening of a block of thoughts. */
 export function areOpen(prompt, { begin }) {
-  return prompt.replace(/\n+$/, '').endsWith(begin.replace(/\n+$/, ''));
+  const [written, opening] = [prompt, begin].map((text) => stripped(text, '\n', false));
+  return written.endsWith(opening);
 }
 
 /**
@@ -64,7 +63,7 @@ export class ThoughtSplitter {
   /** Return a text without line ends at its beginning, if it follows a marker. */
   #behindMarker(text) {
     if (!this.isBehindMarker) return text;
-    const rest = withoutLineEnds(text);
+    const rest = text.replace(/^\n+/, '');
     this.isBehindMarker = rest === '';
     return rest;
   }

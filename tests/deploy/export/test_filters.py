@@ -191,6 +191,14 @@ def test_filters_operators_and_blocks_do_what_jinja_does() -> None:
     assert dict(zip(sources, found, strict=True)) == dict(zip(sources, expected, strict=True))
 
 
+def test_numbers_of_another_base_are_refused() -> None:
+    """The page would read them as 0."""
+    sources = ["{{ 'ff' | int(0, 16) }}", "{{ '12' | int(base=8) }}", "{{ 12 | int(0, 16) }} {{ '7' | int(base=10) }}"]
+    *refused, accepted = json.loads(run_node(RENDER, RUNTIME, json.dumps({"sources": sources, "names": {}})))
+    assert refused == ["error: int() with another base than 10 is not supported in the browser"] * 2
+    assert accepted == "12 7"
+
+
 TIMES = """
 import { pathToFileURL } from 'node:url';
 const [module, given] = process.argv.slice(1), { written } = await import(pathToFileURL(module)), { time, format } = JSON.parse(given);

@@ -50,6 +50,21 @@ def test_thoughts_are_found_as_the_server_finds_them(thoughts: Thoughts) -> None
         assert parts == [{"reasoning" if isinstance(part, Reasoning) else "content": part.text} for part in expected], answer
 
 
+LONG = """
+import { pathToFileURL } from 'node:url';
+const from = (file) => import(pathToFileURL(`${process.argv[1]}/${file}`));
+const [{ areOpen }, { Template }] = [await from('thoughts.mjs'), await from('template.mjs')];
+const prompt = `a${'\\n'.repeat(1e6)}b`;
+console.log(JSON.stringify([areOpen(prompt, { begin: '<think>\\n' }), new Template(process.argv[2]).render({ prompt })]));
+"""
+
+
+def test_long_runs_of_spaces_and_digits_take_linear_time() -> None:
+    """With quadratic time, any of these would take longer than the patience with Node.js."""
+    source = "{{ prompt.strip() | length }} {{ prompt | trim | length }} {{ ('1' * 1000000 ~ 'x') | int(7) }}"
+    assert json.loads(run_node(LONG, RUNTIME, source)) == [False, "1000002 1000002 7"]
+
+
 CHECKED = """
 import { pathToFileURL } from 'node:url';
 const [folder, given] = process.argv.slice(1), from = (file) => import(pathToFileURL(`${folder}/${file}`));
@@ -93,6 +108,7 @@ MESSAGES: list[Any] = [
     {"role": "a b", "content": "hi"},
     {"role": "", "content": "hi"},
     {"role": "critic", "content": "hi"},
+    *({"role": role, "content": "hi"} for role in ("é", "日本", "a\u0301", "a" * 64, "🙂", "a\n", "é" * 65)),
     {"role": "user", "content": "hi", "name": 5},
     {"role": "assistant", "content": "hi", "reasoning_content": {}},
     {"role": "assistant", "content": "hi", "refusal": 1},
@@ -149,7 +165,7 @@ ALTERNATING = """
   {%- if message.role == 'system' and not loop.first -%}{{ raise_exception('a system message comes first') }}{%- endif -%}
   {%- if message.role == before -%}{{ raise_exception('roles take turns') }}{%- endif -%}
   {%- if message.role == 'user' and before == 'tool' -%}{{ raise_exception('an answer follows a result') }}{%- endif -%}
-  {{ message.role }}:{{ message.content }}{{ message.reasoning_content }}
+  {{ message.role }}:{{ message.content }}{{ message.reasoning_content }}{{ message['__proto__'] }}
   {%- for call in message.tool_calls %}{{ call.function }}{% endfor %}|
 {%- endfor -%}
 """
@@ -167,11 +183,13 @@ TURNS: list[list[dict[str, Any]]] = [
         ["user", "system", "user", "assistant", "assistant", "user"],
         ["system", "user", "assistant", "system"],
         ["tool", "tool"],
+        ["constructor", "__proto__"],  # names that every object of JavaScript has
     )
 ] + [
     [{"role": "user", "content": "hi"}, CALL, RESULT, {"role": "user", "content": "go"}, {"role": "user", "content": ""}],
     [{"role": "user", "content": "hi"}, CALL, CALL, RESULT],
     [{"role": "user", "content": ""}, {"role": "user", "content": ""}],
+    [{"role": "user", "content": "hi", "__proto__": "x"}, {"role": "user", "content": "so"}],
 ]
 
 
