@@ -43,7 +43,9 @@ from server.models.model import Loaded, Model, ModelState
 from server.models.sleep import wake_up
 
 encode = msgspec.json.encode
-OLLAMA = "0.23.0"  # the version of Ollama whose API this is; some clients refuse versions below one that they need
+# Ollama has /v1/messages from this version on. Some clients refuse versions below one that they need, and may expect of a later version
+# what this server does not have.
+OLLAMA = "0.14.0"
 
 
 class OllamaEmbedded(TypedDict):
