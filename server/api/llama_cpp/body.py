@@ -24,7 +24,7 @@ from server.api.request.schema import (
 from server.interfaces import Tokenizer
 
 NEVER = -100.0  # the lowest bias, which bans a token
-RANDOM_SEEDS = (-1, 2**32 - 1)  # values by which llama.cpp's clients ask for a random seed
+NO_SEED = 2**32 - 1  # by this value, as by -1, llama.cpp's clients ask for a random seed
 MOST_PROMPTS = 2048
 # A token id or a text, and the bias of its tokens; false bans the tokens.
 Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
@@ -66,7 +66,7 @@ class LlamaSampling(SamplingBody):
         the step samples. Raise ApiError if a bias is not valid."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
-        sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed
+        sampling["seed"] = None if self.seed == NO_SEED else self.seed
         sampling["logprobs_mode"] = "processed_logprobs" if self.post_sampling_probs else self.logprobs_mode
         asked = self.n_predict if self.n_predict is not None else most or -1
         wanted = -1 if asked < 0 else max(1, asked)

@@ -173,8 +173,8 @@ def sampling_params(
 
 
 def seed_of(body: GenerationBody) -> int:
-    """Return the seed of a request, or a new one if it has none."""
-    return new_seed() if body.seed is None else body.seed % 2**64
+    """Return the seed of a request, or a new one if it has none, or -1, which asks for a new one in vLLM, llama.cpp and Ollama."""
+    return new_seed() if body.seed is None or body.seed == -1 else body.seed % 2**64
 
 
 def job_of(

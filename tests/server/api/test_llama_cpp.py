@@ -153,6 +153,21 @@ def test_sampling_reaches_the_worker(server):
     assert (settings["temperature"], settings["repeat_penalty"], settings["seed"]) == (0.25, 1.5, 5)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "seed": -1}),
+        ("/v1/completions", {"prompt": "hi", "seed": -1}),
+        ("/api/generate", {"prompt": "hi", "stream": False, "options": {"seed": -1}}),
+    ],
+)
+def test_a_seed_of_minus_one_is_a_new_one_in_other_apis(server, path, body):
+    for _ in range(2):
+        assert server.http().post(path, json={"model": "null", **body}).status_code == 200
+    first, second = (submit.params.seed for submit in server.worker.submits[-2:])
+    assert first != second
+
+
 def test_a_seed_of_minus_one_is_a_new_one_each_time(server):
     seeds = {complete(server, seed=seed)["generation_settings"]["seed"] for seed in (-1, -1, 2**32 - 1)}
     assert len(seeds) == 3

@@ -123,14 +123,14 @@ def test_prompt_logprobs_and_token_ids(server):
 def test_sampling_parameters_reach_the_worker(server):
     server.chat(
         temperature=0.25, top_p=0.5, top_k=7, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.5,
-        logit_bias={"65": -100}, seed=-1, stop_token_ids=[3], ignore_eos=True, min_tokens=2, max_tokens=9, priority=-4,
+        logit_bias={"65": -100}, seed=-2, stop_token_ids=[3], ignore_eos=True, min_tokens=2, max_tokens=9, priority=-4,
         cache_salt="s", typical_p=0.9, allowed_token_ids=[1, 2], bad_words=["x", "no"],
     )  # fmt: skip
     submit = server.worker.submits[-1]
     params = submit.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.typical_p) == (0.25, 0.5, 7, 0.1, 0.9)
     assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.5, -0.5, 1.5)
-    assert params.logit_bias == ((65, -100.0),) and params.seed == 2**64 - 1
+    assert params.logit_bias == ((65, -100.0),) and params.seed == 2**64 - 2
     assert params.stop_token_ids == (3,) and params.ignore_eos and (params.min_tokens, params.max_tokens) == (2, 9)
     assert params.allowed_token_ids == (1, 2) and params.banned_token_ids == (ord("x"),)
     assert set(params.banned_sequences) == {tuple(b" x"), tuple(b"no"), tuple(b" no")}
