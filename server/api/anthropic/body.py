@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless, only_type
+from server.api.request.fields import FOREIGN, KNOWN, Foreign, Options, foreign_unless, only_type, without_off
 from server.api.request.schema import AS_TEXT, IN_PARTS, Choices, Effort, Int, JsonObject, Label, Seed, Text, text_unless
 
 ToolName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -152,3 +153,8 @@ class MessagesBody(PromptBody):
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: Label | None = None
     diagnostics: JsonObject | None = None
+
+    @property
+    def unknown(self) -> Mapping[str, object]:
+        """The unknown fields, without those that belong to a sampler which is turned off."""
+        return without_off(super().unknown, has_penalty=False)

@@ -137,6 +137,7 @@ OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "tfs_z": ((1,), ()),
     "n_keep": ((0, -1), ()),
 }
+ON_AT_ZERO = ("adaptive_target", "repeat_last_n", "tfs_z")  # options that 0 does not turn off; repeat_last_n 0 turns penalties off
 UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32  # most names of ignored fields in a header
 KNOWN, FOREIGN = "of a known type", "of a foreign type"  # tags of a union; error paths leave out tags that are no identifiers
@@ -160,7 +161,7 @@ def check_unknown(body: Options, *, strict: bool) -> list[str]:
             continue
         reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # UNSUPPORTED does not apply to list items
         if reason is not None:
-            if value not in NEUTRAL:
+            if value not in NEUTRAL or (value == 0 and value is not False and name.rpartition(".")[2] in ON_AT_ZERO):
                 raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
         elif strict:
             raise ApiError(UNKNOWN_FIELD, f"{name} is not a field of this request", param=name)
@@ -200,6 +201,20 @@ class Foreign(Options):
     def _only_type(cls, value: object) -> object:
         """Return only the type, as a text of at most 64 characters. Return a value that is no object as it is."""
         return {"type": str(cast("dict[str, object]", value).get("type"))[:64]} if isinstance(value, dict) else value
+
+
+def without_off(further: Mapping[str, object], *, has_penalty: bool) -> Mapping[str, object]:
+    """Return unknown fields without those that belong to an option which is turned off, and without `repeat_last_n` if it has no effect or
+    says that penalties apply to the whole text, as they do here. `has_penalty`: the request penalises tokens."""
+    if not further:
+        return further
+    off: set[str] = set()
+    for switch, (values, companions) in OFF.items():
+        if (value := further.get(switch)) is None or value in values:
+            off |= {switch, *companions}
+    if not has_penalty or further.get("repeat_last_n") == -1:
+        off.add("repeat_last_n")
+    return {name: value for name, value in further.items() if name not in off}
 
 
 def only_type(value: object, known: Container[str | None]) -> object:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from server.api.request.fields import FOREIGN, KNOWN, OFF, UNKNOWN_TYPE, Foreign, Options, foreign_unless
+from server.api.request.fields import FOREIGN, KNOWN, UNKNOWN_TYPE, Foreign, Options, foreign_unless, without_off
 from server.http.json_scan import MAX_NUMBERS
 
 
@@ -149,18 +149,8 @@ class SamplingBody(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """The unknown fields, without those that belong to an option which is turned off, and without `repeat_last_n` if it has no effect
-        or says that penalties apply to the whole text, as they do here."""
-        further = super().unknown
-        if not further:
-            return further
-        off: set[str] = set()
-        for switch, (values, companions) in OFF.items():
-            if (value := further.get(switch)) is None or value in values:
-                off |= {switch, *companions}
-        if not self.has_penalty or further.get("repeat_last_n") == -1:
-            off.add("repeat_last_n")
-        return {name: value for name, value in further.items() if name not in off}
+        """The unknown fields, without those that belong to an option which is turned off."""
+        return without_off(super().unknown, has_penalty=self.has_penalty)
 
     @property
     def has_penalty(self) -> bool:

@@ -222,17 +222,30 @@ def test_samplers_that_are_off_are_no_fault(server):
         ("/v1/chat/completions", {"model": "null", "messages": [{"role": "user", "content": "hi"}]}),
         ("/v1/completions", {"model": "null", "prompt": "hi"}),
         ("/v1/responses", {"model": "null", "input": "hi"}),
+        ("/v1/messages", {"model": "null", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
     ],
 )
 def test_samplers_that_are_off_are_no_fault_in_other_apis(server, body, path):
-    off = {name: value for name, value in ALL_OFF.items() if name not in ("cache_prompt", "id_slot", "stop", "grammar")}
+    foreign = ("repeat_penalty",) if path == "/v1/messages" else ()  # the API has no penalties
+    off = {name: value for name, value in ALL_OFF.items() if name not in ("cache_prompt", "id_slot", "stop", "grammar", *foreign)}
     response = server.http().post(path, json={**body, **off})
     assert response.status_code == 200 and "x-ignored-params" not in response.headers, response.text
     assert server.http().post(path, json={**body, "mirostat": None, "mirostat_tau": 5.0}).status_code == 200
-    for on in ({"mirostat": 2}, {"xtc_probability": 0.5}, {"repeat_penalty": 1.1}):
+    for on in ({"mirostat": 2}, {"xtc_probability": 0.5}, {"adaptive_target": 0}, {"tfs_z": 0.0}, {"repeat_penalty": 1.1}):
+        if on.keys() & set(foreign):
+            continue
         refused = "repeat_last_n" if "repeat_penalty" in on else next(iter(on))
         error = server.http().post(path, json={**body, **off, **on}).json()["error"]
         assert error["code"] == "unsupported_field" and error["param"] == refused
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_no_penalty_applies_although_its_window_is_empty(server, path):
+    """In llama.cpp, repeat_last_n 0 turns all penalties off."""
+    body = {"model": "null", "prompt": "hi", "repeat_last_n": 0}
+    assert server.http().post(path, json=body).status_code == 200
+    error = server.http().post(path, json={**body, "frequency_penalty": 0.5}).json()["error"]
+    assert "repeat_last_n" in error["message"], error
 
 
 @pytest.mark.parametrize(

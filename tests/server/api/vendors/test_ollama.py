@@ -42,7 +42,7 @@ OPTIONS: dict[str, Row] = {
     "stop": honoured(["null"]),
     "mirostat": refused(2, accepted=(0,), note=NO_SAMPLER),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta"), no_effect(5.0, note="without `mirostat`")),
-    "tfs_z": refused(0.5, accepted=(0, 1), note=NO_SAMPLER),
+    "tfs_z": refused(0.5, accepted=(1,), note=NO_SAMPLER),
     **dict.fromkeys(
         ("f16_kv", "logits_all", "vocab_only", "embedding_only"),
         no_effect(True, note="options of earlier versions of Ollama; named in `X-Ignored-Params`"),
