@@ -112,7 +112,7 @@ def _image(block: ContentBlock, where: str) -> GivenImage:
     source = block.source
     if source is None or source.type not in ("base64", "url"):
         found = None if source is None else source.type
-        raise invalid(f"{where}.source", f"{where}.source has type {found!r:.40}; expected base64 or url")
+        raise invalid(f"{where}.source", f"{with_type(where, 'image')}.source has type {found!r:.40}; expected base64 or url")
     if source.type == "url":
         return GivenImage(image_url=_required(source.url, f"{where}.source.url"), place=f"{where}.source.url")
     data = _required(source.data, f"{where}.source.data")
@@ -128,18 +128,19 @@ def _result(content: str | Sequence[ContentBlock] | None, where: str, *, is_erro
     parts: list[ContentPart] = [ContentPart(type="text", text=error)] if error else []
     for index, block in enumerate(content):
         at = f"{where}[{index}]"
-        parts.append(_image(block, at) if block.type == "image" else ContentPart(type="text", text=_text([block], where) + "\n"))
+        parts.append(_image(block, at) if block.type == "image" else ContentPart(type="text", text=_text([block], where, index) + "\n"))
     return parts
 
 
-def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
-    """Return the text of instructions or of a tool result, its blocks on separate lines. Raise ApiError for blocks other than text."""
+def _text(content: str | Sequence[ContentBlock] | None, where: str, first: int = 0) -> str:
+    """Return the text of instructions or of a tool result, its blocks on separate lines. `first`: index of the first block. Raise ApiError
+    for blocks other than text."""
     if content is None or isinstance(content, str):
         return content or ""
-    for index, block in enumerate(content):
+    for index, block in enumerate(content, first):
         if block.type != "text":
             raise _not_understood(block, f"{where}[{index}]")
-    return "\n".join(_required(block.text, f"{where}[{index}].text") for index, block in enumerate(content))
+    return "\n".join(_required(block.text, f"{where}[{index}].text") for index, block in enumerate(content, first))
 
 
 def _not_understood(block: ContentBlock, where: str) -> ApiError:

@@ -422,6 +422,14 @@ def test_an_overflow_is_worded_as_clients_know_it(server, connect, monkeypatch):
         assert message.startswith("prompt is too long: ") and "truncate_prompt_tokens" not in message, "this API has no such field"
 
 
+def test_a_refused_block_beside_an_image_is_named_by_its_own_place(server):
+    blocks = [{"type": "text", "text": "a"}, {"type": "image", "source": PNG}, {"type": "document", "source": PNG}]
+    body = {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": blocks}]}]}
+    error = server.http().post("/v1/messages/count_tokens", json={"model": "null", **body}).json()["error"]
+    assert error["param"] == "messages[0].content[0].content[2].type"
+    assert error["message"].startswith("messages[0].content[0].tool_result.content[2].document has type"), error
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("kind", ["image", "document"])
 def test_refused_media_are_named_as_clients_know_them(server, path, kind):
