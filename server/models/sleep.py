@@ -8,7 +8,7 @@ from typing import Literal
 
 from server.errors import MODEL_NOT_READY, ApiError, of_request
 from server.interfaces import RequestError
-from server.models.model import SLEEPING, Loaded, Model
+from server.models.model import SERVING, SLEEPING, Loaded, Model
 
 LOOK_S = 0.01  # seconds between polls while a worker starts or finishes its requests
 
@@ -31,14 +31,15 @@ async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> N
 
 
 async def wake_up(model: Model) -> None:
-    """Wake a model if it sleeps, and return when it is ready. Raise ApiError if it is not loaded, there is no memory for it, or it does not
-    wake up in time."""
+    """Wake a model if it sleeps, and return when it is ready. Raise ApiError if it is not loaded or is unloaded meanwhile, if there is no
+    memory for it, or if it does not wake up in time."""
     worker = _loaded(model).worker
     try:
         worker.wake()
     except RequestError as error:
         raise of_request(error) from error
     while (outage := worker.outage) is not None:
+        _loaded(model)
         if outage.is_long:
             raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} does not wake up: {outage.error or 'it is still loading'}")
         await asyncio.sleep(LOOK_S)
@@ -50,7 +51,7 @@ def is_asleep(models: list[Model]) -> bool:
 
 
 def _loaded(model: Model) -> Loaded:
-    """Return the loaded parts of a model. Raise ApiError if it is not ready."""
-    if model.loaded is None:
-        raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} is {model.state}; see /admin/models", param="model")
+    """Return the loaded parts of a model. Raise ApiError if it is not ready, or if the server stops."""
+    if model.loaded is None or model.condition not in SERVING:
+        raise ApiError(MODEL_NOT_READY, f"model {model.spec.name!r} is {model.condition}; see /admin/models", param="model")
     return model.loaded

@@ -21,7 +21,7 @@ from server.api.openai.models import describe
 from server.api.request.fields import Options, check_unknown, ignored_header
 from server.api.request.prepare import invalid
 from server.api.routes import ADMINISTRATION, gives, new_router, schema_of
-from server.errors import ApiError
+from server.errors import MODEL_BUSY, ApiError
 from server.models.model import Model, ModelState
 from server.models.operations import Operation
 from server.models.sleep import wake_up
@@ -64,24 +64,28 @@ def router(context: Context) -> APIRouter:
         """Load a model, and return it once it is ready. Raise ApiError if the body has parameters, or if the load fails."""
         for parameter in (body.parameters if body else None) or {}:
             raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
-        if (operation := await begun(name, body.source if body else None)) is not None:
-            await waited(operation, registry)
+        await waited(await begun(name, body.source if body else None), registry)
         return registry.find(name)
 
-    async def begun(name: str, source: str | None) -> Operation | None:
-        """Begin to load a model. Return None if a model of this name only had to wake, or is loaded and comes from a path that the command
-        line named, so nothing can be loaded under its name. Raise ApiError if there is no such model."""
-        model = next((one for one in registry.models() if one.spec.name == name and one.loaded is not None), None)
+    async def begun(name: str, source: str | None) -> Operation:
+        """Begin to load a model, or wake it if it sleeps, and return the operation of its load. The name of a model is enough even if the
+        command line named a path for it. Raise ApiError if there is no such model, if it does not wake up, or if it is being unloaded."""
+        model = next((one for one in registry.models() if one.spec.name == name), None)
         if model is not None and model.is_sleeping and not source:
             await wake_up(model)
-            return None
+            return model.operation
         try:
             spec = spec_of(LoadBody(name=name, source=source or name), registry)
         except ApiError:
             if model is None or source:
                 raise
-            return None
-        return await registry.load(spec)
+            if model.state is ModelState.DRAINING:
+                raise ApiError(MODEL_BUSY, f"model {name!r} is being unloaded; wait until it is gone", param="name") from None
+            return model.operation
+        operation = await registry.load(spec)
+        if model is not None and model.is_sleeping and operation is model.operation:
+            await wake_up(model)
+        return operation
 
     async def unload(name: str, body: TritonBody | None) -> None:
         """Unload a model, and wait until that is done. Raise ApiError if the body has a parameter other than `unload_dependents`, or if the
@@ -137,7 +141,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models/load", responses=gives(LlamaDone))
     async def llama_load(body: LlamaBody) -> Response:
-        """Begin to load a model, as llama.cpp's router does."""
+        """Begin to load a model, as llama.cpp's router does. A model that sleeps is awake when the answer comes."""
         headers = ignored(body)
         await begun(body.model, None)
         return json_answer(DONE, headers=headers)

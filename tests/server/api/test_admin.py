@@ -21,7 +21,7 @@ from server.api.admin.endpoint import LoadBody, WeightForm
 from server.errors import ApiError
 from server.interfaces import CachedModel, LoadError
 from server.messages import ErrorCode
-from server.models.model import Footprint, FormEstimate, Unloaded
+from server.models.model import Footprint, FormEstimate, ModelState, Unloaded
 from server.models.state import ModelSpec, SavedState, read_state, write_state
 from tests.doubles.plans import EndlessPlan
 from tests.doubles.worker import NullScript
@@ -763,17 +763,28 @@ def test_loading_a_model_of_the_root_wakes_it(serve, folder):
     assert client.post("/sleep").status_code == 200
     assert client.post("/models/load", json={"model": "a"}).json() == {"success": True}
     assert client.get("/models").json()["data"][0]["status"]["value"] == "loaded"
+    assert client.post("/sleep").status_code == 200
+    assert client.post("/v1/models/a/load", json={"source": "a"}).status_code == 200
+    assert client.get("/models").json()["data"][0]["status"]["value"] == "loaded", "a source that is the model's own loads no other"
 
 
 @pytest.mark.parametrize("path", ["/models/load", "/v1/models/null/load", "/v2/repository/models/null/load"])
 def test_loading_a_model_of_the_command_line_wakes_it(serve, path):
     """Such a model does not come from the model root. Open WebUI asks for this path to load a model."""
-    client = serve().http()
+    server = serve()
+    client = server.http()
     for _ in range(2):
         assert client.post(path, json={"model": "null"} if path == "/models/load" else {}).status_code == 200
         assert client.get("/models").json()["data"][0]["status"]["value"] == "loaded"
         assert client.post("/sleep").status_code == 200
         assert client.get("/models").json()["data"][0]["status"]["value"] == "sleeping"
+    model = server.registry.models()[0]
+    loaded, model.loaded, model.state = model.loaded, None, ModelState.LOADING
+    assert client.post(path, json={"model": "null"} if path == "/models/load" else {}).status_code == 200
+    model.loaded, model.state = loaded, ModelState.DRAINING
+    busy = client.post(path, json={"model": "null"} if path == "/models/load" else {})
+    model.state = ModelState.READY
+    assert busy.status_code == 409 and "is being unloaded" in busy.json()["error"]["message"]
     refused = client.post(path.replace("null", "none"), json={"model": "none"} if path == "/models/load" else {})
     assert refused.status_code == 400 and "does not exist below the model root" in refused.json()["error"]["message"]
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from server.interfaces import ProgressCallback
+from server.errors import ApiError
+from server.interfaces import Outage, ProgressCallback
 from server.messages import Progress, Ready
+from server.models.model import ModelState
 from server.models.operations import Operation, OperationState
 from server.models.registry import Registry
+from server.models.sleep import wake_up
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
+from tests.doubles.worker import ByteTokenizer, NullScript, NullState, NullWorker
 
 
 def test_a_watcher_sees_the_end_even_if_it_comes_while_a_report_is_sent() -> None:
@@ -99,5 +103,25 @@ def test_a_model_is_unloaded_although_its_new_version_is_about_to_replace_it(mon
         await registry.unload("m", drain_s=0.0)
         await reload.wait()
         assert not registry.models() and reload.state is OperationState.CANCELLED
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_nobody_waits_for_a_model_that_is_gone_before_it_wakes(is_stopped: bool) -> None:
+    async def check() -> None:
+        worker = NullWorker(NullScript())
+        registry = Registry(ServerSettings(), lambda _spec, _progress: worker, lambda _source: ByteTokenizer())
+        await (await registry.load(ModelSpec("m", "m"))).wait()
+        model = registry.find("m")
+        worker.state, worker.outage = NullState.RESTARTING, Outage(time.monotonic(), patience_s=3600.0)
+        waking = asyncio.create_task(wake_up(model))
+        await asyncio.sleep(0)
+        if is_stopped:
+            worker.state = NullState.STOPPED
+        else:
+            model.state = ModelState.DRAINING
+        with pytest.raises(ApiError, match=r"'m' is (stopped|draining)"):
+            await asyncio.wait_for(waking, 60)
 
     asyncio.run(check())
