@@ -45,7 +45,7 @@ POOLING_NAMES = {
 }
 
 
-# Of these files, the first one that exists counts. The first versions of sentence-transformers named the file by the kind of model.
+# The first of these files that exists is read. The first versions of sentence-transformers named the file by the kind of model.
 SENTENCE_FILES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )

@@ -51,8 +51,6 @@ class Store:
         for name in ("files", "batches"):
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_all_abandoned(folder / name)
-        for leftover in self._paths("files", ".tmp") + self._paths("batches", ".tmp"):
-            leftover.unlink(missing_ok=True)
         self.files = {record.id: record for record in self._read("files", FileRecord)}
         self.batches = {record.id: record for record in self._read("batches", BatchRecord)}
         self._remove_unknown_data()

@@ -61,7 +61,7 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# By this code, Anthropic's tool runners find out that they have to send all messages. By default they send only new ones.
+# Anthropic's tool runners send only new messages by default. This code tells them to send all messages.
 NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 ERROR_SHAPES = {"/v1/messages": error_body}
 FRAMING = Framing(error_body, named=True, end=b"")

@@ -49,7 +49,7 @@ def test_an_agent_knows_the_length_of_the_context(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["claude", "codex"])
 def test_an_agent_waits_for_the_first_token_of_a_long_prompt(name: str) -> None:
-    """By default, both send a request again after 300 s without an event, and a slow machine has not computed 19,000 tokens by then."""
+    """By default, both agents send a request again after 300 s without an event. A slow machine computes 19,000 tokens in more time."""
     settings = AGENTS[name].settings(SERVED)
     assert "1800000" in " ".join([*settings.arguments, *settings.environment.values()])
 

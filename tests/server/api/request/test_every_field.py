@@ -378,7 +378,7 @@ def test_a_field_of_the_client_that_is_not_implemented_is_refused_by_name(client
     assert (caught.value.code, caught.value.param) == ("unsupported_field", field)
 
 
-# What gives a field an effect that has none by itself.
+# The fields that give a parameter an effect, by the parameter: while a sampler is off, its parameters have none.
 SWITCHES: dict[str, dict[str, Any]] = {companion: {switch: "x"} for switch, (_, companions) in OFF.items() for companion in companions} | {
     "repeat_last_n": {"frequency_penalty": 1}
 }
