@@ -87,16 +87,14 @@ def router(context: Context) -> APIRouter:
     keeping = Keeping(settings)
 
     def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
-        """Return the ready models that the caller may use, as (name, model, `Loaded`). A model is listed under one name, and again under
-        each alias that has defaults of its own."""
+        """Return each name of each ready model that the caller may use, as (name, model, `Loaded`): the model's own name before its aliases."""
         seen = context.models_for(request)
-        found: list[tuple[str, Model, Loaded]] = []
-        for model in seen.models():
-            if model.state is ModelState.READY and model.loaded is not None:
-                names, variants = seen.names_of(model), model.loaded.variants
-                plain = [name for name in names if name not in variants][:1]
-                found += [(name, model, variants.get(name, model.loaded)) for name in (*plain, *(n for n in names if n in variants))]
-        return found
+        return [
+            (name, model, model.loaded.variants.get(name, model.loaded))
+            for model in seen.models()
+            if model.state is ModelState.READY and model.loaded is not None
+            for name in seen.names_of(model)
+        ]
 
     async def answer(
         request: Request,
@@ -199,13 +197,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/tags", responses=gives(OllamaModels))
     async def tags(request: Request) -> Response:
-        """List the models that are ready."""
+        """List the models that are ready, each of them by all its names."""
         listed: OllamaModels = {"models": [described(*one) for one in ready(request)]}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps(request: Request) -> Response:
-        """List the models that are ready and do not sleep, which Ollama calls running models."""
+        """List the models that are ready and do not sleep, which Ollama calls running models, each of them by one name."""
         await context.registry.measuring.measure()
         awake = {model.spec.name: (name, model, loaded) for name, model, loaded in reversed(ready(request)) if not model.is_sleeping}
         listed: OllamaRunningModels = {"models": [running(*one) for one in reversed(awake.values())]}

@@ -147,6 +147,8 @@ def test_a_copy_is_a_further_name(server, client, shelf):
     client.pull("org/name")
     client.copy("org/name", "mine:latest")
     assert client.create(model="other", from_="mine").status == "success"
+    assert {"org/name", "mine", "other"} <= {one.model for one in client.list().models}
+    assert len([one for one in client.ps().models if one.model in ("org/name", "mine", "other")]) == 1, "one model is in memory"
     for name in ("mine", "mine:latest", "other"):
         assert client.chat(model=name, messages=HI).message.content
     client.delete("mine")
