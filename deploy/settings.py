@@ -429,8 +429,8 @@ def stages_of(text: str) -> tuple[str, ...]:
 
 def model_spec(text: str) -> ModelSpec:
     """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory. Without a NAME,
-    the source gives the name and the aliases. Raise SettingsError if nothing of this name exists here and it cannot be the name of a model
-    to download."""
+    the source gives the name and the aliases. Raise SettingsError if NAME is a path, or if nothing of this name exists here and it
+    cannot be the name of a model to download."""
     source, equals, name = text.rpartition("=")
     if not equals or _exists(text):  # the name of a file may contain the sign
         source, name = text, ""
@@ -439,6 +439,8 @@ def model_spec(text: str) -> ModelSpec:
     exists = _exists(source)
     if source == demo.NAME and not exists:
         return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
+    if not exists and name.startswith(("/", "./", "../", "~")) and _exists(name):
+        raise SettingsError(f"model {text!r:.400} ends with a path; expected PATH_OR_ID=NAME, here {f'{name}={source}'!r:.400}")
     if not exists:
         source = downloadable(source, "does not exist; expected a folder, a .gguf file, ")
     found = str(settled(at_home(source))) if exists else source

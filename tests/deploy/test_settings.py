@@ -169,6 +169,12 @@ def test_what_does_not_exist_is_not_sought_on_the_hub(source: str, tmp_path: Pat
         model_spec(source)
 
 
+@pytest.mark.parametrize("name", ["mine", "smollm2", "org/name"])
+def test_a_name_before_its_path_is_refused_with_the_right_order(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"ends with a path; expected PATH_OR_ID=NAME, here '{tmp_path}={name}'"):
+        model_spec(f"{name}={tmp_path}")
+
+
 @pytest.mark.parametrize("source", ["org/name", "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m", "org/name:file-Q4_K_M.gguf"])
 @pytest.mark.parametrize("host", ["", "hf.co/", "huggingface.co/", "https://huggingface.co/"])
 def test_a_hub_id_is_sought_on_the_hub(source: str, host: str) -> None:
