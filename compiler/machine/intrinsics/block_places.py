@@ -1,5 +1,6 @@
 """Give each thread of a GPU block the place of its first item, if the items of all threads are put one after another. A warp sums the
-numbers of its lanes by shuffles. It sums those of the warps before it, and numbers of further items, by `redux.sync`."""
+numbers of its lanes by shuffles. By `redux.sync`, it sums the numbers of the warps before it and the numbers of other items that precede
+all of these."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class _BlockPlaces(BlockCode):
         self.places, self.items, self.others = map(self.in_shared, pointers)
 
     def emit(self) -> None:
-        """Emit the code of the tile. Each thread reads the numbers of its lane in all warps, so a warp can sum what the others have."""
+        """Emit the code of the tile. Each thread reads the numbers of its lane in all warps, so a warp can also sum the numbers of other
+        warps."""
         code = self.code
         items = [self._number(self.items, warp) for warp in range(WARPS)]
         others = reduce(self._add, (self._number(self.others, warp) for warp in range(WARPS)))

@@ -20,7 +20,7 @@ from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
 from compiler.machine.product_steps.step import Step
 from compiler.machine.target import Target
 
-MOST_SMALL = 127  # largest number of a table in steps for small numbers: they add two products with rows of bytes in 16 bits
+MOST_SMALL = 127  # largest number that a table may have in steps for weights of 4 bits, which add two products in 16 bits
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
 _BYTES = (
@@ -42,9 +42,9 @@ class _PanelOp(ProductOp):
     """A product by a panel in a format of compiler/machine/formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a
     register (16, 8 or 4).
 
-    If the panel is in L1 (`cached_panel`), the product does not prefetch it. It can prefetch memory that is read later: every 4 elements
-    along k (weights of 8 bits), 8 (4 bits) or 16 (6 or 2 bits) prefetch one cache line of each operand `later0`, `later1` and so on, one
-    line after another.
+    If the panel is in L1 (`cached_panel`), the product does not prefetch it. It can prefetch memory that is read later: for every 4
+    elements along k (weights of 8 bits), 8 (4 bits) or 16 (6 or 2 bits), it prefetches the next cache line of each operand `later0`,
+    `later1` and so on.
     """
 
     accumulator: ClassVar[DType] = DType.I32
@@ -89,7 +89,7 @@ class _PanelOp(ProductOp):
         says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
         step = self.step(target)
         assert step is not None, (target, self)
-        # A single row needs prefetches too: a core computes so much for each byte that the loads it has begun cover too few bytes.
+        # A single row needs prefetches too: a core computes so much for each byte that its outstanding loads cover too few bytes.
         return Panel(self, bits, code, pointers, dims, step, table, prefetches=not cached)
 
 

@@ -1,11 +1,11 @@
-"""Attention on the tensor cores of a GPU, for one split of a sequence's keys: products of a block's rows with the keys, and of the weights
-with the values.
+"""Attention on the tensor cores of a GPU, for one split of a sequence's keys: products of a block's rows with the keys, and of attention
+weights with the values.
 
 A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on
 all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
-needs pairs along the axis that is summed, which is not the innermost, except where values are the beginnings of keys. So a lane loads words
-with two neighbours of a line, and exchanges halves between the words of two lines. The order along the summed axis is free within an
-instruction, as long as both operands have the same order, so a lane multiplies four adjacent numbers.
+needs pairs along the axis that is summed, which is not the innermost axis, except where values are the beginnings of keys. So a lane loads
+words with two neighbours along the innermost axis, and exchanges halves between two such words. The order along the summed axis is free
+within an instruction, as long as both operands have the same order, so a lane multiplies four adjacent numbers.
 
 An accumulator adds 16 products at a time, in the order of elements or of pages, so the bits of a result do not depend on `rows`.
 """
@@ -44,14 +44,14 @@ def query_pitch(size: int) -> int:
 
 
 def scratch_pitch(size: int) -> int:
-    """Return the distance in floats between rows of scores, and between rows of means. It lets lanes that read weights at the same time use
-    different banks."""
+    """Return the distance in floats between rows of scores, and between rows of weighted means of values. With this distance, lanes that
+    read weights at the same time use different banks."""
     return max(SPLIT, -(-size // 32) * 32) + 16
 
 
 def rows_for(size: int, value_size: int, target: Target) -> int:
-    """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
-    of rows fits, or if a size is not a multiple of PAGE."""
+    """Return the maximum number of rows of a block whose queries, scores and two sets of weighted means of values fit in shared memory.
+    Return 0 if no number of rows fits, or if a size is not a multiple of PAGE."""
     is_roomy = bool(ROOMY & target.features)
     room = (ROOMY_BYTES if is_roomy else SHARED_BYTES) - SPARE_BYTES
     for rows in HEIGHTS[not is_roomy :] if size % PAGE == value_size % PAGE == 0 else ():
@@ -203,7 +203,8 @@ class _Values(BlockCode):
         self.c, weights, self.pages = (self.in_shared(pointers[i]) for i in (0, 1, 3))
         self.own_weights = self.gep(SHARED, weights, self.plus(self.times(self.group, self.op.pitch * 4), self.times(self.quad, FOUR * 4)))
         per_lane = op.width // EIGHT  # number of adjacent elements of a value that a lane multiplies
-        key, element = (FOUR * 2, PAGE * 2) if op.key_size else (FOUR * op.size * 2, 2)  # distances of a lane's keys, and of elements
+        # Distances in bytes from the first key of a lane to that of the next lane, and between elements.
+        key, element = (FOUR * 2, PAGE * 2) if op.key_size else (FOUR * op.size * 2, 2)
         at = self.plus(self.times(self.quad, key), self.times(self.group, per_lane * element))
         self.own_values = self.gep(GLOBAL, self.in_global(pointers[2]), self.plus(at, self.times(self.warp, op.width * element)))
         row = self.times(self.quad, 2 * op.pitch * 4)
@@ -252,8 +253,8 @@ class _Values(BlockCode):
         return code.op(f"and i1 {begins}, {ends}")
 
     def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
-        """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and a loaded value passes
-        through a select: the assembler waits for such a load at once. Without selects, the loads of all pages are in flight together."""
+        """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and loaded values pass
+        through selects; the assembler waits for such loads at once. Without selects, the loads of all pages are in flight together."""
         op = self.op
         pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
         weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]
@@ -289,8 +290,8 @@ class _Values(BlockCode):
     def _multiply(
         self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None, right: Sequence[Sequence[str]], sums: list[list[list[str]]]
     ) -> None:
-        """Add the products of one page to `sums`. `lines` are what the lane has loaded of its values, `right` its weights, and `seen` says
-        which of its keys are multiplied; None means all."""
+        """Add the products of one page to `sums`. `lines` are the words of values that the lane has loaded, `right` are its weights, and
+        `seen` says which of its keys are multiplied; None means all."""
         fragments = self._of_keys(lines, seen) if self.op.key_size else self._of_values(lines, seen)
         for left, of_pair in zip(fragments, sums, strict=True):
             for places, weights in zip(of_pair, right, strict=True):

@@ -1,4 +1,4 @@
-"""The operands, dimensions and meaning of tiles that multiply matrices on CPUs. Tiles of GPUs have others (block_product.py).
+"""The operands, dimensions and meaning of tiles that multiply matrices on CPUs. Tiles of GPUs have other operands (block_product.py).
 
 operands  c[rows * columns]    accumulators, row-major
           a                    rows, `stride` elements apart
@@ -56,7 +56,7 @@ class MatrixUnitOp(ProductOp):
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     prefetching: bool = False
     counted: bool = False  # the number of rows is known only at run time
-    in_block: bool = False  # one of several products with the same panel: rows come from L2, and the accumulators of the next follow c
+    in_block: bool = False  # one of several products with the same panel: rows come from L2, and accumulators of the next follow c
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -1,8 +1,8 @@
 """Emit the code of attention by `wgmma`, which every thread of the block runs.
 
-In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_attend_rows.py), so four lanes share a row. The sum of a row's
-weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of them. Then sums that are 8, 4, 2 and 1 apart are
-added.
+In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_attend_rows.py), so four lanes share a row. To sum the weights
+of a row, sixteen sums first add up the weights of keys that are 16 apart, in order; a thread has four of these sums. Then the sums that are
+8, 4, 2 and 1 apart are added.
 
 One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
 registers; if one did, the assembler would insert a wait after each `wgmma`.
@@ -25,7 +25,7 @@ from compiler.machine.intrinsics.wgmma_attend_rows import LOWEST, PAIR, Rows
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 AT_ONCE = 2  # maximum number of parts of values whose products have started and not been awaited
-SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # the number of the layout in a descriptor, by the number of bytes within which chunks are swizzled
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Right:
     swizzle: int
 
     def at(self, low: str, distance: int, register: str) -> str:
-        """Return assembly that writes the descriptor of the part at a distance to a register. Only its lower half depends on the place;
-        `low` is the lower half at distance 0."""
+        """Return assembly that writes to `register` the descriptor of the part that begins at `distance`. Only the lower half of a
+        descriptor depends on the place; `low` is the lower half at distance 0."""
         high = self.stride | self.swizzle << 30
         return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
 
@@ -55,11 +55,12 @@ class Step:
 
 
 class AttendCode(Rows):
-    """Emits attention if two stages fit in shared memory. Subclasses change what differs with one stage (wgmma_attend_parts.py)."""
+    """Emits attention if two stages fit in shared memory. Subclasses override the methods that differ with one stage
+    (wgmma_attend_parts.py)."""
 
     def run(self) -> None:
-        """Emit the code of the tile. In each turn, a warpgroup computes the scores of a split, and joins the split to those before. The
-        warpgroups let each other multiply, and the first one begins."""
+        """Emit the code of the tile. In each turn, a warpgroup computes the scores of a split, and joins the split to the earlier ones. The
+        warpgroups take turns to multiply, and the first one begins."""
         code = self.code
         pages = self.find_pages("0")
         self._load_queries()
@@ -97,8 +98,8 @@ class AttendCode(Rows):
         self.copy_turn(following, pages)
 
     def _join_split(self, turn: str) -> None:
-        """Turn the scores of a split into weights, multiply the values, and join the means to those before. Meanwhile, wait for the keys of
-        the next split, which are multiplied in the same turn of this warpgroup."""
+        """Turn the scores of a split into weights, multiply the values, and join the means to those of earlier splits. Meanwhile, wait for
+        the keys of the next split, which are multiplied in the same turn of this warpgroup."""
         code, start, following = self.code, self.first_of(turn, SPLIT, self.kept("begin")), self.plus(turn, "1")
         begins = code.op(f"icmp slt i32 {start}, {self.kept('starts')}")
         ends = code.op(f"icmp slt i32 {self.kept('ends')}, {self.add(start, str(SPLIT))}")
@@ -174,7 +175,7 @@ class AttendCode(Rows):
         return self._multiply_elements(self.half_of(KEYS, turn), range(0, self.op.size, PAGE))
 
     def _multiply_elements(self, keys: str, elements: range, sums: Sequence[str] = ()) -> list[str]:
-        """Return the products of some elements of queries and keys, 16 at a time, added to those before."""
+        """Return the products of some elements of queries and keys, 16 at a time, added to `sums`."""
         size = self.op.size
         left = Right(self._own_queries(), EIGHT, size, 0)
         right = Right(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
@@ -202,7 +203,7 @@ class AttendCode(Rows):
         """Start to multiply 64 rows by `columns` columns, and to add the products to `sums`. Return the registers to which the result will
         be written. `left` are words that the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
-        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # of the result, and of the words
+        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # names of the result; number of the first word
         lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
         lines.append("wgmma.fence.sync.aligned;")
         for number, step in enumerate(steps):
@@ -241,7 +242,7 @@ class AttendCode(Rows):
         return code.op(f"fmul float {code.call_math(Fn.TANH, [code.op(f'fdiv float {score}, {softcap}')])}, {softcap}")
 
     def _mask(self, start: str) -> None:
-        """Replace the scores of keys that a row does not see by -inf. A row after the last one sees what the last one sees."""
+        """Replace the scores of keys that a row does not see by -inf. A row after the last row sees the same keys as the last row."""
         code, seen = self.code, list[str]()
         last = code.op(f"sub i64 {self._num_rows()}, 1")
         rows, quad = self._own_rows()
@@ -260,8 +261,8 @@ class AttendCode(Rows):
         self.store_floats(masked, self.scores)
 
     def _keys_before(self, end: str) -> str:
-        """Return a word with a bit for each key that the thread has of a row, which is set if the key's position, counted from the first of
-        them, is less than `end`. The thread has two neighbouring keys of every 8."""
+        """Return a word with a bit for each key of a row that the thread has. The bit is set if the key's position, counted from the
+        thread's first key, is less than `end`. The thread has two neighbouring keys of every 8."""
         code = self.code
         near = code.op(f"call i32 @llvm.smin.i32(i32 {code.op(f'call i32 @llvm.smax.i32(i32 {end}, i32 0)')}, i32 {SPLIT})")
         rest = code.op(f"call i32 @llvm.umin.i32(i32 {code.op(f'and i32 {near}, {EIGHT - 1}')}, i32 2)")
@@ -271,8 +272,8 @@ class AttendCode(Rows):
         return code.op(f"trunc i64 {code.op(f'sub i64 {bits}, 1')} to i32")
 
     def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
-        split, and the weights as left operands of the next product, which replace the scores page by page."""
+        """Compute the weights of a split, and join their sums to those of earlier splits. Return, for each row, the factor of the earlier
+        means and the factor of the split's means. Also return the weights, as left operands of the next product."""
         code, scores = self.code, self.load_floats(self.scores)
         unit = self._literal(self.op.unit)
         largest = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
@@ -306,7 +307,7 @@ class AttendCode(Rows):
         return self._sum(*pair)
 
     def _join_row(self, row: int, top: str, found: str) -> tuple[str, str]:
-        """Join the sum of the weights of a split to those before. Return the factors of both."""
+        """Join the sum of a split's weights to that of earlier splits. Return the factors of the earlier means and of the split's means."""
         code = self.code
         places = self.state[0][row], self.state[1][row]
         before, weights = self.load_floats(places)
@@ -321,7 +322,7 @@ class AttendCode(Rows):
         return multiply_add(self.code, found, factor, before, "float", 1)
 
     def _check(self, found: Sequence[str]) -> None:
-        """Note if a mean is not finite. x - x is 0 only for finite x."""
+        """Set `broken` if a mean is not finite. x - x is 0 only for finite x."""
         code = self.code
         total = self._folded([code.op(f"fsub float {x}, {x}") for x in found], self._sum)
         with code.when(code.op(f"fcmp une float {total}, 0.0")):

@@ -3,8 +3,8 @@
 The first warpgroup copies keys, the second one values, in chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived,
 another one that its values have. No thread signals that a stage may be filled again: the warpgroups take turns (wgmma_attend_code.py), and
 fill a stage when both have multiplied what it held. After the first warpgroup has multiplied the keys of turn t, both have multiplied those
-of turn t - 1, so it copies keys for turn t + 1 to their stage. After the second one has multiplied the keys of turn t, both have multiplied
-the values of turn t - 1. Instead of values that no row sees, zeros are stored.
+of turn t - 1, so it copies keys for turn t + 1 to the stage of the latter. After the second one has multiplied the keys of turn t, both
+have multiplied the values of turn t - 1, so it copies values for turn t + 1. Instead of values that no row sees, zeros are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
 WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
-# The offsets of the numbers that are read again, and the types of those that are pointers.
+# The offsets in bytes of the numbers that threads read again (`Pages.kept`), and the types of those that are pointers.
 KEPT = {"out": 0, "first": 8, "end": 12, "starts": 16, "ends": 20, "begin": 24, "rows": 28}
 POINTERS = {"out": GLOBAL, "first": SHARED, "end": SHARED}
 FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
@@ -242,7 +242,7 @@ class Pages(BlockCode):
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
     def await_half(self, half: int, turn: str, part: int = 0) -> None:
-        """Wait until the keys or the values of a turn have arrived, or a part of them."""
+        """Wait until the keys or the values of a turn, or part number `part` of them, have arrived."""
         code = self.code
         uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
         self.await_phase(self.barrier_of(half, turn, part), code.op(f"and i32 {uses}, 1"))

@@ -1,17 +1,17 @@
 """Emit attention by `wgmma` to keys and values of which shared memory has room for one stage only. The stage is cut into parts.
 
-A part is 64 elements of all keys, or of all values, of a split. It has an mbarrier of its own, and a warpgroup waits for it just before it
-multiplies it. A part is filled for the next turn as soon as both warpgroups have multiplied it. So most parts are on their way while others
-are multiplied.
+A part is 64 elements of all keys, or of all values, of a split. It has an mbarrier of its own, and a warpgroup waits for a part just before
+it multiplies the part. A part is filled for the next turn as soon as both warpgroups have multiplied it. So most parts are on their way
+while others are multiplied.
 
 Heads of more than 128 elements: the second warpgroup multiplies each part last, and copies it for the next turn right after that.
 
 Latents: values are the beginnings of keys, so one copy serves both products. Both warpgroups compute the scores and weights of the same 64
 rows, and each multiplies half of every value. So neither needs weights of the other, and the means of each fit in registers. The warpgroups
-do not take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys,
-each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk
-that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean; then
-`broken` is set, and the rows are computed again by other code.
+do not take turns, because the next keys need the memory of this turn's values, which both must have multiplied before. After both have
+multiplied the keys, each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by
+zeros, because a chunk that is copied has 8 keys: zeros replace keys after the last one that a row sees. If a key before the first one that
+a row sees is not finite, the mean is not finite; then `broken` is set, and the rows are computed again by other code.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class WgmmaCode(Stages):
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
 
     def group_sums(self) -> list[str]:
-        """Return the sums of a group. In a thin tile, upper warps use the second half of each instruction's sums."""
+        """Return the sums of a group. In a thin tile, the upper two warps of a warpgroup use the second half of each instruction's sums."""
         if not self.op.is_thin:
             return super().group_sums()
         values, half = self.load_floats(self.sums), len(self.sums) // self.per_warp // 2
@@ -335,8 +335,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Then signal this: two turns later, the other takers wait for it before they
-        overwrite these sums. Do not signal if no such turn follows."""
+        """Add the sums that the other takers passed in a turn. Then signal that these sums are added: two turns later, the other takers
+        wait for this signal before they overwrite the sums. Do not signal if no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):

@@ -2,7 +2,7 @@
 
 One warp, the producer, fills the stages; the other warps, the consumers, multiply them. A stage has two mbarriers: `full` signals that all
 operands have arrived, `free` that all consumers have multiplied them. So no warp waits for the whole block. In a cluster of two blocks,
-each producer fills half of the weights of a stage in both blocks. So it fills a stage again when the consumers of both blocks have
+each producer fills half of the weights of a stage in both blocks. So a producer fills a stage again when the consumers of both blocks have
 multiplied their stages of this number.
 
 Global memory stores weights in the order in which `wgmma` reads them (`BRICKS` in compiler/machine/formats.py), so one lane copies a whole
@@ -43,7 +43,7 @@ class Stages(ProductCode):
             self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
 
     def _of_first_lane(self, value: str) -> str:
-        """Return the value of an instruction, which is the same in all lanes of a warp, after reading it from the first lane. The assembler
+        """Return the result of the instruction `value`, read from the first lane. All lanes of a warp have the same result. The assembler
         knows that a value is the same only if it is read from one lane. It then computes what depends on the value once per warp, in
         registers that the warp shares."""
         code = self.code
@@ -110,7 +110,7 @@ class Stages(ProductCode):
 
     def _panels(self) -> list[tuple[str, int]]:
         """Return the panels that this block copies: their global addresses at the first step, and their numbers in the stage. In a cluster,
-        each block copies half; the numbers are those of the first block."""
+        each block copies half of the panels; the numbers are those of the panels that the first block copies."""
         op, code = self.op, self.code
         count = op.columns // op.panel_columns
         half, panel_bytes = count // 2, self.times(self.steps, op.panel_bytes)

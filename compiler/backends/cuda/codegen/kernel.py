@@ -13,8 +13,8 @@ A record is an array of 64-bit words. The first word is an address, to which the
 launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,
 if the phase has counters, their address.
 
-If the target begins kernels early, each phase lets the launch after it begin at once, and reads its record, which no kernel writes. Then
-it waits for the end of the launches before it, or a tile that reads some operands earlier waits for it (early.py).
+If the target begins kernels early, each phase lets the launch after it begin at once, and reads its record, which no kernel writes. Then it
+waits for the end of the launches before it, or a tile that reads some operands earlier waits for this end (early.py).
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier separates each thread loop and each such tile
@@ -426,8 +426,8 @@ class _Statements(Statements):
         self.code.do(BARRIER)
 
     def _thread(self) -> str:
-        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide it, hide it here,
-        too. So nothing that is computed from it takes registers elsewhere."""
+        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide the number, hide it
+        here, too. So values that are computed from the number take no registers elsewhere."""
         if self.kept is not None:
             return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
         thread = self._special("tid")

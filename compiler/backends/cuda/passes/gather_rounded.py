@@ -26,8 +26,8 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def gather_rounded(module: IRModule) -> IRModule:
-    """Replace casts, to smaller types, of gathered columns and of looked-up rows by gatherings and look-ups of cast operands. Leave what
-    anything but casts reads, and columns that are read more than once."""
+    """Replace casts, to smaller types, of gathered columns and of looked-up rows by gatherings and look-ups of cast operands. Do not change
+    values that other operators than casts read, or gathered columns that are read more than once."""
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
     bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
     casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)

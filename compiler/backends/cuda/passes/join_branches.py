@@ -80,7 +80,7 @@ class _Joiner:
 
     def _group(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Group | None:
         """Return the product with its readers. Return None if the binding is not a product, if nothing in the block reads its result, if
-        anything outside of the block does, or if a reader does not process elements one by one."""
+        anything outside of the block reads it, or if a reader does not process elements one by one."""
         call = product.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None

@@ -2,9 +2,9 @@
 
 All rows of a group are computed before any of them is stored. So their loads are in flight together; the assembler does not move a load
 over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a group exist, a product's own store
-(`StoreWriter`) has no conditions between rows: LLVM would move the loads of each row behind its condition. `BranchWriter` has no registers
-for a second copy of the code. If its values depend on integers that the nest reads, or cannot be computed without the nest's condition, it
-computes each row just before it stores the row.
+(`StoreWriter`) has no conditions between rows, because LLVM would move the loads of each row behind its condition. `BranchWriter` always
+has these conditions, because threads have no registers for a second copy of the code. If its values depend on integers that the nest reads,
+or cannot be computed without the nest's condition, it computes each row just before it stores the row.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ all elements in which they meet. So each row and each column is read fewer times
 
 With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum depends only on its
 length, not on the tile or on other rows. The number of threads of a block is the largest of THREADS that divides this length. With each of
-them, the sums fit the shared memory of every GPU.
+THREADS, the sums fit the shared memory of every GPU.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from compiler.ir.prove import prove_le
 THREADS = (128, 64, 32)  # numbers of threads of a block, the best first
 FEW = 8  # maximum number of rows for which a tile has one element
 AT_ONCE = 16  # number of elements of rows, and of columns, that a thread loads at once
-TILE = 8  # number of rows and of columns of a tile for more rows
-PITCH = 1  # padding between the sums of two elements in shared memory, so that threads that read them use different banks
+TILE = 8  # number of rows and of columns of a tile for more than FEW rows
+PITCH = 1  # padding in floats between the sums of two elements in shared memory, so that threads that read them use different banks
 
 Point = dict[DimVar, Dim]
 
@@ -80,7 +80,7 @@ class _Blocks:
                     self.write_tile(row * TILE, column * TILE, TILE)
 
     def write_tile(self, row: Dim, column: Dim, size: int) -> None:
-        """Write code that computes `size` rows and columns. Those after the last one are not stored."""
+        """Write code that computes `size` rows and columns. Rows and columns after the last one are not stored."""
         k, (s,), count = self.k, self.product.sums, size * size
         (row_axis, num_rows), (column_axis, num_columns) = self.product.nest.axes
         combine, ((axis, extent),) = combination(s.fold), s.axes

@@ -6,7 +6,7 @@
       for thread t { write its choices of expert e, in order }
     }
 
-The choices of a thread are adjacent. A thread has several loads in flight, so few choices take one round trip to memory.
+The choices of a thread are adjacent. A thread has several loads in flight, so a thread with few choices waits for memory only once.
 """
 
 from __future__ import annotations

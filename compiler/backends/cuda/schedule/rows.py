@@ -34,7 +34,7 @@ WARP = 32
 # (longest row, number of threads of a block for rows up to this length); longer rows get _MOST_THREADS
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
-_ASSUMED_LENGTH = 512  # of rows whose length is a variable
+_ASSUMED_LENGTH = 512  # assumed length of rows whose length is a variable
 
 Point = dict[DimVar, Dim]
 Combine = Callable[[Scalar, Scalar], Scalar]
@@ -127,7 +127,7 @@ class _Row:
             with self.elements(length) as i:
                 write_element(k, store, {**at, var: i})
             return
-        group = at_once(count)  # of the `count` elements of a thread
+        group = at_once(count)  # number of a thread's elements that it computes before it stores any
         with k.threads("t", self.num_threads) as t, k.serial("m", count // group) as m:
             points = [{**at, var: (m * group + u) * self.num_threads + t} for u in range(group)]
             for point, value in zip(points, hold(k, [rewrite_dims(store.value, point) for point in points]), strict=True):

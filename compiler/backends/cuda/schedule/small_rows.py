@@ -1,5 +1,5 @@
 """Short rows that are computed in several stages, among which is the choice of the best experts. A warp computes a row through all stages.
-What several stages read of an input's row, and what later stages read of results, is kept in shared memory.
+Shared memory holds the row of each input that several stages read, and results that later stages read.
 
     for block b in rows {
       for lane t { write or reduce elements t, t + 32, ... of the row }     for each stage

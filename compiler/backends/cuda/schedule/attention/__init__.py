@@ -20,5 +20,5 @@ In order of reading:
     walk.py       the walk: what blocks compute, and how splits are joined
     floats.py     a unit for keys and values of any type, in pages or in concatenated texts: a run is one token, and products are in f32
     tensors.py    a unit for pages of bf16, on tensor cores: a run is as many adjacent tokens of one sequence as fit
-    warpgroups.py on GPUs with `wgmma`, a launch before it that computes long runs
+    warpgroups.py on GPUs with `wgmma`, a launch that computes long runs before the launch of tensors.py
 """

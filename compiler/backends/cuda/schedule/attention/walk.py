@@ -118,8 +118,8 @@ class Walk(ABC):
 
     @abstractmethod
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
-        """Return whether this walk computes a run that begins at token `t`. The result counts only if there are more than FEW tokens: with
-        fewer, every token is a run."""
+        """Return whether this walk computes a run that begins at token `t`. The result is used only if there are more than FEW tokens;
+        otherwise every token is a run."""
 
     @abstractmethod
     def allocate(self) -> None:

@@ -1,11 +1,11 @@
 """Attention on GPUs with `wgmma`, over pages of bf16, in two launches.
 
 The first launch computes long runs. A block takes a tile of adjacent tokens, with a group of heads, and computes its long runs one after
-another, each by one `WgmmaAttend`. A run consists of as many adjacent tokens of one sequence as the tile has. Tiles with later tokens begin
-first, because these tend to see more keys. The first launch notes which tokens are left:
+another, each by one `WgmmaAttend`. A run consists of all tokens of one sequence in the tile; they are adjacent. Tiles with later tokens
+begin first, because these tend to see more keys. The first launch notes which tokens are left:
 
     tokens of short runs, such as those of decode steps
-    tokens of runs in which a mean is not finite where tokens see different keys. It may come from a value that the token does not see
+    tokens of runs in which tokens see different keys and a mean is not finite: it may come from a value that the token does not see
 
 The second launch computes these tokens as `TensorWalk` does. In a prefill, few tokens are left or none. So a block looks at several tokens
 at once, which are far apart, because tokens of short runs tend to be adjacent. If there are few tokens, the first launch has no blocks.
@@ -38,7 +38,7 @@ from compiler.ops.attention.reach import first_position, last_position
 ITEMS = 16  # maximum number of items of a block of the second launch
 ENOUGH = 1024  # number of blocks of the second launch that keep a GPU busy: with at most so many items, a block has one
 SCANNED = 32  # maximum number of tokens that a thread looks at in one iteration of a loop
-LEFT, BEGINS = 1, 2  # elements of `left`: the token is left, and BEGINS: a run of the second launch begins at it
+LEFT, BEGINS = 1, 2  # elements of `left`; with BEGINS, a run of the second launch also begins at the token
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
@@ -57,13 +57,13 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
-    """Writes the two launches. As a unit it is that of the second one."""
+    """Writes the two launches. This class is also the unit (walk.py) of the second launch."""
 
     left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node, source, EIGHT)
-        # Many blocks find no token that is left, so they should not wait for each other. Large heads need more registers.
+        # Many blocks of the second launch find no token that is left, so many blocks should run at once. Large heads need more registers.
         self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
