@@ -1,7 +1,7 @@
 """Formats of weights: where each element is stored, and how it is decoded.
 
 A product sums over the index k. A panel stores some adjacent columns of a weight, in lines. A line stores, for each of these columns, the
-weights at `depth` neighbouring k. Panels of 6-bit integers are the exception: three lines together store them (`SixBitPanels`).
+weights at `depth` neighbouring k. Panels of 6-bit integers are the exception: three lines together store these weights (`SixBitPanels`).
 
 Most CPUs multiply signed bytes by unsigned bytes, so their panels of integers (`Panels`) store each weight plus an `offset`, as an unsigned
 number. A line stores four bytes of a column next to each other. If a byte holds several weights of 4 or 2 bits, these are the weights at k,
@@ -111,7 +111,7 @@ class Panels(Format):
 @dataclass(frozen=True, slots=True, eq=False)
 class SixBitPanels(Panels):
     """Integers of 6 bits in panels [panels, 3 * k / 16, 4 * columns]. Three lines store 16 neighbours along k. Each byte holds one of the
-    first twelve neighbours in its lower 6 bits, and a third of one of the last four in its upper 2 bits."""
+    first twelve neighbours in its lower 6 bits, and 2 bits of one of the last four in its upper 2 bits."""
 
     def padding_of(self, line: Dim) -> Scalar:
         return cast(index(self.offset + line % THIRDS // (THIRDS - 1) * 128), I32)
@@ -174,8 +174,8 @@ class TablePanels(Panels):
 
     @property
     def _padding(self) -> int:
-        """The byte of two codes for the number nearest to 0. It need not be 0, because the scales of columns that pad the last panel are
-        0."""
+        """The byte of two codes for the number nearest to 0. This number need not be 0, because the scales of columns that pad the last
+        panel are 0."""
         nearest = int(np.abs(self.numbers.astype(np.int32)).argmin())
         return nearest | nearest << 4
 
@@ -215,7 +215,7 @@ def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
 
 
 def _doubled_e2m1(bits: Scalar) -> Scalar:
-    """Return the double of a 4-bit float, as an i32. Its bits are, from the highest: sign, exponent (2), mantissa (1)."""
+    """Return the double of a 4-bit float, as an i32. The bits of the float are, from the highest: sign, exponent (2), mantissa (1)."""
     exponent = bits >> 1 & 3
     magnitude = (bits & 1 | minimum(exponent, 1) << 1) << maximum(exponent - 1, 0)
     return magnitude * (1 - (bits >> 3 << 1))
@@ -348,8 +348,8 @@ def along(low: int, count: int = 1) -> Bits:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k. `bits` lists them from the
-    highest bit of the position to the lowest."""
+    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k. `bits` lists these bits
+    from the highest bit of the position to the lowest."""
 
     bits: tuple[Bits, ...]
 
@@ -428,8 +428,8 @@ class Ordered(Elements):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments(Ordered):
-    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds 16 products; `steps` are the bits of k
-    that number the instructions of a line."""
+    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds up 16 products; `steps` are the bits
+    of k that number the instructions of a line."""
 
     steps: tuple[Bits, ...]
 

@@ -79,7 +79,7 @@ class ProductTile:
     format: Format  # format of the weights
     depth: int  # elements along k that a step multiplies; k, or each group of weights with one scale, must be a multiple of this number
     # Number of planes per row for which registers suffice. A plane is one of two rows of bytes that together represent a row of 16-bit
-    # integers. A tile may have more rows if its rows have fewer planes; if they have more, the planes of a row share one sum.
+    # integers. A tile may have more rows if its rows have fewer planes; if its rows have more planes, the planes of a row share one sum.
     planes: int = 1
     # For matrix units: maximum number of elements along k in a block. All rows multiply the weights of a block before those of the next
     # block. A multiple of `depth`.
@@ -286,7 +286,7 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers, if the target has one. Integers with
+    """For each kind of weights, yield the best tile on the matrix unit and the best other tile, if the target has such tiles. Integers with
     the same number of bits are one kind, even if their formats differ."""
     found: set[tuple[int, Kind | bool, bool]] = set()
     for least, tile in _TILES:

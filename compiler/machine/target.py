@@ -213,7 +213,7 @@ def machine() -> Target:
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
     least = known[0]
-    # The operating system may omit features of the architecture's baseline. On aarch64 the baseline includes NEON.
+    # The detected features may lack some that every CPU of the architecture has: on aarch64, NEON.
     found = features() | (_NEON if ARCH == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(

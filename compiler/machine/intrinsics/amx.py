@@ -82,8 +82,8 @@ class AmxConfigure(Intrinsic):
 @tile_op
 class AmxConfigureRows(Intrinsic):
     """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. With at most 16 rows, every register
-    of rows or accumulators gets that height. With more, the registers for the first 16 rows get height 16, and those for the other rows get
-    height `rows` - 16."""
+    of rows or accumulators gets the height `rows`. With more, the registers for the first 16 rows get height 16, and those for the other
+    rows get height `rows` - 16."""
 
     name: ClassVar[str] = "amx_configure_rows"
     needs: ClassVar[Features] = AmxConfigure.needs

@@ -103,7 +103,7 @@ class AmxAttend(Intrinsic):
     ) -> None:
         """Multiply rows by panels, and compute weights meanwhile. `extents` are the number of panels, the number of steps along k for which
         the arrays have room, and the number of steps to compute. `share` is the number of rows whose weights are computed before this
-        product, and the number of rows whose weights are computed in each step. Both have SHARE_BITS fractional bits."""
+        product, and the number of rows whose weights are computed in each step. Both numbers have SHARE_BITS fractional bits."""
         (c, a, b), (panels, most, steps), (first, each) = operands, extents, share
         unit, stride, size = AmxBf16(self.rows, PANEL, fresh=True), most * TILE_BYTES, TILE_ROWS * ROW_BYTES
         with code.loop("0", panels) as panel:

@@ -104,8 +104,8 @@ class _Channels:
         self.steps = code.op(f"sdiv i64 {k}, {STEP}")
         tops = (0, second, third)[: op.registers]
         self.lefts = [self.at(a, code.op(f"mul nsw i64 {self.stride}, {top}")) for top in tops]
-        # The steps of the next panel are numbered after those of this panel. These addresses are moved back, so that such a number leads to
-        # the right place.
+        # The steps of the next panel are numbered after those of this panel. These addresses are moved back, so that the number of a step
+        # gives its place.
         rows = code.op(f"sdiv i64 {k}, {op.group}")
         self.next_panel = self.at(following, self.times(self.steps, -self.step_bytes))
         self.next_multipliers = self.at(following_multipliers, self.times(rows, -op.columns))

@@ -11,7 +11,7 @@ EIGHT = 8  # number of columns of the right operand of `mma.sync`
 SHARED_BYTES = 48 << 10  # bytes of shared memory that a block may use by default; more must be requested from the driver
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _FOUR_FLOATS = "{float, float, float, float}"
-_LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
+_LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt` for the lower halves, and for the upper halves, of two words
 
 
 def hidden(code: Code, value: str) -> str:
@@ -38,7 +38,7 @@ class BlockCode:
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
 
     def barrier(self) -> None:
-        """Wait until all threads of the block are here."""
+        """Wait until all threads of the block have arrived here."""
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def fence(self) -> None:

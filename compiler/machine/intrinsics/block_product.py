@@ -41,7 +41,7 @@ class BlockProduct(ProductOp):
     """
 
     threads: ClassVar[int] = WARPS * LANES
-    writers: ClassVar[int] = WARPS * LANES  # number of the first threads, which write the elements of the result
+    writers: ClassVar[int] = WARPS * LANES  # number of threads that write the elements of the result: the first threads of the block
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
@@ -99,8 +99,8 @@ class BlockProduct(ProductOp):
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. `in_groups` says whether a
-        column of weights has several scales, one per group. An element of the result then has two accumulators: one for the current group,
-        and one for all groups."""
+        column of weights has several scales, one per group. In that case, an element of the result has two accumulators: one for the
+        current group, and one for all groups."""
         raise NotImplementedError
 
     def widest(self, *, in_groups: bool) -> tuple[int, int]:

@@ -85,8 +85,8 @@ class _PanelOp(ProductOp):
         cached: bool,
         table: Sequence[int] = (),
     ) -> Panel:
-        """Return what emits the product, with the instructions of the target, which must have some. `bits` is that of a weight; `cached`
-        says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
+        """Return the object that emits the product with instructions of the target, which must have such instructions. `bits` is the number
+        of bits of a weight; `cached` says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
         step = self.step(target)
         assert step is not None, (target, self)
         # A single row needs prefetches too: a core computes so much for each byte that its outstanding loads cover too few bytes.
@@ -104,8 +104,8 @@ class DotPanel(_PanelOp):
     kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     later: int = 0  # number of operands `later0`, `later1` and so on
-    # Each row of a consists of two planes, `stride` apart: the upper one, which counts 256 times and is zero except for outliers, and the
-    # lower one. Zeros of upper planes are skipped.
+    # Each row of a consists of two planes, `stride` apart: the upper plane, whose numbers count 256 times and are zero except for outliers,
+    # and the lower plane. Zeros of upper planes are skipped.
     capped: bool = False
 
     def problems(self) -> Iterator[str]:

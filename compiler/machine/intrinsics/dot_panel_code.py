@@ -16,13 +16,14 @@ UNROLLED = 4  # number of loads of each register of b per iteration of the loop 
 SIGN = 0x80  # sign bit of a byte
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
 LINES = 4  # maximum number of lines of a panel that an iteration over upper planes covers
-FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
+FEW = 4  # up to this many accumulators do not hide the latency of additions, so lower and upper halves of bytes get separate accumulators
 
 Place = tuple[int, int]  # a row of the tile, and a register of its columns
 
 
 class Panel:
-    """The code of one product. `c`, `a`, `b` and `later` are the pointers of the operands, and `k` and `stride` its dimensions."""
+    """The code of one product. `c`, `a`, `b` and `later` are the pointers of the operands, and `k` and `stride` are the dimensions of the
+    tile."""
 
     def __init__(
         self,
@@ -36,8 +37,8 @@ class Panel:
         *,
         prefetches: bool,
     ) -> None:
-        """`bits` is that of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no codes.
-        `prefetches` says whether the product prefetches the panel."""
+        """`bits` is the number of bits of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no
+        codes. `prefetches` says whether the product prefetches the panel."""
         self.code, self.step, self.table, self.prefetches = code, step, table, prefetches
         self.c, self.a, self.b, *self.later = pointers
         self.k, self.stride = dims
@@ -252,8 +253,8 @@ class Panel:
         prefetches: bool | None = None,
     ) -> None:
         """Emit the products of one load of each register of b with `rows`: all rows, or some rows by their numbers. With weights of 6 bits,
-        three loads belong together. `gathered` maps a total to 16-bit sums that must still be added to it. `added` holds the sum of each
-        row's elements, if the bytes of the panel are shifted."""
+        emit the products of three loads of each register instead. `gathered` maps a total to 16-bit sums that must still be added to it.
+        `added` holds the sum of each row's elements, if the bytes of the panel are shifted."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]

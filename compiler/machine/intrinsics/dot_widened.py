@@ -24,8 +24,8 @@ from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16  # columns of a register
 STRETCH = 32  # elements along k of an iteration
-LONGEST = 1 << 14  # maximum number of elements along k: eight times the sum of their products fits in i32
-FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
+LONGEST = 1 << 14  # maximum number of elements along k: for more, eight times the sum of the products may not fit in i32
+FEW = 4  # up to this many accumulators do not hide the latency of additions, so lower and upper halves of bytes get separate accumulators
 LOWEST = 7  # mask of the lowest three bits of a number
 # The rest r of each index q + 8 * m, for the lowest three bits of q and of m.
 RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]

@@ -1,4 +1,4 @@
-"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. This packs a right matrix while it is read."""
+"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. So a right matrix is packed while it is read."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Weights of 8 or 4 bits are converted in registers to bf16, which represents them
 scale, and groups are added in order.
 
 Asynchronous copies from global memory run `stages` - 1 steps ahead of the products. With 8 rows, each warp copies the rows for itself, so
-no warp waits for another. More rows are copied once for all warps.
+no warp waits for another. If there are more rows, they are copied once for all warps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mma(BlockProduct):
     }
     most_rows: ClassVar[int] = HEIGHTS[-1]
     least_stages: ClassVar[int] = 2
-    rows_at_once: ClassVar[int] = 1  # with more, only two blocks would fit the registers of a multiprocessor
+    rows_at_once: ClassVar[int] = 1  # for more, threads need so many registers that only two blocks fit a multiprocessor
 
     @property
     def enough_blocks(self) -> int:

@@ -104,8 +104,8 @@ class PageTile(Intrinsic):
 
 @tile_op
 class PageScores(PageTile):
-    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
-    for the pages first .. end - 1 of a split."""
+    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * element r of key
+    j of page n, for the pages first .. end - 1 of a split."""
 
     name: ClassVar[str] = "page_scores"
     given: ClassVar[str] = "queries"
@@ -151,8 +151,8 @@ class PageScores(PageTile):
 class PageValues(PageTile):
     """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * values[n, j], for the
     keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
-    represents exactly, with the row distance of scores. c may overlap the weights. If `key_size` is not 0, values are the beginnings of
-    keys of this size, and `values` is the memory of the keys."""
+    represents exactly, in rows that are as far apart as those of scores. c may overlap the weights. If `key_size` is not 0, values are the
+    beginnings of keys of this size, and `values` is the memory of the keys."""
 
     name: ClassVar[str] = "page_values"
     given: ClassVar[str] = "weights"
@@ -195,8 +195,8 @@ class _Values(BlockCode):
     """Emits the code of `PageValues`. Each of the four warps computes every fourth range of `width` elements, for all keys."""
 
     def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        """Compute the addresses of what this lane reads and writes, and allocate its accumulators. `pointers` and `dims` are those of the
-        tile `op`."""
+        """Compute the addresses from which this lane reads and to which it writes, and allocate its accumulators. `pointers` and `dims` are
+        those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.low, self.high = (str(d) for d in dims)
@@ -344,8 +344,8 @@ def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:
 
 
 def _fragments(b: BlockCode, lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the left operands of `mma.sync`, one for each word of four lines. A word has two neighbours of its line; the four lines follow
-    each other along the summed axis."""
+    """Return left operands of `mma.sync`, each made from one word of each of four lines. A word has two neighbours of its line; the four
+    lines follow each other along the summed axis."""
     return [
         [half(pair[0], pair[1]) for pair in (words[:2], words[2:]) for half in (b.low_halves, b.high_halves)]
         for words in zip(*lines, strict=True)

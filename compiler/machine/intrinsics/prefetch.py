@@ -52,7 +52,7 @@ def prefetch_twice(code: Code, place: str, num_bytes: int) -> None:
     `num_bytes` bytes that are FAR_AHEAD after the place into the second-level cache, and the second fetches as many bytes that are
     NEAR_AHEAD after the place into L1.
 
-    This is for code with many instructions per line. The out-of-order window of a core then covers only a few lines, so without the second
-    prefetch the core would wait even for the second-level cache."""
+    The function is for code with many instructions per line. The out-of-order window of a core then covers only a few lines, so without the
+    second prefetch the core would wait even for the second-level cache."""
     prefetch_lines(code, place, FAR_AHEAD, num_bytes, far=True)
     prefetch_lines(code, place, NEAR_AHEAD, num_bytes, far=False)

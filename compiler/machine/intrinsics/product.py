@@ -48,8 +48,8 @@ class MatrixUnitOp(ProductOp):
     """A product on a matrix unit, which must be configured first. The unit multiplies faster than caches deliver its operands.
 
     With `prefetching`, a fourth operand is memory that a later product reads, and dims are (k, stride, first, lines). Each step along k
-    prefetches `lines` cache lines of it, a multiple of LINES_AT_ONCE; the first step begins at line `first`. With `counted`, the last of
-    dims is the number of rows, at most `rows`, for which the unit is configured.
+    prefetches `lines` cache lines of this memory, a multiple of LINES_AT_ONCE; the first step begins at line `first`. With `counted`, the
+    last of dims is the number of rows, at most `rows`, for which the unit is configured.
     """
 
     fresh: bool = False  # the product overwrites c; otherwise it is added to c
@@ -69,7 +69,8 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that configures the matrix unit for this product. If the product is `counted`, the tile takes the number of rows."""
+        """The tile that configures the matrix unit for this product. If the product is `counted`, the number of rows is a dimension of this
+        tile."""
         raise NotImplementedError
 
 

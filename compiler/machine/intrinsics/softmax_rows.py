@@ -25,7 +25,7 @@ LANES: Final = 16
 PANEL: Final = 2 * LANES  # columns of a product: the number of neighbouring scores of a row
 ROW_BYTES: Final = 4 * PANEL
 
-# Coefficients of polynomials that are near 2^x for 0 <= x <= 1, and 1 for 0.
+# Coefficients of polynomials that are near 2^x for 0 <= x <= 1, and exactly 1 for x = 0.
 SHORT: Final = (1.0, 0.6951168179512024, 0.22764497995376587, 0.0770670548081398)  # largest relative error: 8.6e-5
 LONG: Final = (  # largest relative error: 1.4e-7
     1.0,
@@ -36,10 +36,10 @@ LONG: Final = (  # largest relative error: 1.4e-7
     0.0018671301659196615,
 )
 LEAST_EXPONENT: Final = -126.0
-AWAKE: Final = 8  # the unit is kept awake once per this many rows of weights (`AmxStayAwake`)
+AWAKE: Final = 8  # AMX is kept awake once per this many rows of weights (`AmxStayAwake`)
 _NUMBERS, _MASK = vec("float", LANES), vec("i1", LANES)
 _BOTH = vec("bfloat", PANEL)
-_DOWN = 9  # rounds down, without exceptions
+_DOWN = 9  # for `reduce`: round down, without floating-point exceptions
 _CURRENT = 4  # the current rounding mode
 
 
@@ -141,7 +141,7 @@ class BlockSoftmax:
             code.do(f"store {_NUMBERS} {_power(code, given, LONG)}, ptr {place}, align 4")
 
     def weigh_rows(self, begin: str, end: str, target: Target) -> None:
-        """Write the weights of rows `begin` to `end` - 1, and keep the unit awake."""
+        """Write the weights of rows `begin` to `end` - 1, and keep AMX awake (`AmxStayAwake`)."""
         code = self.code
         with code.loop(begin, end) as row:
             self.weigh(row)
@@ -149,7 +149,7 @@ class BlockSoftmax:
                 AmxStayAwake().emit(code, (), (), target)
 
     def weigh(self, row: str) -> None:
-        """Write the weights of a row. Rescale the sums of the row, and add the weights to them before these are rounded."""
+        """Write the weights of a row. Rescale the sums of the row, and add the weights, which are not yet rounded, to the sums."""
         code = self.code
         maximum = broadcast(code, self._number(self.maximum, row), "float", LANES)
         added, weights = "", self._at(self.weights, row, 2 * PANEL * self.panels)

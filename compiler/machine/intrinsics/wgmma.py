@@ -52,7 +52,7 @@ LONE_ROWS = 64  # number of rows of a wide tile that a block computes alone
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
 # Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. With MOST_BYTES, two
-# blocks fit at once; with MOST_WIDE_BYTES, one does. The latter is for tiles whose registers leave no room for a second block.
+# blocks fit at once; with MOST_WIDE_BYTES, one does. MOST_WIDE_BYTES is for tiles whose registers leave no room for a second block.
 MOST_BYTES, MOST_WIDE_BYTES = 113 << 10, 227 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread
 
@@ -153,7 +153,7 @@ class Wgmma(BlockProduct):
     @property
     def fills_left(self) -> bool:
         """Whether the rows of a stage, which follow its weights in shared memory, have at least as many bytes as 32 columns of weights. The
-        last left operand of a thin tile then reads them in place of the 32 columns that it lacks; nothing uses these products."""
+        last left operand of a thin tile then reads the rows in place of the 32 columns that it lacks; nothing uses these products."""
         return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
 
     @property
@@ -210,7 +210,7 @@ class Wgmma(BlockProduct):
     @property
     def overlaps(self) -> bool:
         """Whether the instructions of a stage may still run when those of the next stage start. Instructions that read weights from
-        registers must end before: otherwise the assembler would reserve these registers in the whole kernel."""
+        registers must end before the next stage starts: otherwise the assembler would reserve these registers in the whole kernel."""
         return not self.has_scales
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Wgmma(BlockProduct):
     @property
     def passed_bytes(self) -> int:
         """The number of bytes of the memory through which the other takers pass the sums and scales of two turns to the first taker."""
-        values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # of a thread, for a group
+        values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # number of values of a thread, for a group
         return 2 * self.turns * values * self.line_bytes
 
     @property

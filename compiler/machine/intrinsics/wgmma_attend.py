@@ -12,15 +12,15 @@ A row is a pair of a token and a head. A block has two warpgroups. They compute 
     }
 
 Unless they attend to latents, the warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other
-computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for all this. Products are
-summed in the same order as in `page_scores` and `page_values` (mma_pages.py), and weights and splits in the same order as in
+computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for scores, weights and means.
+Products are summed in the same order as in `page_scores` and `page_values` (mma_pages.py), and weights and splits in the same order as in
 compiler/backends/cuda/schedule/attention/walk.py. So a row has the same bits as with that schedule, except in the rare cases that
 `_quotient` (wgmma_attend_rows.py) names.
 
 A key page holds lines of 16 keys, one line per element, and a value page holds lines of elements, one line per key. `wgmma` can read
 operands from shared memory even if their lines are not along the summed axis. In shared memory, a line of keys has LINE_BYTES: the keys of
-four pages for one element. Lines of values are cut into parts of `width` bytes. Lines, or parts, of consecutive elements or keys are
-adjacent, and their chunks of 16 bytes are swizzled.
+four pages for one element. Lines of values are cut into parts of `width` bytes. Lines of keys of consecutive elements are adjacent, and so
+are parts of consecutive values; their chunks of 16 bytes are swizzled.
 
 In order of reading:
 
@@ -48,11 +48,11 @@ from compiler.machine.target import Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 HALF_ROWS = 64  # number of rows of a warpgroup
-LARGEST = 256  # maximum number of elements of a value that a warpgroup multiplies: a thread has the means in registers
+LARGEST = 256  # maximum number of elements of a value that a warpgroup multiplies, because threads have the means in registers
 LARGEST_WHOLE = 128  # maximum number of elements of keys and values of which two stages fit in shared memory
 LARGEST_LATENT = 576  # maximum number of elements of a latent: 64 rows of queries fit beside one split
 STAGES = 2
-PART = 64  # number of elements of a part of keys or values that is copied alone, and of values that are multiplied at a time
+PART = 64  # number of elements of a part of keys or values, which is copied alone, and maximum number that is multiplied at a time
 LINE_BYTES = 128  # bytes of a line of keys in shared memory: 64 keys of one element
 KEPT_BYTES = 32  # bytes of shared memory for numbers that threads read again instead of keeping them in registers
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
@@ -78,7 +78,7 @@ class WgmmaAttend(Intrinsic):
     keys      page 0 of the cache; page p begins p * `page_stride` elements after it
     values    likewise; not read if values are the beginnings of keys
     tables    the pages of the sequence
-    first     for each token, the first position that it sees; `end`: one past the last one
+    first     for each token, the first position that it sees; `end`: one past the last position
 
     The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed."""
 
@@ -88,7 +88,7 @@ class WgmmaAttend(Intrinsic):
     crowded: ClassVar[bool] = True
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int  # number of elements of a key
-    heads: int  # number of heads of each token that a block attends for
+    heads: int  # number of heads of each token whose attention a block computes
     rounds: bool  # whether `out` is bf16
     unit: float  # positive; a score times `unit` is a logarithm to base 2
     value_size: int = 0  # if not 0, values are the first `value_size` elements of keys

@@ -150,9 +150,9 @@ class AttendCode(Rows):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
-        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums`, the sums of the
-        rows' weights, are negative, though they never are. Otherwise the assembler would compute weights after the barrier, while the
-        other warpgroup waits."""
+        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums`, the sums of the rows'
+        weights, are negative, although they never are. Otherwise the assembler would compute weights after the barrier, while the other
+        warpgroup waits."""
         code, number = self.code, self.own_warpgroup()
         for x in sums:
             is_negative = code.op(f"fcmp olt float {x}, 0.0")
@@ -192,7 +192,7 @@ class AttendCode(Rows):
         return self._multiply_weights(weights, right, [page * PAGE * width // CHUNK for page in range(PAGES)], len(part), "1")
 
     def _multiply_weights(self, weights: Sequence[str], right: Right, distances: Sequence[int], columns: int, transposed: str) -> list[str]:
-        """Return the products of weights and an operand, whose pages lie at some distances."""
+        """Return the products of weights and an operand, whose pages are at `distances` from its beginning."""
         registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
         steps = [Step("", given, distance) for given, distance in zip(registers, distances, strict=True)]
         return self._multiply(columns, steps, weights, right, transposed)
@@ -203,7 +203,7 @@ class AttendCode(Rows):
         """Start to multiply 64 rows by `columns` columns, and to add the products to `sums`. Return the registers to which the result will
         be written. `left` are words that the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
-        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # names of the result; number of the first word
+        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # operands of the result; number of the first word
         lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
         lines.append("wgmma.fence.sync.aligned;")
         for number, step in enumerate(steps):
@@ -224,8 +224,8 @@ class AttendCode(Rows):
         return self._after(f"wgmma.wait_group.sync.aligned {running};", started)
 
     def _after(self, text: str, values: Sequence[str]) -> list[str]:
-        """Emit assembly that has the values as inputs and as results, and return the results. So the values are computed before it, and
-        what uses the results runs after it."""
+        """Emit assembly that has the values as inputs and as results, and return the results. So the values are computed before the
+        assembly, and instructions that use the results run after it."""
         code, count = self.code, len(values)
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
@@ -293,14 +293,14 @@ class AttendCode(Rows):
         return [self._join_row(row, tops[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
 
     def _top(self, scores: Sequence[str]) -> str:
-        """Return the largest of a row's scores, which four lanes have."""
+        """Return the largest of a row's scores, which are divided among four lanes."""
         top = self._folded(scores, self._larger)
         for distance in (1, 2):
             top = self._larger(top, self._from_lane(top, distance))
         return top
 
     def _sum_of_lanes(self, lanes: Sequence[str]) -> str:
-        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and those 8 further."""
+        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and the two that are 8 further."""
         pair = [self._sum(lanes[e], lanes[2 + e]) for e in PAIR]
         for distance in (2, 1):
             pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]

@@ -100,7 +100,7 @@ class PartCode(AttendCode):
 
     @contextmanager
     def _near_bounds(self) -> Generator[None]:
-        """Inside the `with`, compute numbers that follow from the bounds of positions anew, so that they take no registers elsewhere."""
+        """Inside the `with`, compute again the numbers that depend on the bounds of positions, so that they take no registers elsewhere."""
         bounds = self.low, self.high, self.begin
         self.low, self.high = (self.code.op(f'call i32 asm sideeffect "", "=r,0"(i32 {x})') for x in bounds[:2])
         self.begin = self.code.op(f"udiv i32 {self.low}, {SPLIT}")
@@ -110,7 +110,7 @@ class PartCode(AttendCode):
     # --- copies of a part: each thread copies one chunk of each page -----------------------------------------------------
 
     def copy_keys_part(self, turn: str, part: int, pages: Sequence[str], first: str = "0") -> None:
-        """Copy a part of the keys of a turn, with the number `first` + `part`. A line has 64 keys of one element; a chunk has 8 of them."""
+        """Copy part number `first` + `part` of the keys of a turn. A line has 64 keys of one element; a chunk has 8 of them."""
         code, to = self.code, self.half_of(KEYS, turn)
         own = code.op(f"and i64 {self.thread_again()}, {WARPGROUP - 1}")
         element, half = code.op(f"lshr i64 {own}, 1"), code.op(f"and i64 {own}, 1")
@@ -132,7 +132,7 @@ class PartCode(AttendCode):
         return None
 
     def _read_bytes(self, left: str | None, page: int) -> str | None:
-        """Return how many bytes of the chunk of a page are read, or None for all. `left` is what `_keys_left` has returned."""
+        """Return how many bytes of the chunk of a page are read, or None for all. `left` is the result of `_keys_left`."""
         return None
 
     def _copy_values_part(self, turn: str, part: int, pages: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class PartCode(AttendCode):
         return found
 
     def _announce(self, barrier: str, first: str) -> None:
-        """Let an mbarrier, `first` mbarriers after the given one, count the arrival of what this thread has copied."""
+        """Let an mbarrier, `first` mbarriers after the given one, count the arrival of this thread's copies."""
         place = self.add(barrier, self.short(self.times(first, BARRIER_BYTES)))
         self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", place)])
 
@@ -178,8 +178,8 @@ class LatentCode(PartCode):
             self._copy_rest(turn, pages)
 
     def _score(self, turn: str) -> None:
-        """Multiply the keys of a turn, and wait until the other warpgroup has done the same. Then copy parts without values for the next
-        turn."""
+        """Multiply the keys of a turn, and wait until the other warpgroup has done the same. Then copy the parts of keys that contain no
+        values, for the next turn."""
         following = self.plus(turn, "1")
         self.store_floats(self._await_product(self._multiply_keys(turn), 0), self.scores)
         self.barrier()

@@ -104,7 +104,7 @@ class WidenPanel(Intrinsic):
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:
-    """Return the multipliers m, and 256 m, of 16 columns. Each fills both 16-bit words of its column."""
+    """Return the multipliers m, and 256 m, of 16 columns. Each number fills both 16-bit words of its column."""
     loaded, kind = code.op(f"load <{COLUMNS} x i8>, ptr {place}, align 1"), f"<{LINE_BYTES} x i8>"
     repeated = vector_literal("i32", [byte % COLUMNS for byte in range(LINE_BYTES)])
     everywhere = code.op(f"shufflevector <{COLUMNS} x i8> {loaded}, <{COLUMNS} x i8> poison, <{LINE_BYTES} x i32> {repeated}")

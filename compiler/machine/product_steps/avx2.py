@@ -12,7 +12,7 @@ SHUFFLE = "llvm.x86.avx2.pshuf.b"
 
 def signed_by_unsigned(lanes: int, feature: str, instruction: str, shuffled: str) -> Step:
     """Return the step that uses `vpdpbusd`, which needs the CPU feature `feature`. The panel is the instruction's unsigned operand.
-    `instruction` and `shuffled` are LLVM's names of the instruction and of the one that shuffles bytes."""
+    `instruction` and `shuffled` are LLVM's names of this instruction and of the one that shuffles bytes."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -72,7 +72,7 @@ def signed_by_small(
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
     """Return the step that multiplies words of 16 bits by bytes, with two `vpmaddwd`: one for the lower bytes of the panel's 16-bit halves,
-    and one for the upper bytes. The sums fit in 32 bits. `sums` is LLVM's name of the instruction."""
+    and one for the upper bytes. The sums fit in 32 bits. `sums` is LLVM's name of this instruction."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
     def left(code: Code, x: str) -> Parts:

@@ -1,4 +1,4 @@
-"""Keep the arguments of a kernel in shared memory, where a tile leaves threads no registers for them.
+"""Keep the arguments of a kernel in shared memory, if a tile leaves threads no registers for them.
 
 One thread of a block stores the arguments and the number of the block. All threads read them again at the beginning of each iteration of a
 loop around the tile, and after the tile. Values that depend on the arguments are then computed again.
@@ -31,7 +31,7 @@ class KeptArguments:
 
     @staticmethod
     def num_bytes(parameters: Parameters) -> int:
-        """Return the bytes of the arguments and of the number of the block."""
+        """Return the number of bytes that the arguments and the number of the block take."""
         return WORD_BYTES * (len(parameters.buffers) + len(parameters.dims) + 1)
 
     @property

@@ -1,8 +1,8 @@
-"""Round columns before ranks gather them, and rows of a table before experts look them up, where a cast reads the result.
+"""Round columns before ranks gather them, and rows of a table before experts look them up, if a cast reads the result.
 
 Before: ranks gather columns of f32, or experts look up rows of f32, and only casts to smaller types read the result. After: the operands
-are cast, and the results are gathered or looked up: the same values, and fewer bytes. The cast fuses into what computes the columns, or
-into the look-up. A table is rounded only if it provably has at most as many rows as are looked up.
+are cast, and the results are gathered or looked up. The values are the same, in fewer bytes. The cast is fused into the kernel that
+computes the columns, or into the look-up. A table is rounded only if it provably has at most as many rows as are looked up.
 """
 
 from __future__ import annotations

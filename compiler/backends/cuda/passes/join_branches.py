@@ -101,7 +101,7 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
-        """Return the call that does what a group does. Return None if the call has too many operands or no schedule supports it."""
+        """Return the call that replaces a group. Return None if the call has too many operands or no schedule supports it."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)
@@ -123,7 +123,7 @@ class _Joiner:
 
 
 def _is_elementwise(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one, without reductions, and other ranks do not read them."""
+    """Return whether the function computes its elements one by one, without reductions, and no other rank reads them."""
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))

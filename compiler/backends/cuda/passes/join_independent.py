@@ -50,7 +50,7 @@ class _Joiner:
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
     owners: Owners
-    of_weights: frozenset[Var]  # variables that depend on weights alone; they are computed once, when weights are loaded: not joined
+    of_weights: frozenset[Var]  # variables that depend on weights alone: computed once, so their calls are not joined
     known: dict[str, bool]  # whether functions may be joined, by name; layers call the same functions
 
     def block(self, block: Block) -> Block:

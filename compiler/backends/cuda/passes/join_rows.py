@@ -1,7 +1,7 @@
 """Join the calls that route tokens to experts.
 
 Before: several adjacent calls compute the same short rows one after another. For example, a softmax is followed by the choice of the best
-experts, and by their shares. After: one call does all of this, and a row stays on the chip between its stages.
+experts, and by their shares. After: one call does all of this, and a row stays on the chip between the stages of this call.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ Point = dict[DimVar, Dim]
 
 
 def schedule_float_product(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule a product of rows with the loaded columns of one matrix, with one sum, if the length of the sum and the number of columns
-    are constant. Return None for any other nest, if the length is 0, and if no number of THREADS divides it."""
+    """Schedule a product with one sum whose columns are loaded from one matrix, if the length of the sum and the number of columns are
+    constant. Return None for any other nest, if the length is 0, and if no number in THREADS divides the length."""
     product = product_in(prim)
     if product is None or product.choice is not None or product.row_axis is None or len(product.nest.axes) != 2:
         return None

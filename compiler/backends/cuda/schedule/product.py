@@ -17,7 +17,7 @@ the height of the highest tile. A block gets some adjacent rows, and computes th
 are few rows, otherwise the average number of rows that choose the same matrix, so that few blocks have nothing to do. The number of runs is
 smallest if rows with equal choices are adjacent.
 
-If further stages read the product's elements (branches.py), they replace the epilogue.
+If further stages read the product's elements (branches.py), these stages replace the epilogue.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow
 # The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles, which copy rows twice as often as narrow
 # tiles, are slower.
 FEW_BF16_COLUMNS = FEW_COLUMNS // 2
-# Maximum number of arguments of a kernel, of two registers each, that leave registers for what all tiles compute from a thread's number.
+# Maximum number of arguments of a kernel, of two registers each, that leave registers for the values that all tiles compute from a thread's
+# number.
 MOST_ARGUMENTS = 8
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
@@ -60,7 +61,7 @@ Point = Mapping[DimVar, Dim]
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
     """Schedule a product of matrices, with the stages that read its elements. Return None for any other nest, if no tile fits the product,
-    and if a further stage is not a branch of it, or reads pairs of columns that no tile has together."""
+    and if a further stage is not a branch of the product, or reads pairs of columns that no tile has together."""
     first, *others = stages(without_allocations(prim.body)[1])
     product = product_in(replace(prim, body=first))
     if product is None or product.row_axis is None or len(product.sums) > MOST_SUMS:
@@ -164,9 +165,9 @@ class _Blocks:
 
     @property
     def lone_size(self) -> tuple[int, int] | None:
-        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once. None
-        for other products. A kernel with this tile needs so many registers that only one of its blocks fits a multiprocessor, also while
-        it computes narrow tiles. So this tile is faster than narrow ones even for 9 rows."""
+        """The numbers of rows and columns of the tile that computes few rows, in a product whose narrow tiles would make more blocks than
+        can run at once. None for other products. A kernel with this tile needs so many registers that only one of its blocks fits a
+        multiprocessor, also while it computes narrow tiles. So this tile is faster than narrow ones even for 9 rows."""
         columns, size = self.product.num_columns, self.shallow(EIGHT, NARROW).lone_size
         is_wide = self.product.choice is None and columns.is_const and columns.const * self.num_sums > MANY_COLUMNS
         return size if is_wide and size is not None and not prove_le(self.num_rows, EIGHT) else None
@@ -261,7 +262,7 @@ class _Blocks:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]
                     *point, number, row_tile = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
-                    # A number of 32 bits needs one register until the result is written.
+                    # In 32 bits, the number takes one register instead of two until the result is written.
                     row_tile = k.let("row_tile", cast(cast(index(row_tile), DType.I32), DType.I64), row_tiles - 1)
                     # A block after the last row tile copies weights for its cluster. It computes the last tile again, without writing it.
                     row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, tall) - 1))

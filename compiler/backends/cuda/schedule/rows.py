@@ -56,9 +56,9 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
-    """Match one program along rows, or two that follow each other, write different buffers and do not read what the other writes. Return
-    None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read adjacent
-    memory."""
+    """Match one program along rows, or two that follow each other and write different buffers, and of which neither reads what the other
+    writes. Return None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read
+    adjacent memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None
@@ -109,7 +109,7 @@ class _Row:
     num_threads: int
 
     def write(self) -> None:
-        """Allocate the numbers of the row that stages pass on, and write the stages in order."""
+        """Allocate the numbers of the row that stages pass to later stages, and write the stages in order."""
         for number in self.program.temporaries:
             self.k.allocate(number)
         for stage in self.program.stages:

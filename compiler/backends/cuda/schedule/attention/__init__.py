@@ -12,8 +12,8 @@ A row is a token with one query head; all heads of a block share a kv head. A bl
     }
 
 A split is SPLIT keys, beginning at a multiple of SPLIT in their sequence. Splits are joined in order. For up to FEW tokens, each split has
-a block of its own, and the block that finishes last joins all splits of its token. For more tokens, one block computes all splits of a
-run. Both ways compute the same, and each row has its own scores, weights and sums, so a token has the same bits in every batch.
+a block of its own, and the block that finishes last joins all splits of its token. For more tokens, one block computes all splits of a run.
+Both ways do the same computations, and each row has its own scores, weights and sums, so a token has the same bits in every batch.
 
 In order of reading:
 

@@ -56,7 +56,7 @@ class FloatWalk(Walk):
         )
 
     def find_run(self, t: Dim, group: Dim) -> Run:
-        """Return the run of token `t` alone. It sees the keys that its position allows, or its whole text if the attention has no
+        """Return the run of token `t` alone. The token sees the keys that its position allows, or its whole text if the attention has no
         positions."""
         k, node, source = self.k, self.node, self.node.keys
         sequence = k.let("s", cast(k.array(node.sequences)[t], I64))
