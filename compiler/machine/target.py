@@ -117,8 +117,8 @@ def _wasm(name: str, features: frozenset[str], *, has_fma: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. Code for a name that ends in "a" runs only on GPUs
-    of the compute capability in the name; other code also runs on GPUs of higher compute capability."""
+    """Return the target of a GPU. `vector_bits` is the width in bits of a thread's widest memory access. Code for a name that ends in "a"
+    runs only on GPUs of the compute capability in the name; other code also runs on GPUs of higher compute capability."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 

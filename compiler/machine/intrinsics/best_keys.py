@@ -88,7 +88,7 @@ class _BestKeys(BlockCode):
         """Write the indices of the chosen keys in ascending order: first those among the first keys of all lanes, then those among the
         second keys of all lanes, and so on."""
         code = self.code
-        below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # the lanes before this one
+        below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # mask of the lanes before this one
         first = "0"
         for index, won in zip(self.indices, wins, strict=True):
             ballot = code.op(f"call i32 @llvm.nvvm.vote.ballot.sync(i32 -1, i1 {won})")

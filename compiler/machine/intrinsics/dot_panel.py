@@ -96,7 +96,7 @@ class _PanelOp(ProductOp):
 @tile_op
 class DotPanel(_PanelOp):
     """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits, 8 of 4 bits
-    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4, 8 or 16."""
+    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4 (8 bits), 8 (4 bits) or 16 (2 or 6 bits)."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8

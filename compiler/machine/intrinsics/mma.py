@@ -2,8 +2,8 @@
 
 One `mma.sync` multiplies 16 columns of a weight by 8 rows, for 16 numbers along k. Weights are stored in the order of its registers
 (`FRAGMENTS` and others in compiler/machine/formats.py), so a lane loads its weights without shuffles. Each warp computes its own columns
-for all rows of the block. Steps of 32 numbers along k are added in order. Each step has two instructions, of which each adds 16 of the
-numbers (`Fragments.chunks`). This order is the same for all values of `rows` and `columns`.
+for all rows of the block. Steps of 32 numbers along k are added in order. Each step has two instructions; each of them adds up the products
+of 16 of the 32 numbers (`Fragments.chunks`). This order is the same for all values of `rows` and `columns`.
 
 Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly. The sum of each group is multiplied by the group's
 scale, and groups are added in order.

@@ -31,7 +31,7 @@ SPLIT = WARPS * LANES  # number of keys in a split
 MOST_STEPS = 8  # maximum number of steps of 16 elements whose keys a lane holds in registers at once
 HEIGHTS = (64, 32, 16, EIGHT)  # numbers of rows of a block; the first is for multiprocessors with much shared memory
 ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
-# Targets whose multiprocessors have 228 KB of shared memory, and the bytes of a block if two blocks fit.
+# Targets whose multiprocessors have 228 KB of shared memory, and the maximum number of bytes of a block so that two blocks fit.
 ROOMY, ROOMY_BYTES = Features(["sm_90a", "sm_100a"]), 100 << 10
 SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
 MOST_WORDS = 32  # maximum number of words of values that a lane loads at once

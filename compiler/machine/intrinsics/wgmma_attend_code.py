@@ -4,8 +4,8 @@ In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_atte
 of a row, sixteen sums first add up the weights of keys that are 16 apart, in order; a thread has four of these sums. Then the sums that are
 8, 4, 2 and 1 apart are added.
 
-One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
-registers; if one did, the assembler would insert a wait after each `wgmma`.
+One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses the
+registers of the chain; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class AttendCode(Rows):
             self.store_floats(values, places)
 
     def _score(self, turn: str) -> None:
-        """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy for the next turn."""
+        """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy pages for the next turn."""
         dots, following = self._multiply_keys(turn), self.plus(turn, "1")
         pages = self.find_pages(following)
         self.store_floats(self._await_product(dots, 0), self.scores)

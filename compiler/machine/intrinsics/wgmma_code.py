@@ -9,8 +9,8 @@ If parts of the block take turns, all but the first pass their sums and scales t
 next turn, before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are
 stored, and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
 
-One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other
-instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
+One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other instruction
+uses the registers of these instructions in between; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations

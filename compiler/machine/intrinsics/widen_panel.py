@@ -4,7 +4,7 @@
 A line of 64 bytes holds 128 weights, four in each 16-bit word. A weight q is extracted as 4096 q. The product of 4096 q and the weight's
 multiplier m gives the lower byte of a result word: the instruction that multiplies rounds the product to (q * m + 4) >> 3. The product of
 4096 q and 256 m gives the upper byte, which is rounded by adding 128. One line becomes two lines of 64 bytes in 15 vector operations, 7 of
-which can use only a single port.
+which can use only a single execution port.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class _Joiner:
     takes: Callable[[PrimFunc], bool]
     owners: Owners
     of_weights: frozenset[Var]  # variables that depend on weights alone: computed once, so their calls are not joined
-    known: dict[str, bool]  # whether functions may be joined, by name; layers call the same functions
+    known: dict[str, bool]  # whether functions may be joined, by name: all layers call the same functions, so test each once
 
     def block(self, block: Block) -> Block:
         """Join adjacent calls of a block in pairs, where this is possible."""

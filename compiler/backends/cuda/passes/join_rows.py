@@ -52,7 +52,7 @@ class _Joiner:
 
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
-    known: dict[str, bool]  # whether functions compute short rows, by name; layers call the same functions
+    known: dict[str, bool]  # whether functions compute short rows, by name: all layers call the same functions, so test each once
 
     def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
         """Return the block with runs of calls joined. `uses` says how often the function reads each variable."""

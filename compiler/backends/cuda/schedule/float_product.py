@@ -7,8 +7,8 @@ all elements in which they meet. So each row and each column is read fewer times
     }
 
 With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum depends only on its
-length, not on the tile or on other rows. The number of threads of a block is the largest of THREADS that divides this length. With each of
-THREADS, the sums fit the shared memory of every GPU.
+length, not on the tile or on other rows. The number of threads of a block is the largest number in THREADS that divides this length. With
+each number in THREADS, the sums fit the shared memory of every GPU.
 """
 
 from __future__ import annotations

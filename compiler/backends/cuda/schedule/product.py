@@ -6,9 +6,9 @@
       for thread t { the epilogue of its elements of c }
     }
 
-For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest of those
-that have enough rows. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may be
-computed in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of
+For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. The block uses the tile with the
+fewest rows that suffice. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may
+be computed in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of
 their own for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles
 of a target, their heights and the formats of weights are in compiler/machine/products.py.
 

@@ -160,8 +160,8 @@ class _LongRuns:
 
     @property
     def few(self) -> int:
-        """The maximum number of tokens of a short run, which is left to the second launch. Its rows, one per token and head of the block,
-        fit that launch's tile of 8 rows. Runs with more tokens are long."""
+        """The maximum number of tokens of a short run, which is left to the second launch. The rows of a short run, one per token and head
+        of the block, fit that launch's tile of 8 rows. Runs with more tokens are long."""
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
@@ -227,7 +227,7 @@ class _LongRuns:
         sequence, layer = k.let("s", cast(k.array(node.sequences)[token], I64)), bound_layer(k, source.layer, source.cache)
         cache, kv_head = k.array(source.cache), tile.group // (walk.shared_heads // walk.block_heads)
         keys, values = (cache[layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
-        own = token, first_head, 0  # the first row, of queries and of the result
+        own = token, first_head, 0  # indices of the first row, in queries and in the result
         rows = tile.memory[0], tile.top[0], tile.weights[0], tile.broken[0], walk.queries[own]
         places = keys, values, k.array(source.tables)[sequence, 0], tile.first[u], tile.end[u]
         sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads), count * walk.block_heads
