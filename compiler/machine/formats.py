@@ -1,13 +1,13 @@
 """Formats of weights: where each element is stored, and how it is decoded.
 
-A panel holds some adjacent columns of a weight, in lines. A line has `depth` neighbours along k of each column. Only panels of 6-bit
-integers differ: three lines together have `depth` neighbours (`SixBitPanels`).
+A product sums over the index k. A panel stores some adjacent columns of a weight, in lines. A line stores, for each of these columns, the
+weights at `depth` neighbouring k. Panels of 6-bit integers are the exception: three lines together store these weights (`SixBitPanels`).
 
 Most CPUs multiply signed bytes by unsigned bytes, so their panels of integers (`Panels`) store each weight plus an `offset`, as an unsigned
 number. A line stores four bytes of a column next to each other. If a byte holds several weights of 4 or 2 bits, these are the weights at k,
 k + 4, and so on; the first is in the lowest bits. If weights are codes of 4 bits, which are indices of a table (`TABLES`), panels store the
-codes, and instructions look up the numbers. Panels for tensor cores have the order of the registers or the memory from which these read
-weights (`Fragments`, `IntegerFragments`).
+codes, and instructions look up the numbers. Panels for tensor cores store weights in the order in which registers or shared memory must
+have them (`Fragments`, `IntegerFragments`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORD_BITS = 16  # bits of a word of `ScaledPanels`
 THIRDS = 3  # number of bytes that store four weights of 6 bits
 FOUR = 4  # number of byte products that one instruction adds to a sum
 STREAMS, RUN = 4, 4  # the largest number of streams of `ScaledPanels`, and the largest number of groups of a run
-EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
+EIGHTHS = 3  # a multiplier of `Widened` is in eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Panels(Format):
 
     @property
     def held_bits(self) -> int:
-        """The number of bits in which a program stores a number outside of panels."""
+        """The number of bits of a stored weight before it is packed into panels. Two weights of 4 bits share a byte."""
         return self.bits
 
     @property
@@ -77,8 +77,8 @@ class Panels(Format):
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k. With 4 or 2 bits it is the weight plus the offset, or
-        a code."""
+        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k. With 4 or 2 bits, `number(k)` is instead the weight
+        plus the offset, or a code."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
@@ -87,8 +87,8 @@ class Panels(Format):
         return first
 
     def packed(self, numbers: Any, columns: int) -> Any:
-        """Pack numbers [..., n, k] into panels, in NumPy, and pad the last panel. `numbers` has weights; with 4 or 2 bits it has weights
-        plus the offset, or codes."""
+        """Pack numbers [..., n, k] into panels, in NumPy, and pad the last panel. With 8 bits, `numbers` are weights. With 4 or 2 bits,
+        they are weights plus the offset, or codes."""
         *matrix, n, k = numbers.shape
         width = k // self.per_byte
         if self.bits == 8:
@@ -101,7 +101,7 @@ class Panels(Format):
         return fours[..., self.order].reshape(*matrix, -(-n // columns), width // FOUR, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
-        """Unpack panels, in NumPy. Return the numbers [columns, k], each plus the offset, also of columns that pad the last panel."""
+        """Unpack panels, in NumPy. Return the numbers [columns, k], each plus the offset, including the columns that pad the last panel."""
         count, lines, wide = panels.shape
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
@@ -111,7 +111,7 @@ class Panels(Format):
 @dataclass(frozen=True, slots=True, eq=False)
 class SixBitPanels(Panels):
     """Integers of 6 bits in panels [panels, 3 * k / 16, 4 * columns]. Three lines store 16 neighbours along k. Each byte holds one of the
-    first twelve neighbours in its lower 6 bits, and a third of one of the last four in its upper 2 bits."""
+    first twelve neighbours in its lower 6 bits, and 2 bits of one of the last four in its upper 2 bits."""
 
     def padding_of(self, line: Dim) -> Scalar:
         return cast(index(self.offset + line % THIRDS // (THIRDS - 1) * 128), I32)
@@ -156,7 +156,7 @@ class SixBitPanels(Panels):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TablePanels(Panels):
-    """Panels of codes of 4 bits, which are indices of a table. An element is the number of the table plus the offset."""
+    """Panels of codes of 4 bits, which are indices of a table. An element is the number in the table for its code, plus the offset."""
 
     kind: Kind = Kind.E2M1
 
@@ -174,7 +174,8 @@ class TablePanels(Panels):
 
     @property
     def _padding(self) -> int:
-        """The byte whose numbers are nearest to 0. Scales of columns that pad the last panel are 0."""
+        """The byte of two codes for the number nearest to 0. This number need not be 0, because the scales of columns that pad the last
+        panel are 0."""
         nearest = int(np.abs(self.numbers.astype(np.int32)).argmin())
         return nearest | nearest << 4
 
@@ -201,12 +202,12 @@ class TernaryPanels(TablePanels):
 
 
 def looked_up(bits: Scalar, kind: Kind) -> Scalar:
-    """Return the number for which a code of 4 bits stands in the table of this kind (`TABLES`), as an i32."""
+    """Return the number for which a code of 4 bits stands in the table of `kind` (`TABLES`), as an i32."""
     return _doubled_e2m1(bits) if kind is Kind.E2M1 else _from_words(bits, TABLES[kind])
 
 
 def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
-    """Look up the number of a code in four words of 32 bits, whose 16 bytes are the numbers of the table minus the smallest one."""
+    """Look up the number of a code in four words of 32 bits, whose 16 bytes are the numbers of the table minus the smallest number."""
     least = int(numbers.min())
     words = [const(int(word), I32) for word in (numbers.astype(np.int32) - least).astype(np.uint8).view("<i4")]
     low, high = (select(bits < first + 4, words[first // 4], words[first // 4 + 1]) for first in (0, 8))
@@ -214,7 +215,7 @@ def _from_words(bits: Scalar, numbers: NDArray[np.int8]) -> Scalar:
 
 
 def _doubled_e2m1(bits: Scalar) -> Scalar:
-    """Return the double of a 4-bit float, as an i32. Its bits are, from the highest: sign, exponent (2), mantissa (1)."""
+    """Return the double of a 4-bit float, as an i32. The bits of the float are, from the highest: sign, exponent (2), mantissa (1)."""
     exponent = bits >> 1 & 3
     magnitude = (bits & 1 | minimum(exponent, 1) << 1) << maximum(exponent - 1, 0)
     return magnitude * (1 - (bits >> 3 << 1))
@@ -244,10 +245,10 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledPanels(Format):
-    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group is the weights at `depth` neighbours along
-    k: it has lines like those of a panel, and then one scale per column. So reading the weights in order also reads the scales in order. A
-    run has adjacent groups of a panel. Consecutive runs are in different streams, because a core without prefetches reads several streams
-    faster than one."""
+    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group stores the weights at `depth` neighbouring
+    k: lines like those of `Panels`, and then one scale per column. So reading the weights in order also reads the scales in order. A run
+    consists of adjacent groups of a panel. Consecutive runs are in different streams, because without prefetches a core reads several
+    streams faster than one."""
 
     panels: Panels
     columns: int  # number of columns of a panel
@@ -347,8 +348,8 @@ def along(low: int, count: int = 1) -> Bits:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k. `bits` lists them from the
-    highest bit of the position to the lowest."""
+    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k. `bits` lists these bits
+    from the highest bit of the position to the lowest."""
 
     bits: tuple[Bits, ...]
 
@@ -427,13 +428,14 @@ class Ordered(Elements):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments(Ordered):
-    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds 16 products; `steps` are the bits of k
-    that number the instructions of a line."""
+    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds up 16 products; `steps` are the bits
+    of k that number the instructions of a line."""
 
     steps: tuple[Bits, ...]
 
     def chunks(self, k: int) -> list[Any]:
-        """Return for each instruction, in order, the indices along k of the products that it adds up, for `k` elements."""
+        """Return, for each instruction in order, the indices along k of the products that it adds up. `k` is the number of elements of a
+        column."""
         numbers = np.arange(k)
         step = numbers // self.depth
         for bits in self.steps:
@@ -534,8 +536,8 @@ TABLE_PANELS: Mapping[Kind, TablePanels] = {
 }
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 SCALED4 = _row(ScaledPanels("scaled4", bits=4, depth=32, rows=I8, dtype=I32, panels=PANEL4, columns=16))
-# Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two
-# instructions, it multiplies 8 adjacent elements of a row, which it loads at once.
+# Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: with two
+# instructions, the lane multiplies 8 adjacent elements of a row, which it loads at once.
 FRAGMENTS = _row(
     Fragments(
         "fragments",
@@ -571,7 +573,7 @@ FRAGMENTS4 = _row(
 )
 FRAGMENTS_E2M1 = _row(FloatFragments("fragments_e2m1", bits=4, depth=32, rows=BF16, dtype=I32, order=FRAGMENTS4.order, upper=along(1)))
 # Formats for `wgmma`, in panels of 32 columns. The instruction reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along
-# k. Weights of 8 or 4 bits are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
+# k. Weights of 8 or 4 bits are in the order of registers; the lane whose register has a weight is numbered by column % 8 and by k % 8 // 2.
 BRICKS = _row(
     Fragments(
         "bricks",

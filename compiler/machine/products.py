@@ -2,8 +2,9 @@
 
 A tile multiplies rows of one element type by weights of one format. Its order of summation does not depend on its number of rows. Tiles
 that use vectors have a column in each lane; their accumulators, the columns of a step and one factor of a row fit the registers. Code
-generation splits or joins vectors to the width of registers. So products of f32, and of integers in registers, have the same order of
-summation on all CPUs. Products of bf16, matrix units and GPUs have orders of their own (compiler/numeric_class.py).
+generation splits or joins vectors to the width of registers. So products of f32, and products of integers without a matrix unit, have the
+same order of summation on all CPUs. Products of bf16, products on matrix units and products on GPUs have orders of their own
+(compiler/numeric_class.py).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ProductTile:
     format: Format  # format of the weights
     depth: int  # elements along k that a step multiplies; k, or each group of weights with one scale, must be a multiple of this number
     # Number of planes per row for which registers suffice. A plane is one of two rows of bytes that together represent a row of 16-bit
-    # integers. Tiles may have more rows if rows have fewer planes; if rows have more planes, these share their sums.
+    # integers. A tile may have more rows if its rows have fewer planes; if its rows have more planes, the planes of a row share one sum.
     planes: int = 1
     # For matrix units: maximum number of elements along k in a block. All rows multiply the weights of a block before those of the next
     # block. A multiple of `depth`.
@@ -111,7 +112,8 @@ class ProductTile:
 
     def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
         """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it. With
-        `counted`, `rows` is a maximum, and the number of rows is known only at run time. Other tiles ignore `fresh` and `counted`."""
+        `counted`, `rows` is a maximum, and the number of rows is known only at run time. Tiles without a matrix unit ignore `fresh` and
+        `counted`."""
         if isinstance(self.op, MatrixUnitOp):
             return replace(self.op, rows=rows, fresh=fresh, counted=counted)
         return replace(self.op, rows=rows)
@@ -176,7 +178,7 @@ class ProductTiles:
     floats: FloatTile
     attention: FloatTile  # the tile that multiplies queries by keys, and attention weights by values
     tiles: tuple[ProductTile, ...]
-    scaled_panels: ScaledPanels | None = None  # the format that puts scales after the weights of their group; None: scales are apart
+    scaled_panels: ScaledPanels | None = None  # the format that puts scales after the weights of their group; None: another buffer has them
 
     @property
     def pairs(self) -> ProductTile | None:
@@ -195,7 +197,7 @@ class ProductTiles:
 
     @property
     def integers(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply rows of integers by weights as they are stored. For each column, a row has one accumulator of f32 that
+        """The tiles that multiply rows of integers by weights without widening them. For each column, a row has one accumulator of f32 that
         adds up the groups, and one integer accumulator per plane, or one for both planes (`ProductTile.capped`)."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
 
@@ -222,7 +224,8 @@ _SHAPES: Final = (
     (128, TileShape(rows=4, vectors=1)),  # 8 accumulators in 16 registers of 256 bits, or 16 in 32 registers of 128 bits
 )
 # Engines of WebAssembly on x86 have 16 registers of 128 bits. This shape uses 14 of them: for 8 accumulators, the columns of two steps, and
-# two factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
+# two factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, and the other registers suffice for the
+# keys of one step.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
 # The operations of the narrowest targets for each kind of weights of up to 4 bits, each with the format of its weights.
@@ -263,7 +266,7 @@ _TILES: Final = (
     *((128, ProductTile(op, format, depth=4)) for op, format in _PANELS4),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
-# The tiles of GPUs; schedules choose other numbers of rows and columns. A product takes the first tile that it fits.
+# The tiles of GPUs; schedules choose other numbers of rows and columns. A product uses the first tile that fits it.
 _GPU_TILES: Final = tuple(
     ProductTile(op, op.format, depth=op.step)
     for tile in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
@@ -283,7 +286,7 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers, if the target has one. Integers with
+    """For each kind of weights, yield the best tile on the matrix unit and the best other tile, if the target has such tiles. Integers with
     the same number of bits are one kind, even if their formats differ."""
     found: set[tuple[int, Kind | bool, bool]] = set()
     for least, tile in _TILES:

@@ -21,8 +21,8 @@ GPU: Final = "nvidia-cuda"
 
 
 class TargetError(Exception):
-    """A target is unknown, no back end makes code for it, or this machine or GPU cannot run it. Also raised if this machine is of an
-    architecture without targets or lacks its baseline, and if the prefix of exported C names is invalid."""
+    """A target is unknown, no back end makes code for it, or this machine or GPU cannot run it. Also raised if this machine's architecture
+    has no targets, if its CPU lacks a feature of the architecture's baseline, and if the prefix of exported C names is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ def _wasm(name: str, features: frozenset[str], *, has_fma: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. Code for a name that ends in "a" runs only on GPUs
-    of the compute capability in the name; other code also runs on GPUs of higher ones."""
+    """Return the target of a GPU. `vector_bits` is the width in bits of a thread's widest memory access. Code for a name that ends in "a"
+    runs only on GPUs of the compute capability in the name; other code also runs on GPUs of higher compute capability."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 
@@ -170,7 +170,7 @@ def of_gpu(name: str, capability: Capability) -> Target:
 
 
 def gpu_targets(capability: Capability) -> list[Target]:
-    """Return the named targets that a GPU of this compute capability can run, the latest last."""
+    """Return the named targets that a GPU of this compute capability can run, in order, with the latest at the end."""
     return [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
 
 
@@ -213,7 +213,7 @@ def machine() -> Target:
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
     least = known[0]
-    # The operating system may omit features of the architecture's baseline. On aarch64 the baseline includes NEON.
+    # The detected features may lack some that every CPU of the architecture has: on aarch64, NEON.
     found = features() | (_NEON if ARCH == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(

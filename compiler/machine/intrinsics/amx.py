@@ -1,8 +1,9 @@
 """Products on AMX, the matrix unit of x86. A tile register holds 16 rows of 64 bytes.
 
-A product has up to 2 x 2 registers of accumulators (tmm0 to tmm3), which hold them over the whole of k. Registers tmm4 and tmm5 hold rows
-of a, and tmm6 and tmm7 hold columns of b. `amx_configure` sets the height of the registers of c and a for the tiles after it: with fewer
-than 16 rows, loads then read nothing after the end of a. The process must have asked the operating system for permission to use the unit.
+A product adds a * b to c (product.py). Up to 2 x 2 registers (tmm0 to tmm3) hold the accumulators c during all steps along k. Registers
+tmm4 and tmm5 hold rows of a, and tmm6 and tmm7 hold columns of b. `amx_configure` sets the height of the registers of c and a for the tiles
+that follow: with fewer than 16 rows, loads then read nothing after the end of a. The process must have asked the operating system for
+permission to use the unit.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from compiler.machine.intrinsics.prefetch import prefetch_lines
 from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, flushed, matrices
 from compiler.machine.target import Target
 
-After = Callable[[int], None]  # writes code after a product, which has this number in its step
+After = Callable[[int], None]  # writes code after a product; the argument is the number of the product within its step
 
 TILE_ROWS, TILE_BYTES = 16, 64
-_FIRST, _SECOND, _COLUMNS = (0, 1, 4), (2, 3, 5), (6, 7)  # registers: those of the first 16 rows, of the other rows, of columns of b
+_FIRST, _SECOND, _COLUMNS = (0, 1, 4), (2, 3, 5), (6, 7)  # registers for the first 16 rows, for the other rows, and for columns of b
 LINES_OF_SUMS = 4  # cache lines of accumulators that a step prefetches
 
 
@@ -66,7 +67,7 @@ class AmxConfigure(Intrinsic):
 
     def configuration(self, code: Code) -> str:
         """Write the configuration of 64 bytes: palette 1 in byte 0, the bytes per row of each register (u16) from byte 16, and the rows of
-        each register (u8) from byte 48. Return its place."""
+        each register (u8) from byte 48. Return the address of the configuration."""
         first, *_, last = 2 * _heights(self.rows)
         config = bytearray(64)
         config[0] = 1
@@ -81,7 +82,8 @@ class AmxConfigure(Intrinsic):
 @tile_op
 class AmxConfigureRows(Intrinsic):
     """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. With at most 16 rows, every register
-    of rows or accumulators gets that height. With more, those of the first 16 rows get height 16, and those of the other rows the rest."""
+    of rows or accumulators gets the height `rows`. With more, the registers for the first 16 rows get height 16, and those for the other
+    rows get height `rows` - 16."""
 
     name: ClassVar[str] = "amx_configure_rows"
     needs: ClassVar[Features] = AmxConfigure.needs
@@ -111,10 +113,10 @@ class AmxConfigureRows(Intrinsic):
 
 @tile_op
 class AmxStayAwake(Intrinsic):
-    """amx_stay_awake(): multiply registers that hold nothing of use, so that the unit does not fall asleep.
+    """amx_stay_awake(): multiply registers without using the result, so that the unit does not fall asleep.
 
     Measured on Emerald Rapids: after 250 ns without a product, the next one takes 290 ns longer. So code between products uses this tile
-    every 100 ns or more often. It changes only registers that the next product overwrites before it reads them.
+    every 100 ns or more often. The tile changes only tmm0, which the next product overwrites before it reads it.
     """
 
     name: ClassVar[str] = "amx_stay_awake"
@@ -134,8 +136,8 @@ class AmxStayAwake(Intrinsic):
 @dataclass(frozen=True, slots=True)
 class _AmxProduct(MatrixUnitOp):
     """amx(c, a, b, later?) dims(k, stride, first?, lines?, height?): a product as in product.py. `?` marks operands and dimensions that
-    exist only with `prefetching` or `counted`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the elements in
-    64 bytes."""
+    exist only with `prefetching` or `counted`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the number of
+    elements in 64 bytes."""
 
     product: ClassVar[str]  # name of the instruction
     packed: ClassVar[int]  # number of neighbours along k that share 32 bits
@@ -160,8 +162,8 @@ class _AmxProduct(MatrixUnitOp):
         (c, a, b, *later), (k, stride, *share) = pointers, dims[: 4 if self.prefetching else 2]
 
         def prefetch(step: str) -> After:
-            """Emit the prefetches of a step. In a block, these are accumulators of the next product. With an operand `later`, they are its
-            lines. Without it, and outside of a block, they are lines of the panel, unless the panel is in L1."""
+            """Emit the prefetches of a step: with `in_block`, accumulators of the next product; with an operand `later`, its lines; with
+            neither, lines of the panel, unless the panel is in L1."""
             if self.in_block:
                 # Prefetch the accumulators of the block's next product, which follow c in memory, into L1: 256 bytes per step, a quarter of
                 # a tile register.
@@ -255,7 +257,7 @@ class _AmxProduct(MatrixUnitOp):
         code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {4 * self.columns})")
 
     def load_rows(self, code: Code, i: int, left: str, row_stride: str) -> None:
-        """Load register `i` of rows. `left` is the place of its first row."""
+        """Load register `i` of rows. `left` is the address of its first row."""
         load = "tileloaddt164" if self.in_block else "tileloadd64"  # t1: the rows do not displace the panel from L1
         code.do(f"call void @llvm.x86.{load}(i8 {4 + i}, ptr {left}, i64 {row_stride})")
 
@@ -314,7 +316,7 @@ class AmxI8ByU8(_AmxBytes):
 
 @tile_op
 class AmxI8ByI8(_AmxBytes):
-    """A product of signed rows by a signed panel, which `widen_panel` writes."""
+    """A product of signed rows by a signed panel, which the tile `widen_panel` writes."""
 
     name: ClassVar[str] = "amx_i8_i8"
     product: ClassVar[str] = "tdpbssd"

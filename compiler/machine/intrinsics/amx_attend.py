@@ -1,9 +1,9 @@
 """A stage of attention on AMX: vector instructions compute the softmax of some rows, while the unit multiplies queries by keys for the rows
 after them, and weights by values for the rows before them.
 
-This keeps the unit from falling asleep (`AmxStayAwake`). Measured on Emerald Rapids: up to 130 cycles after a tile instruction, a core
-multiplies vectors of 512 bits on one port instead of two. So beside tile products, the multiplications of the softmax take twice as long;
-its additions and integer operations do not.
+The products in between keep the unit from falling asleep (`AmxStayAwake`). Measured on Emerald Rapids: up to 130 cycles after a tile
+instruction, a core multiplies vectors of 512 bits on one port instead of two. So beside tile products, the multiplications of the softmax
+take twice as long; its additions and integer operations do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.machine.intrinsics.softmax_rows import PANEL, ROW_BYTES, BlockSoft
 from compiler.machine.target import Target
 
 STEP = TILE_BYTES // 2  # elements along k that a step of the unit multiplies
-SHARE_BITS = 16  # fractional bits of a number of rows
+SHARE_BITS = 16  # fractional bits of fixed-point numbers of rows
 
 
 @tile_op
@@ -33,9 +33,10 @@ class AmxAttend(Intrinsic):
     later scores[key panels, rows, 32] = queries[rows, depth] * keys[key panels, depth / 2, 64]
     products[value panels, rows, 32] = earlier weights[rows, earlier panels * 32] * values[value panels, earlier panels * 16, 64]
 
-    Arrays have room for `panels` panels of keys; at least one panel is seen. The number of key panels, or of value panels, is 0 if the tile
-    must not compute that product. Keys and values are interleaved in pairs, as in amx_bf16. The configuration of the unit is that of a
-    product of `rows` rows. For each number of seen panels, there is separate code, whose loops over them are unrolled.
+    Arrays have room for `panels` panels of keys. `seen panels`, the number of panels of scores that the softmax reads, is at least 1. The
+    number of key panels, or of value panels, is 0 if the tile must not compute that product. Keys and values are interleaved in pairs, as
+    in amx_bf16. The configuration of the unit is that of a product of `rows` rows. Each number of seen panels has separate code, with
+    unrolled loops over these panels.
     """
 
     name: ClassVar[str] = "amx_attend"
@@ -102,7 +103,7 @@ class AmxAttend(Intrinsic):
     ) -> None:
         """Multiply rows by panels, and compute weights meanwhile. `extents` are the number of panels, the number of steps along k for which
         the arrays have room, and the number of steps to compute. `share` is the number of rows whose weights are computed before this
-        product, and the number of rows whose weights are computed in each step. Both have SHARE_BITS fractional bits."""
+        product, and the number of rows whose weights are computed in each step. Both numbers have SHARE_BITS fractional bits."""
         (c, a, b), (panels, most, steps), (first, each) = operands, extents, share
         unit, stride, size = AmxBf16(self.rows, PANEL, fresh=True), most * TILE_BYTES, TILE_ROWS * ROW_BYTES
         with code.loop("0", panels) as panel:
@@ -114,7 +115,7 @@ class AmxAttend(Intrinsic):
                 right = code.op(f"getelementptr [{size} x i8], ptr {columns}, i64 {step}")
                 lefts = [code.op(f"getelementptr i8, ptr {left}, i64 {top * stride}") for top in range(0, self.rows, TILE_ROWS)]
                 unit.step(code, lefts, right, str(stride))
-                prefetch_lines(code, right, size, size, far=False)  # what the next step multiplies
+                prefetch_lines(code, right, size, size, far=False)  # the columns that the next step multiplies
                 number = code.op(f"add nsw i64 {code.op(f'mul nsw i64 {panel}, {steps}')}, {step}")
                 begin = code.op(f"add nsw i64 {code.op(f'mul nsw i64 {number}, {each}')}, {first}")
                 with code.loop(*(self._row(code, at) for at in (begin, code.op(f"add nsw i64 {begin}, {each}")))) as row:

@@ -1,4 +1,4 @@
-"""Products on AMX of few rows by whole channels of 4-bit weights (compiler/ops/products/widened.py).
+"""Products on AMX of few rows by 4-bit weights, over the whole of k at once (compiler/ops/products/widened.py).
 
 The sums of all rows stay in registers of the unit over the whole of k. While the unit multiplies a step of 64 elements, vector instructions
 widen a later step into a ring in the first-level cache. So weights are read in the order in which they are stored, and prefetches are a
@@ -20,7 +20,7 @@ from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.widen_panel import STRETCH, WidenPanel
 from compiler.machine.target import Target
 
-RING = 4  # steps of the ring, a power of two
+RING = 4  # number of steps that the ring has room for, a power of two
 AHEAD = 2  # steps by which widening runs ahead of the product
 FETCHED = 6  # steps by which prefetches run ahead of widening
 MOST_REGISTERS = 3  # maximum number of registers of rows; the sums of 32 columns then fill six of the unit's eight registers
@@ -32,11 +32,11 @@ class AmxChannels(Intrinsic):
     """amx_channels(c, a, ring, panel, multipliers, next panel, next multipliers) dims(k, stride, rows, second, third, slot, following):
     multiply one to three registers of rows by a panel.
 
-    c [registers * 16 * columns]  sums of each register of rows, of which the first `rows` rows are used; what was there is overwritten
+    c [registers * 16 * columns]  sums of each register of rows, of which the first `rows` rows are used; the tile overwrites c
     a                             rows of i8, `stride` elements apart; the second and third register begin at rows `second` and `third`
-    ring [RING * 64 * columns]    widened steps along k in local memory. Step i of the panel is at slot (slot + i) % RING. The first
-                                  AHEAD steps are already there. Afterwards the first `following` steps of the next panel are there,
-                                  as if they were more steps of this panel.
+    ring [RING * 64 * columns]    widened steps along k in local memory. Step i of the panel is at slot (slot + i) % RING. Before
+                                  the tile runs, the first AHEAD steps are there. After it, the first `following` steps of the next
+                                  panel are there, as if they were more steps of this panel.
     panel, multipliers            addresses of the first weight of a panel, and of its multiplier
     next panel ...                the panel that is multiplied next
 
@@ -96,8 +96,7 @@ class _Channels:
     """Emits the code of `AmxChannels`. While the unit multiplies a step, vector instructions widen the step AHEAD steps later."""
 
     def __init__(self, op: AmxChannels, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        """Compute the addresses of the registers of rows, and the places from which steps of the next panel count on. `pointers` and `dims`
-        are those of the tile `op`."""
+        """Compute the addresses of the registers of rows and of the next panel. `pointers` and `dims` are those of the tile `op`."""
         self.op, self.code = op, code
         self.c, a, self.ring, self.panel, self.multipliers, following, following_multipliers = pointers
         k, self.stride, _, second, third, self.slot, self.following = dims
@@ -105,7 +104,8 @@ class _Channels:
         self.steps = code.op(f"sdiv i64 {k}, {STEP}")
         tops = (0, second, third)[: op.registers]
         self.lefts = [self.at(a, code.op(f"mul nsw i64 {self.stride}, {top}")) for top in tops]
-        # Steps of the next panel count on from those of this panel. These are the places that step 0 of the next panel would then have.
+        # The steps of the next panel are numbered after those of this panel. These addresses are moved back, so that the number of a step
+        # gives its place.
         rows = code.op(f"sdiv i64 {k}, {op.group}")
         self.next_panel = self.at(following, self.times(self.steps, -self.step_bytes))
         self.next_multipliers = self.at(following_multipliers, self.times(rows, -op.columns))
@@ -144,8 +144,8 @@ class _Channels:
             self.multiply_three(lefts, right, after)
 
     def multiply_three(self, lefts: Sequence[str], right: str, after: Callable[[int], None]) -> None:
-        """Add the products of three registers of rows. The sums leave one register for rows and one for columns. Each register of rows
-        begins with the columns with which the register before it ended."""
+        """Add the products of three registers of rows. The sums leave one register for rows and one for columns. The first product of each
+        register of rows uses the columns that are still loaded from the last product of the register before."""
         held, number = None, 0
         for i, left in enumerate(lefts):
             self.code.do(f"call void @llvm.x86.tileloadd64(i8 6, ptr {left}, i64 {self.stride})")
@@ -157,8 +157,8 @@ class _Channels:
                 held, number = j, number + 1
 
     def items(self, step: str) -> Iterator[tuple[str, int, tuple[str, ...], str]]:
-        """Yield what is widened during `step`: the stretch along k, the side, the operands of `WidenPanel`, and the stretch of the ring
-        that receives the result."""
+        """Yield the arguments of `WidenPanel.widen_side` for the weights that are widened during `step`: the stretch along k, the side, the
+        operands, and the stretch of the ring that receives the result."""
         code, op = self.code, self.op
         later = code.op(f"add nsw i64 {step}, {AHEAD}")
         fetched = code.op(f"add nsw i64 {later}, {FETCHED}")
@@ -175,11 +175,11 @@ class _Channels:
                 yield stretch, side, (self.ring, panel, multipliers, wanted, wanted_multipliers), to
 
     def chosen(self, step: str, own: str, following: str) -> str:
-        """Return `own` if a step belongs to this panel, and `following` if it belongs to the next one."""
+        """Return `own` if a step belongs to this panel, and `following` if it belongs to the next panel."""
         return self.code.op(f"select i1 {self.code.op(f'icmp slt i64 {step}, {self.steps}')}, ptr {own}, ptr {following}")
 
     def slot_of(self, step: str) -> str:
-        """Return the slot of the ring for a step. Steps of the next panel count on from those of this panel."""
+        """Return the slot of the ring for a step. Steps of the next panel are numbered after those of this panel."""
         return self.code.op(f"and i64 {self.code.op(f'add nsw i64 {step}, {self.slot}')}, {RING - 1}")
 
     def times(self, number: str, factor: int) -> str:

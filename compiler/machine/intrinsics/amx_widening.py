@@ -33,8 +33,9 @@ class AmxWidening(Intrinsic):
     b                          a widened part of a panel, k elements of each column
     wide ...                   operands as in widen_panel, for another part of a panel
 
-    An item is 32 weights of each of 16 columns; there are `items` of them. Step i along k, of 64 elements, widens the items from
-    (first + i * share) / 2^16 to (first + (i + 1) * share) / 2^16, each rounded down and at most `items`; the last one is excluded.
+    An item is 32 weights of each of 16 columns; there are `items` of them. Step i along k, of 64 elements, widens the items `begin` to
+    `end` - 1. `begin` is (first + i * share) / 2^16, and `end` is (first + (i + 1) * share) / 2^16; both are rounded down and at most
+    `items`.
     """
 
     name: ClassVar[str] = "amx_widening"

@@ -39,7 +39,8 @@ class Append(Intrinsic):
         count[0] += len(numbers)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Emit the code of the tile. Without an instruction that packs lanes, packing is slow, so first test whether any lane is set."""
+        """Emit the code of the tile. On a target without an instruction that packs lanes, packing is slow, so the code first tests whether
+        any lane is set."""
         numbers, mask = vec("i32", LANES), vec("i1", LANES)
         lanes = code.op(f"load {numbers}, ptr {pointers[2]}, align 4")
         hit = code.op(f"icmp ne {numbers} {lanes}, zeroinitializer")

@@ -36,8 +36,8 @@ class Intrinsic(TileOp):
     @property
     def early(self) -> range:
         """The indices of the operands that the tile may read before the kernels that were launched earlier on the GPU have ended. If there
-        are any, the tile itself waits for this end (`griddepcontrol.wait`) before it accesses other memory than these operands and shared
-        memory."""
+        are such operands, the tile itself waits for this end (`griddepcontrol.wait`) before it accesses other memory than these operands
+        and shared memory."""
         return range(0)
 
     def runs_on(self, target: Target) -> bool:

@@ -16,7 +16,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.block_code import LANES, SHARED, BlockCode
 from compiler.machine.target import GPU, Target
 
-LOWEST = -(1 << 31)  # stands for keys that are chosen already, and for those that a lane lacks
+LOWEST = -(1 << 31)  # stands for keys that are chosen already, and for keys after the end of the row
 NOWHERE = (1 << 31) - 1  # an index after all keys
 
 
@@ -85,10 +85,10 @@ class _BestKeys(BlockCode):
         return self._select(exists, code.op(f"load i32, {SHARED} {self._place(self.keys, near)}, align 4"), LOWEST)
 
     def _write(self, wins: Sequence[str]) -> None:
-        """Write the indices of the chosen keys in ascending order: those among the first keys of all lanes, then those among the second
-        keys, and so on."""
+        """Write the indices of the chosen keys in ascending order: first those among the first keys of all lanes, then those among the
+        second keys of all lanes, and so on."""
         code = self.code
-        below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # the lanes before this one
+        below = code.op(f"sub i32 {code.op(f'shl i32 1, {self.own}')}, 1")  # mask of the lanes before this one
         first = "0"
         for index, won in zip(self.indices, wins, strict=True):
             ballot = code.op(f"call i32 @llvm.nvvm.vote.ballot.sync(i32 -1, i1 {won})")
@@ -98,7 +98,7 @@ class _BestKeys(BlockCode):
             first = code.op(f"add i32 {first}, {code.op(f'call i32 @llvm.ctpop.i32(i32 {ballot})')}")
 
     def _place(self, base: str, index: str) -> str:
-        """Return the address of an element of keys or of indices."""
+        """Return the address of the key or the index number `index` in the array at `base`."""
         return self.gep(SHARED, base, self.code.op(f"zext i32 {index} to i64"), "i32")
 
     def _extreme(self, which: str, a: str, b: str) -> str:

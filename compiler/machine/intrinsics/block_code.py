@@ -11,17 +11,18 @@ EIGHT = 8  # number of columns of the right operand of `mma.sync`
 SHARED_BYTES = 48 << 10  # bytes of shared memory that a block may use by default; more must be requested from the driver
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _FOUR_FLOATS = "{float, float, float, float}"
-_LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
+_LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt` for the lower halves, and for the upper halves, of two words
 
 
 def hidden(code: Code, value: str) -> str:
-    """Return a copy of an i64 that LLVM cannot recognise as a copy. So LLVM moves nothing that is computed from it before this place."""
+    """Return a copy of an i64 that LLVM cannot recognise as a copy. So LLVM moves no computation that uses the copy to before this
+    place."""
     return code.op(f'call i64 asm sideeffect "mov.b64 $0, $1;", "=l,l"(i64 {value})')
 
 
 class BlockCode:
-    """Emits the code that every thread of a block runs. Over the lanes of a warp, a register of `mma.sync` holds 8 rows of 4 words or
-    pairs; this thread has word or pair `quad` of row `group`."""
+    """Emits the code that every thread of a block runs. Across the lanes of a warp, an operand register of `mma.sync` holds 8 rows of 4
+    words, and two registers of accumulators hold 8 rows of 4 pairs; this thread has word or pair `quad` of row `group`."""
 
     def __init__(self, code: Code, *, hides_thread: bool = False) -> None:
         """`hides_thread` says whether LLVM must not recognise the number of the thread, as `BlockProduct` explains."""
@@ -37,12 +38,12 @@ class BlockCode:
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
 
     def barrier(self) -> None:
-        """Wait until all threads of the block are here."""
+        """Wait until all threads of the block have arrived here."""
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
     def fence(self) -> None:
-        """Order this thread's accesses to shared memory, and those that it has waited for, before later asynchronous ones, such as those of
-        `wgmma` and of bulk copies."""
+        """Order this thread's accesses to shared memory, and the accesses of other threads for which it has waited, before later
+        asynchronous accesses, such as those of `wgmma` and of bulk copies."""
         self.assembly("fence.proxy.async.shared::cta;")
 
     def assembly(self, text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
@@ -66,7 +67,7 @@ class BlockCode:
         self.code.do(f"call void {name}({SHARED} {target}, {GLOBAL} {source}{few[1]})")
 
     def commit(self) -> None:
-        """Make a group of this thread's copies that began since its last group."""
+        """Make a group of the copies that this thread has begun since its last group."""
         self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
 
     def await_copies(self, allowed: int) -> None:
@@ -94,15 +95,16 @@ class BlockCode:
         return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
 
     def low_descriptor(self, place: str, layout: int) -> str:
-        """Return the lower half of the descriptor of an operand of `wgmma` in shared memory. `layout` is the descriptor without address."""
+        """Return the lower half of the descriptor of an operand of `wgmma` in shared memory. `layout` is the descriptor without the
+        address."""
         return self.code.op(f"or i32 {self.code.op(f'lshr i32 {self.number_of(place)}, 4')}, {layout & 0xFFFFFFFF}")
 
     def low_halves(self, a: str, b: str) -> str:
-        """Return a word with the lower halves of two words, that of `a` below."""
+        """Return a word with the lower halves of two words; that of `a` becomes the lower half."""
         return self._permuted(a, b, _LOW)
 
     def high_halves(self, a: str, b: str) -> str:
-        """Return a word with the upper halves of two words, that of `a` below."""
+        """Return a word with the upper halves of two words; that of `a` becomes the lower half."""
         return self._permuted(a, b, _HIGH)
 
     def _permuted(self, a: str, b: str, selector: int) -> str:

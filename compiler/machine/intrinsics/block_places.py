@@ -1,5 +1,6 @@
-"""Give each thread of a GPU block the place of its first item, if the items of all threads are put one after another. A warp sums the
-numbers of its lanes by shuffles. It sums those of the warps before it, and numbers of further items, by `redux.sync`."""
+"""Give each thread of a GPU block the place of its first item, if the items of all threads are stored one after another. A warp adds up the
+numbers of items of its lanes by shuffles. By `redux.sync`, it adds up those of earlier warps, and the numbers of other items, which precede
+all these items."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class _BlockPlaces(BlockCode):
         self.places, self.items, self.others = map(self.in_shared, pointers)
 
     def emit(self) -> None:
-        """Emit the code of the tile. Each thread reads the numbers of its lane in all warps, so a warp can sum what the others have."""
+        """Emit the code of the tile. Each thread reads the numbers of its lane in all warps, so a warp can also sum the numbers of other
+        warps."""
         code = self.code
         items = [self._number(self.items, warp) for warp in range(WARPS)]
         others = reduce(self._add, (self._number(self.others, warp) for warp in range(WARPS)))
@@ -61,7 +63,7 @@ class _BlockPlaces(BlockCode):
         code.do(f"store i32 {place}, {SHARED} {self.gep(SHARED, self.places, self.thread, 'i32')}, align 4")
 
     def _sum_up_to_own(self, own: str) -> str:
-        """Return the sum of the numbers of the lanes up to this one."""
+        """Return the sum of the numbers of items of the lanes up to and including this one."""
         code, total, lane = self.code, own, self.code.op(f"trunc i64 {self.lane} to i32")
         for distance in sorted(halvings(LANES)):
             other = code.op(f"call i32 @llvm.nvvm.shfl.sync.up.i32(i32 -1, i32 {total}, i32 {distance}, i32 0)")
@@ -70,7 +72,7 @@ class _BlockPlaces(BlockCode):
         return total
 
     def _number(self, base: str, warp: int) -> str:
-        """Load the number of the thread of a warp that has this thread's lane."""
+        """Load, from the array at `base`, the number of the thread of a warp that has the same lane as this thread."""
         place = self.gep(SHARED, self.gep(SHARED, base, self.lane, "i32"), str(4 * LANES * warp))
         return self.code.op(f"load i32, {SHARED} {place}, align 4")
 

@@ -41,7 +41,7 @@ class BlockProduct(ProductOp):
     """
 
     threads: ClassVar[int] = WARPS * LANES
-    writers: ClassVar[int] = WARPS * LANES  # number of the first threads, which write the elements of the result
+    writers: ClassVar[int] = WARPS * LANES  # number of threads that write the elements of the result: the first threads of the block
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
@@ -56,8 +56,8 @@ class BlockProduct(ProductOp):
     kind: str = Kind.INT  # the kind of numbers of weights with fewer than 16 bits
     wide_scales: bool = False  # whether scales are f32 instead of bf16
     apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
-    # Whether the tile hides the number of the thread from LLVM. Otherwise LLVM computes what follows from it before the loop over blocks,
-    # for all tiles of a kernel, and keeps it in registers.
+    # Whether the tile hides the number of the thread from LLVM. Otherwise LLVM computes all values that depend on this number before the
+    # loop over blocks, for all tiles of a kernel, and keeps these values in registers.
     hides_thread: bool = False
 
     @property
@@ -99,8 +99,8 @@ class BlockProduct(ProductOp):
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. `in_groups` says whether a
-        column of weights has several scales, one per group. An element of the result then has two accumulators: one for the current group,
-        and one for all groups."""
+        column of weights has several scales, one per group. In that case, an element of the result has two accumulators: one for the
+        current group, and one for all groups."""
         raise NotImplementedError
 
     def widest(self, *, in_groups: bool) -> tuple[int, int]:
@@ -217,7 +217,7 @@ class BlockProduct(ProductOp):
             out[number, :, : self.columns] = total
 
     def chunks(self, k: int) -> list[Array]:
-        """Return for each instruction, in order, the indices k of the products that it adds up."""
+        """Return, for each instruction in order, the indices along k of the products that it adds up."""
         format = self.formats[16, Kind.INT]
         assert isinstance(format, Fragments)
         return format.chunks(k)
@@ -261,8 +261,8 @@ class ProductCode(BlockCode):
         return [converted(word, pair) for pair in (0, 2, 1, 3)]
 
     def _bytes(self, word: str, first: int) -> str:
-        """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 makes it 2^23 + byte. The difference to 2^23 + offset has so
-        few significant bits that the upper half of the f32, a bf16, is exact."""
+        """Convert two bytes to bf16. Putting a byte into the lowest bits of the f32 2^23 gives 2^23 + byte. The difference to 2^23 + offset
+        has so few significant bits that the upper half of the f32, a bf16, is exact."""
         wide = [self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {0x4B000000}, i32 {0x7540 + first + i})") for i in range(2)]
         offset = float_literal(float(2**23 + FRAGMENTS8.offset))
         exact = [self.code.op(f"fsub float {self.code.op(f'bitcast i32 {w} to float')}, {offset}") for w in wide]
@@ -270,8 +270,9 @@ class ProductCode(BlockCode):
         return self.high_halves(low, high)
 
     def _floats(self, word: str, first: int) -> str:
-        """Convert two e4m3 to bf16. Their exponents and significands in the place of those of bf16 are too small by a factor of 2^120; the
-        product with it is exact. NaN would become 480, but no weight is NaN: files that hold it are refused."""
+        """Convert two e4m3 to bf16. If the exponent and the significand of an e4m3 are put in their places in a bf16, the number is too
+        small by a factor of 2^120; the product with 2^120 is exact. NaN would become 480, but no weight is NaN: files with NaN are
+        refused."""
         code = self.code
         apart = code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 0, i32 {(first + 1) << 12 | first << 4 | 0x0404})")
         sizes = code.op(f"and i32 {code.op(f'lshr i32 {apart}, 4')}, {0x07F007F0}")
@@ -279,19 +280,19 @@ class ProductCode(BlockCode):
         return self._fma(bits, 2.0**120, -0.0)
 
     def _nibbles(self, word: str, pair: int) -> str:
-        """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Four bits in the lowest
-        bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted. One instruction both selects the bits and adds
-        those of 128; the assembler would take two."""
+        """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Putting four bits into
+        the lowest bits of the bf16 128 gives 128 + bits. Then 128 and the offset are subtracted. One instruction selects the bits and
+        combines them with those of 128; without inline assembly, the assembler would use two."""
         code = self.code
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
         held = code.op(f'call i32 asm "lop3.b32 $0, $1, {0x000F000F}, $2, 0xEA;", "=r,r,r"(i32 {shifted}, i32 {0x43004300})')
         return self._fma(held, 1.0, -128.0 - FRAGMENTS4.offset)
 
     def _small_floats(self, word: str, pair: int) -> str:
-        """Convert two e2m1 at the places that `_nibbles` names to bf16, doubled. Their exponents and significands in the place of those of
-        bf16 are too small by a factor of 2^127; the product with it is exact."""
+        """Convert two e2m1 at the places that `_nibbles` names to bf16, doubled. If the exponent and the significand of an e2m1 are put in
+        their places in a bf16, the number is the float divided by 2^126; the product with 2^127 is exact."""
         code, parts = self.code, list[str]()
-        for distance, mask in ((12 - 4 * pair, 0x80008000 - 2**32), (6 - 4 * pair, 0x01C001C0)):  # of the sign, and of the other bits
+        for distance, mask in ((12 - 4 * pair, 0x80008000 - 2**32), (6 - 4 * pair, 0x01C001C0)):  # for the sign, and for the other bits
             moved = word if distance == 0 else code.op(f"{'shl' if distance > 0 else 'lshr'} i32 {word}, {abs(distance)}")
             parts.append(code.op(f"and i32 {moved}, {mask}"))
         return self._fma(code.op(f"or i32 {parts[0]}, {parts[1]}"), 2.0**127, -0.0)
@@ -318,7 +319,7 @@ class ProductCode(BlockCode):
         for base in self.scales:
             for panel, first in places:
                 begin = self.plus(self.times(code.op(f"mul i64 {panel}, {num_groups}"), op.panel_columns), first)
-                # The scales of a matrix have less than 4 GB, so a place in them needs one register.
+                # The scales of a matrix have less than 4 GB, so an offset within them fits in one register of 32 bits.
                 own, near = (code.op(f"trunc i64 {x} to i32") for x in (self.times(begin, num_bytes), line))
                 place = self.in_matrix(base, code.op(f"zext i32 {code.op(f'add i32 {own}, {near}')} to i64"))
                 for column in (0, EIGHT):
@@ -341,8 +342,8 @@ class ProductCode(BlockCode):
             return self.load_floats(self.read)
         code = self.code
         words = [code.op(f"zext i16 {code.op(f'load i16, ptr {place}, align 2')} to i32") for place in self.read]
-        # The permutation moves the scale to the upper half. It has a sum as an operand, so that the assembler awaits the scale only after
-        # the sum.
+        # The permutation moves the scale to the upper half. It has a sum as an operand, so that the assembler makes it wait for the scale
+        # only after the sum is complete.
         (total,) = self.load_floats(self.sums[:1])
         bits = code.op(f"bitcast float {total} to i32")
         moved = [code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {bits}, i32 {0x1022})") for word in words]
@@ -419,7 +420,7 @@ class ProductCode(BlockCode):
     # --- addresses -----------------------------------------------------------------------------------------------------
 
     def in_stage(self, at: str, base: str) -> str:
-        """Return the address `at` bytes after one in shared memory."""
+        """Return the address `at` bytes after `base`, which is in shared memory."""
         return self.gep(SHARED, base, at)
 
     def in_matrix(self, base: str, at: str) -> str:

@@ -20,7 +20,7 @@ class DecodeE4m3(Intrinsic):
     """decode_e4m3(pairs, panel) dims(k): decode k numbers of each column of a panel in the format `PANEL_E4M3`.
 
     pairs[k * columns] bf16   the result in local memory, in the order in which the matrix unit reads a panel: [k / 2, columns, 2]
-    panel                     the first number; k is a multiple of 4
+    panel                     address of the first number; k is a multiple of 4
     """
 
     name: ClassVar[str] = "decode_e4m3"

@@ -1,7 +1,7 @@
 """Products of rows of bf16 and 8-bit floats, which bf16 represents exactly. The floats are decoded in registers.
 
-Two look-ups give the upper and the lower byte of 64 bf16; the sign is added to the upper byte. Interleaving both gives two registers of
-pairs, for the instruction of `dot_bf16`. Every c[i, j] is summed in the order of k, as in `dot_bf16`.
+Two look-ups give the upper and the lower byte of 64 bf16; the sign is added to the upper byte. Interleaving both bytes gives two registers
+of pairs of bf16, for the instruction of `dot_bf16`. Every c[i, j] is summed in the order of k, as in `dot_bf16`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compiler.machine.target import LINE_BYTES, Target
 LANES = 16  # columns of a register of pairs
 BYTES = "<64 x i8>"
 PANEL_BYTES = PANEL_E4M3.depth * PANEL_E4M3.columns  # bytes of a line of a panel
-# The bits of the bf16 for each e4m3 without its sign.
+# The bits of the bf16 for each of the 128 e4m3 whose sign bit is 0.
 DECODED = np.arange(128, dtype=np.uint8).view(DType.E4M3.numpy).astype(DType.BF16.numpy).view(np.uint16)
 SIGN = 0x80
 

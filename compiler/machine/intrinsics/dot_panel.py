@@ -20,7 +20,7 @@ from compiler.machine.product_steps import avx2, avx512, neon, portable, wasm
 from compiler.machine.product_steps.step import Step
 from compiler.machine.target import Target
 
-MOST_SMALL = 127  # largest number of a table in steps for small numbers: they add two products with rows of bytes in 16 bits
+MOST_SMALL = 127  # largest number that a table may have in steps for weights of 4 bits, which add two products in 16 bits
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
 _BYTES = (
@@ -42,9 +42,9 @@ class _PanelOp(ProductOp):
     """A product by a panel in a format of compiler/machine/formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a
     register (16, 8 or 4).
 
-    If the panel is in L1 (`cached_panel`), the product does not prefetch it. It can prefetch memory that is read later: every 4 elements
-    along k (weights of 8 bits), 8 (4 bits) or 16 (6 or 2 bits) prefetch one cache line of each operand `later0`, `later1` and so on, one
-    line after another.
+    If the panel is in L1 (`cached_panel`), the product does not prefetch it. It can prefetch memory that is read later: for every 4
+    elements along k (weights of 8 bits), 8 (4 bits) or 16 (6 or 2 bits), it prefetches the next cache line of each operand `later0`,
+    `later1` and so on.
     """
 
     accumulator: ClassVar[DType] = DType.I32
@@ -85,18 +85,18 @@ class _PanelOp(ProductOp):
         cached: bool,
         table: Sequence[int] = (),
     ) -> Panel:
-        """Return what emits the product, with the instructions of the target, which must have some. `bits` is that of a weight; `cached`
-        says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
+        """Return the object that emits the product with instructions of the target, which must have such instructions. `bits` is the number
+        of bits of a weight; `cached` says whether the panel is in L1; `table` has the unsigned numbers that codes stand for."""
         step = self.step(target)
         assert step is not None, (target, self)
-        # A single row needs prefetches too: a core computes so much for each byte that the loads it has begun cover too few bytes.
+        # A single row needs prefetches too: a core computes so much for each byte that its outstanding loads cover too few bytes.
         return Panel(self, bits, code, pointers, dims, step, table, prefetches=not cached)
 
 
 @tile_op
 class DotPanel(_PanelOp):
     """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits, 8 of 4 bits
-    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4, 8 or 16."""
+    or 16 of 2 bits, and 96 bits hold 16 weights of 6 bits. So k is a multiple of 4 (8 bits), 8 (4 bits) or 16 (2 or 6 bits)."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
@@ -104,8 +104,8 @@ class DotPanel(_PanelOp):
     kind: str = Kind.INT  # the kind of numbers of b. If it has a table, b is a panel of `TABLE_PANELS`
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     later: int = 0  # number of operands `later0`, `later1` and so on
-    # Each row of a consists of two planes, `stride` apart: the upper one, which counts 256 times and is zero except for outliers, and the
-    # lower one. Zeros of upper planes are skipped.
+    # Each row of a consists of two planes, `stride` apart: the upper plane, whose numbers count 256 times and are zero except for outliers,
+    # and the lower plane. Zeros of upper planes are skipped.
     capped: bool = False
 
     def problems(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Emit the code of exact sums of products of signed by unsigned integers: loops along k, weights, and upper planes of rows."""
+"""Emit the code of `dot_panel` and `dot_words` (dot_panel.py): exact sums of products of signed by unsigned integers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ UNROLLED = 4  # number of loads of each register of b per iteration of the loop 
 SIGN = 0x80  # sign bit of a byte
 FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
 LINES = 4  # maximum number of lines of a panel that an iteration over upper planes covers
-FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
+FEW = 4  # up to this many accumulators do not hide the latency of additions, so lower and upper halves of bytes get separate accumulators
 
 Place = tuple[int, int]  # a row of the tile, and a register of its columns
 
 
 class Panel:
-    """The code of one product. `c`, `a`, `b` and `later` are the pointers of the operands, and `k` and `stride` its dimensions."""
+    """The code of one product. `c`, `a`, `b` and `later` are the pointers of the operands, and `k` and `stride` are the dimensions of the
+    tile."""
 
     def __init__(
         self,
@@ -36,8 +37,8 @@ class Panel:
         *,
         prefetches: bool,
     ) -> None:
-        """`bits` is that of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no codes.
-        `prefetches` says whether the product prefetches the panel."""
+        """`bits` is the number of bits of a weight. `table` has the unsigned numbers that codes stand for, and is empty if weights are no
+        codes. `prefetches` says whether the product prefetches the panel."""
         self.code, self.step, self.table, self.prefetches = code, step, table, prefetches
         self.c, self.a, self.b, *self.later = pointers
         self.k, self.stride = dims
@@ -55,7 +56,7 @@ class Panel:
         self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
         if table and self.is_shifted:
             self.table = [n ^ SIGN for n in table]
-        # Functions that add up products in 16 bits, if they can add up those of one load.
+        # Functions that add up products in 16 bits. None if 16 bits cannot hold the sum of the products of one load.
         self.in_halves = step.halves if step.halves is not None and self.most_halves(step.halves) >= self.halves else None
         self.in_order = step.in_order and self.rows == 1 and self.in_halves is not None
         self.places = [(i, j) for i in range(self.rows) for j in self.vectors]
@@ -74,11 +75,11 @@ class Panel:
             self._add_upper()
 
     def _begins(self) -> dict[Place, str]:
-        """Return the accumulators at c."""
+        """Load the accumulators at c."""
         return {place: self._load(self._accumulator(*place)) for place in self.places}
 
     def _sums(self, begins: Mapping[Place, str], rows: Sequence[str]) -> dict[Place, str]:
-        """Return the sums of all products of the rows. They begin with these values."""
+        """Return the sums of all products of the rows. The sums begin with the values in `begins`."""
         code = self.code
         totals, added = self._totals(begins)
         deep, unrolled = self._steps()
@@ -103,8 +104,9 @@ class Panel:
         """Return the accumulators plus 256 times the products of the upper planes. For each row, multiply only the lines of the panel for
         which this row has numbers other than zero.
 
-        Outliers are hard to predict. Scalar instructions look for them, before the products of the lower planes: they do not wait for
-        vector units, so the core notices a mispredicted branch while these still have products of earlier groups to compute."""
+        The core cannot predict where outliers are. Scalar instructions look for them, before the products of the lower planes. Scalar
+        instructions do not wait for vector units, so the core notices a mispredicted branch while vector units still compute products of
+        earlier groups."""
         code, rows, size = self.code, self._rows(0), FOUR * self.halves  # bytes of a row that a line of the panel multiplies
         count = LINES if self.rows == 1 and isinstance(self.k, int) and self.k % (LINES * size) == 0 else 1
         chunks = self.k // (count * size) if isinstance(self.k, int) else code.op(f"sdiv i64 {self.k}, {size}")
@@ -226,7 +228,7 @@ class Panel:
 
     def _steps(self) -> tuple[str, int]:
         """Return the number of iterations of the loop along k, and the loads of each register of b per iteration: one if k is known only at
-        run time, otherwise a number that divides all loads."""
+        run time, otherwise a divisor of the number of loads along k."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
@@ -251,8 +253,8 @@ class Panel:
         prefetches: bool | None = None,
     ) -> None:
         """Emit the products of one load of each register of b with `rows`: all rows, or some rows by their numbers. With weights of 6 bits,
-        three loads belong together. `gathered` maps a total to 16-bit sums that must still be added to it. `added` holds the sum of each
-        row's elements, if the bytes of the panel are shifted."""
+        emit the products of three loads of each register instead. `gathered` maps a total to 16-bit sums that must still be added to it.
+        `added` holds the sum of each row's elements, if the bytes of the panel are shifted."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
@@ -315,8 +317,8 @@ class Panel:
         return self.step.look_up(self.code, [(n ^ SIGN) - SIGN for n in self.table], bits)  # LLVM writes bytes as signed numbers
 
     def _sixes(self, panel: str, j: int, four: int, last: dict[int, str]) -> str:
-        """Return one of the four groups of neighbours along k that three lines hold in the format `PANEL6`. A line is read when its own
-        group is multiplied, and adds its third to the last group, so that few registers are in use."""
+        """Return one of the four groups of neighbours along k that three lines hold in the format `PANEL6`. Each of the first three groups
+        is read with its line, which also has a part of the last group. `last` collects these parts. So few registers are in use."""
         code, lanes = self.code, self.step.lanes
         if four == THIRDS:
             return last[j]

@@ -3,8 +3,8 @@ them.
 
 A widened weight is w = (q * m + 4) >> 3, for a 4-bit weight q and the multiplier m of its group. So 8 * w - 4 = q * m - r, where the rest r
 = (q * m + 4) mod 8 depends only on the lowest three bits of q and of m. A sum of products by q needs one multiplication by m per group. One
-instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds them up over all groups. For few rows, this takes less
-time than widening: a line of 64 bytes takes 7 operations, plus 4 per row.
+instruction looks up 64 rests in a table of 64 bytes, and a second dot product adds up their products with a row, over all groups. For few
+rows, this takes less time than widening: a line of 64 bytes takes 7 operations, plus 4 per row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16  # columns of a register
 STRETCH = 32  # elements along k of an iteration
-LONGEST = 1 << 14  # maximum number of elements along k: eight times the sum of their products fits in i32
-FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
-LOWEST = 7  # the lowest three bits of a number
+LONGEST = 1 << 14  # maximum number of elements along k: for more, eight times the sum of the products may not fit in i32
+FEW = 4  # up to this many accumulators do not hide the latency of additions, so lower and upper halves of bytes get separate accumulators
+LOWEST = 7  # mask of the lowest three bits of a number
 # The rest r of each index q + 8 * m, for the lowest three bits of q and of m.
 RESTS = [((i & LOWEST) * (i >> 3) + (1 << EIGHTHS - 1)) % (1 << EIGHTHS) for i in range(LINE_BYTES)]
 _WORDS, _BYTES = "<16 x i32>", "<64 x i8>"
@@ -98,7 +98,7 @@ class _DotWidened:
 
     def run(self) -> None:
         """Emit the code. For each group, sum the products of rows and 4-bit weights, beginning with `begins`, and multiply the sum by the
-        multiplier. The sums of rests run over all groups, and are subtracted at the end."""
+        multiplier. The products of rows and rests are added up over all groups, and their sums are subtracted at the end."""
         code, op = self.code, self.op
         places = [(i, j) for i in range(op.rows) for j in self.sides]
         totals, dots = ({place: code.alloca(_WORDS) for place in places} for _ in range(2))
@@ -138,7 +138,7 @@ class _DotWidened:
         return wide, code.op(f"call {_BYTES} {_SPREAD}({_BYTES} {shifted}, {_BYTES} {order})")
 
     def stretch(self, number: str, lowest: Sequence[str], dots: dict[tuple[int, int], str], rests: dict[tuple[int, int, int], str]) -> None:
-        """Add the products of stretch `number`, of STRETCH elements along k, to `dots`, and those of the rests to `rests`."""
+        """Add the products of stretch `number`, of STRETCH elements along k, to `dots`, and the products of rows and rests to `rests`."""
         code, columns = self.code, self.op.columns
         found = code.op(f"getelementptr [{STRETCH // 2 * columns} x i8], ptr {self.panel}, i64 {number}")
         lefts = [code.op(f"getelementptr [{STRETCH} x i8], ptr {row}, i64 {number}") for row in self.rows]

@@ -1,4 +1,4 @@
-"""Sums of groups of bytes, each times a negative constant. They are the initial values of the sums of `dot_widened`."""
+"""Sums of groups of bytes; each sum is multiplied by a negative constant. These are the initial values of the sums of `dot_widened`."""
 
 from __future__ import annotations
 

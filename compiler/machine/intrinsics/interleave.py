@@ -1,4 +1,4 @@
-"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. This packs a right matrix while it is read."""
+"""Interleave rows in pairs, for matrix units, which multiply pairs of bf16. So a right matrix is packed while it is read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PAIRS = 8
 class InterleavePairs(Intrinsic):
     """interleave_pairs(out, source) dims(out stride, stride): interleave 16 rows of `columns` bf16. Each two rows become one row of pairs.
 
-    With `masked`, dims are (out stride, stride, low, high), and the tile writes zeros instead of rows outside low .. high - 1. These rows
-    may contain anything, even NaN.
+    With `masked`, dims are (out stride, stride, low, high), and the tile writes zeros instead of rows outside low .. high - 1. The rows
+    outside may contain anything, even NaN.
     """
 
     name: ClassVar[str] = "interleave_pairs"

@@ -2,14 +2,14 @@
 
 One `mma.sync` multiplies 16 columns of a weight by 8 rows, for 16 numbers along k. Weights are stored in the order of its registers
 (`FRAGMENTS` and others in compiler/machine/formats.py), so a lane loads its weights without shuffles. Each warp computes its own columns
-for all rows of the block. Steps of 32 numbers along k are added in order. Each step has two instructions, of which each adds 16 of the
-numbers (`Fragments.chunks`). This order is the same for all values of `rows` and `columns`.
+for all rows of the block. Steps of 32 numbers along k are added in order. Each step has two instructions; each of them adds up the products
+of 16 of the 32 numbers (`Fragments.chunks`). This order is the same for all values of `rows` and `columns`.
 
 Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly. The sum of each group is multiplied by the group's
 scale, and groups are added in order.
 
 Asynchronous copies from global memory run `stages` - 1 steps ahead of the products. With 8 rows, each warp copies the rows for itself, so
-no warp waits for another. More rows are copied once for all warps.
+no warp waits for another. If there are more rows, they are copied once for all warps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Mma(BlockProduct):
     }
     most_rows: ClassVar[int] = HEIGHTS[-1]
     least_stages: ClassVar[int] = 2
-    rows_at_once: ClassVar[int] = 1  # with more, only two blocks would fit the registers of a multiprocessor
+    rows_at_once: ClassVar[int] = 1  # for more, threads need so many registers that only two blocks fit a multiprocessor
 
     @property
     def enough_blocks(self) -> int:

@@ -1,11 +1,11 @@
-"""Attention on the tensor cores of a GPU, for one split of a sequence's keys: products of a block's rows with the keys, and of the weights
-with the values.
+"""Attention on the tensor cores of a GPU, for one split of a sequence's keys: products of a block's rows with the keys, and of attention
+weights with the values.
 
 A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on
 all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
-needs pairs along the axis that is summed, which is not the innermost, except where values are the beginnings of keys. So a lane loads words
-with two neighbours of a line, and exchanges halves between the words of two lines. The order along the summed axis is free within an
-instruction, as long as both operands have the same order, so a lane multiplies four adjacent numbers.
+needs pairs along the axis that is summed, which is not the innermost axis, except where values are the beginnings of keys. So a lane loads
+words with two neighbours along the innermost axis, and exchanges halves between two such words. The order along the summed axis is free
+within an instruction, as long as both operands have the same order, so a lane multiplies four adjacent numbers.
 
 An accumulator adds 16 products at a time, in the order of elements or of pages, so the bits of a result do not depend on `rows`.
 """
@@ -31,7 +31,7 @@ SPLIT = WARPS * LANES  # number of keys in a split
 MOST_STEPS = 8  # maximum number of steps of 16 elements whose keys a lane holds in registers at once
 HEIGHTS = (64, 32, 16, EIGHT)  # numbers of rows of a block; the first is for multiprocessors with much shared memory
 ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
-# Targets whose multiprocessors have 228 KB of shared memory, and the bytes of a block if two blocks fit.
+# Targets whose multiprocessors have 228 KB of shared memory, and the maximum number of bytes of a block so that two blocks fit.
 ROOMY, ROOMY_BYTES = Features(["sm_90a", "sm_100a"]), 100 << 10
 SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
 MOST_WORDS = 32  # maximum number of words of values that a lane loads at once
@@ -44,14 +44,14 @@ def query_pitch(size: int) -> int:
 
 
 def scratch_pitch(size: int) -> int:
-    """Return the distance in floats between rows of scores, and between rows of means. It lets lanes that read weights at the same time use
-    different banks."""
+    """Return the distance in floats between rows of scores, and between rows of weighted means of values. With this distance, lanes that
+    read weights at the same time use different banks."""
     return max(SPLIT, -(-size // 32) * 32) + 16
 
 
 def rows_for(size: int, value_size: int, target: Target) -> int:
-    """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
-    of rows fits, or if a size is not a multiple of PAGE."""
+    """Return the maximum number of rows of a block whose queries, scores and two sets of weighted means of values fit in shared memory.
+    Return 0 if no number of rows fits, or if a size is not a multiple of PAGE."""
     is_roomy = bool(ROOMY & target.features)
     room = (ROOMY_BYTES if is_roomy else SHARED_BYTES) - SPARE_BYTES
     for rows in HEIGHTS[not is_roomy :] if size % PAGE == value_size % PAGE == 0 else ():
@@ -104,8 +104,8 @@ class PageTile(Intrinsic):
 
 @tile_op
 class PageScores(PageTile):
-    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
-    for the pages first .. end - 1 of a split."""
+    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * element r of key
+    j of page n, for the pages first .. end - 1 of a split."""
 
     name: ClassVar[str] = "page_scores"
     given: ClassVar[str] = "queries"
@@ -151,8 +151,8 @@ class PageScores(PageTile):
 class PageValues(PageTile):
     """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * values[n, j], for the
     keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
-    represents exactly, with the row distance of scores. c may overlap the weights. If `key_size` is not 0, values are the beginnings of
-    keys of this size, and `values` is the memory of the keys."""
+    represents exactly, in rows that are as far apart as those of scores. c may overlap the weights. If `key_size` is not 0, values are the
+    beginnings of keys of this size, and `values` is the memory of the keys."""
 
     name: ClassVar[str] = "page_values"
     given: ClassVar[str] = "weights"
@@ -195,15 +195,16 @@ class _Values(BlockCode):
     """Emits the code of `PageValues`. Each of the four warps computes every fourth range of `width` elements, for all keys."""
 
     def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        """Compute the addresses of what this lane reads and writes, and allocate its accumulators. `pointers` and `dims` are those of the
-        tile `op`."""
+        """Compute the addresses from which this lane reads and to which it writes, and allocate its accumulators. `pointers` and `dims` are
+        those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.low, self.high = (str(d) for d in dims)
         self.c, weights, self.pages = (self.in_shared(pointers[i]) for i in (0, 1, 3))
         self.own_weights = self.gep(SHARED, weights, self.plus(self.times(self.group, self.op.pitch * 4), self.times(self.quad, FOUR * 4)))
         per_lane = op.width // EIGHT  # number of adjacent elements of a value that a lane multiplies
-        key, element = (FOUR * 2, PAGE * 2) if op.key_size else (FOUR * op.size * 2, 2)  # distances of a lane's keys, and of elements
+        # Distances in bytes from the first key of a lane to that of the next lane, and between elements.
+        key, element = (FOUR * 2, PAGE * 2) if op.key_size else (FOUR * op.size * 2, 2)
         at = self.plus(self.times(self.quad, key), self.times(self.group, per_lane * element))
         self.own_values = self.gep(GLOBAL, self.in_global(pointers[2]), self.plus(at, self.times(self.warp, op.width * element)))
         row = self.times(self.quad, 2 * op.pitch * 4)
@@ -252,8 +253,8 @@ class _Values(BlockCode):
         return code.op(f"and i1 {begins}, {ends}")
 
     def _add_pages(self, numbers: Sequence[str], *, masked: bool = False) -> None:
-        """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and a loaded value passes
-        through a select: the assembler waits for such a load at once. Without selects, the loads of all pages are in flight together."""
+        """Add the products of some pages. If `masked`, there is one page, of which some keys are not multiplied, and loaded values pass
+        through selects; the assembler waits for such loads at once. Without selects, the loads of all pages are in flight together."""
         op = self.op
         pages = [self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride)) for n in numbers]
         weights = [self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4)) for n in numbers]
@@ -289,8 +290,8 @@ class _Values(BlockCode):
     def _multiply(
         self, lines: Sequence[Sequence[str]], seen: Sequence[str] | None, right: Sequence[Sequence[str]], sums: list[list[list[str]]]
     ) -> None:
-        """Add the products of one page to `sums`. `lines` are what the lane has loaded of its values, `right` its weights, and `seen` says
-        which of its keys are multiplied; None means all."""
+        """Add the products of one page to `sums`. `lines` are the words of values that the lane has loaded, `right` are its weights, and
+        `seen` says which of its keys are multiplied; None means all."""
         fragments = self._of_keys(lines, seen) if self.op.key_size else self._of_values(lines, seen)
         for left, of_pair in zip(fragments, sums, strict=True):
             for places, weights in zip(of_pair, right, strict=True):
@@ -343,8 +344,8 @@ def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:
 
 
 def _fragments(b: BlockCode, lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the left operands of `mma.sync`, one for each word of four lines. A word has two neighbours of its line; the four lines follow
-    each other along the summed axis."""
+    """Return left operands of `mma.sync`, each made from one word of each of four lines. A word has two neighbours of its line; the four
+    lines follow each other along the summed axis."""
     return [
         [half(pair[0], pair[1]) for pair in (words[:2], words[2:]) for half in (b.low_halves, b.high_halves)]
         for words in zip(*lines, strict=True)

@@ -48,10 +48,11 @@ def prefetch_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: b
 
 
 def prefetch_twice(code: Code, place: str, num_bytes: int) -> None:
-    """Emit two prefetches for code that reads a stream sequentially and now reads `num_bytes` bytes at `place`. The first fetches as many
-    bytes from FAR_AHEAD after the place into the second-level cache, and the second as many from NEAR_AHEAD after the place into L1.
+    """Emit two prefetches for code that reads a stream sequentially and now reads `num_bytes` bytes at `place`. The first fetches
+    `num_bytes` bytes that are FAR_AHEAD after the place into the second-level cache, and the second fetches as many bytes that are
+    NEAR_AHEAD after the place into L1.
 
-    This is for code with many instructions per line. The out-of-order window of a core then covers only a few lines, so without the second
-    prefetch the core would wait even for the second-level cache."""
+    The function is for code with many instructions per line. The out-of-order window of a core then covers only a few lines, so without the
+    second prefetch the core would wait even for the second-level cache."""
     prefetch_lines(code, place, FAR_AHEAD, num_bytes, far=True)
     prefetch_lines(code, place, NEAR_AHEAD, num_bytes, far=False)

@@ -1,4 +1,4 @@
-"""The operands, dimensions and meaning of tiles that multiply matrices on CPUs. Tiles of GPUs have others (block_product.py).
+"""The operands, dimensions and meaning of tiles that multiply matrices on CPUs. Tiles of GPUs have other operands (block_product.py).
 
 operands  c[rows * columns]    accumulators, row-major
           a                    rows, `stride` elements apart
@@ -48,15 +48,15 @@ class MatrixUnitOp(ProductOp):
     """A product on a matrix unit, which must be configured first. The unit multiplies faster than caches deliver its operands.
 
     With `prefetching`, a fourth operand is memory that a later product reads, and dims are (k, stride, first, lines). Each step along k
-    prefetches `lines` cache lines of it, a multiple of LINES_AT_ONCE; the first step begins at line `first`. With `counted`, the last of
-    dims is the number of rows, at most `rows`, for which the unit is configured.
+    prefetches `lines` cache lines of this memory, a multiple of LINES_AT_ONCE; the first step begins at line `first`. With `counted`, the
+    last of dims is the number of rows, at most `rows`, for which the unit is configured.
     """
 
     fresh: bool = False  # the product overwrites c; otherwise it is added to c
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     prefetching: bool = False
     counted: bool = False  # the number of rows is known only at run time
-    in_block: bool = False  # one of several products with the same panel: rows come from L2, and the accumulators of the next follow c
+    in_block: bool = False  # one of several products with the same panel: rows come from L2, and accumulators of the next follow c
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -69,7 +69,8 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that configures the matrix unit for this product. If the product is `counted`, the tile takes the number of rows."""
+        """The tile that configures the matrix unit for this product. If the product is `counted`, the number of rows is a dimension of this
+        tile."""
         raise NotImplementedError
 
 

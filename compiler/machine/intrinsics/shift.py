@@ -1,5 +1,5 @@
-"""Shift the mantissas of f32 numbers by counts that are stored in other f32 numbers. One permutation of bytes per operand and one shift do
-the work of widening conversions and three shifts."""
+"""Shift the mantissas of f32 numbers by counts that are stored in other f32 numbers. A permutation of the bytes of each operand and one
+shift replace widening conversions and three shifts."""
 
 from __future__ import annotations
 

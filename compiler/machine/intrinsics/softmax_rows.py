@@ -25,7 +25,7 @@ LANES: Final = 16
 PANEL: Final = 2 * LANES  # columns of a product: the number of neighbouring scores of a row
 ROW_BYTES: Final = 4 * PANEL
 
-# Coefficients of polynomials that are near 2^x for 0 <= x <= 1, and 1 for 0.
+# Coefficients of polynomials that are near 2^x for 0 <= x <= 1, and exactly 1 for x = 0.
 SHORT: Final = (1.0, 0.6951168179512024, 0.22764497995376587, 0.0770670548081398)  # largest relative error: 8.6e-5
 LONG: Final = (  # largest relative error: 1.4e-7
     1.0,
@@ -36,10 +36,10 @@ LONG: Final = (  # largest relative error: 1.4e-7
     0.0018671301659196615,
 )
 LEAST_EXPONENT: Final = -126.0
-AWAKE: Final = 8  # number of rows of weights after which the unit is kept awake once
+AWAKE: Final = 8  # AMX is kept awake once per this many rows of weights (`AmxStayAwake`)
 _NUMBERS, _MASK = vec("float", LANES), vec("i1", LANES)
 _BOTH = vec("bfloat", PANEL)
-_DOWN = 9  # rounds down, without exceptions
+_DOWN = 9  # for `reduce`: round down, without floating-point exceptions
 _CURRENT = 4  # the current rounding mode
 
 
@@ -50,10 +50,10 @@ class SoftmaxRows(Intrinsic):
     weights[rows, panels * 32] bf16   2^(score - new maximum)
     scores[panels, rows, 32]          scores for a block of keys; -inf hides a key
     maximum[count]                    the largest score so far, which the largest score of the block may raise
-    sums[count, 16]                   sums of the weights before they are rounded, with a lane per key modulo 16
+    sums[count, 16]                   sums of the weights before they are rounded; lane l sums the weights of keys l, l + 16, ...
     rescale[count]                    2^(old maximum - new maximum), by which the sums are multiplied; room for a multiple of 16 rows
 
-    The unit, which must be configured, is kept awake.
+    The tile keeps AMX awake (`AmxStayAwake`), which must be configured.
     """
 
     name: ClassVar[str] = "softmax_rows"
@@ -118,7 +118,7 @@ class BlockSoftmax:
     seen: int
 
     def raise_maximum(self, row: str) -> None:
-        """Raise the maximum of a row, and write the exponent of its factor to `rescale`."""
+        """Raise the maximum of a row, and write old maximum - new maximum, the exponent of the row's factor, to `rescale`."""
         code, old = self.code, self._number(self.maximum, row)
         highest = self._score(row, 0)
         for v in range(1, 2 * self.seen):
@@ -141,7 +141,7 @@ class BlockSoftmax:
             code.do(f"store {_NUMBERS} {_power(code, given, LONG)}, ptr {place}, align 4")
 
     def weigh_rows(self, begin: str, end: str, target: Target) -> None:
-        """Write the weights of rows `begin` to `end` - 1, and keep the unit awake."""
+        """Write the weights of rows `begin` to `end` - 1, and keep AMX awake (`AmxStayAwake`)."""
         code = self.code
         with code.loop(begin, end) as row:
             self.weigh(row)
@@ -149,7 +149,7 @@ class BlockSoftmax:
                 AmxStayAwake().emit(code, (), (), target)
 
     def weigh(self, row: str) -> None:
-        """Write the weights of a row. Rescale the sums of the row, and add the weights, as they are before they are rounded."""
+        """Write the weights of a row. Rescale the sums of the row, and add the weights, which are not yet rounded, to the sums."""
         code = self.code
         maximum = broadcast(code, self._number(self.maximum, row), "float", LANES)
         added, weights = "", self._at(self.weights, row, 2 * PANEL * self.panels)
@@ -192,8 +192,8 @@ def power(x: Array, coefficients: Sequence[float]) -> Array:
 
 
 def _power(code: Code, x: str, coefficients: Sequence[float]) -> str:
-    """Emit 2^x for each lane: `reduce` computes x - floor(x), and `scalef` multiplies the polynomial of it by 2^floor(x). Lanes with x
-    below LEAST_EXPONENT become 0."""
+    """Emit 2^x for each lane: `reduce` computes x - floor(x), and `scalef` multiplies the polynomial of this difference by 2^floor(x).
+    Lanes with x below LEAST_EXPONENT become 0."""
     all_lanes = f"i16 -1, i32 {_CURRENT}"  # mask and rounding mode
     fraction = code.op(
         f"call {_NUMBERS} @llvm.x86.avx512.mask.reduce.ps.512({_NUMBERS} {x}, i32 {_DOWN}, {_NUMBERS} zeroinitializer, {all_lanes})"

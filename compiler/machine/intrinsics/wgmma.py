@@ -9,8 +9,8 @@ into the shared memory of both. For products of few rows, a block computes a wid
 groups, each with a scale, a wide tile has 64 rows instead of 128, because a thread then needs two accumulators for each element.
 
 A thin tile has 32 columns. If a column of weights has several groups, an instruction multiplies the columns in two places along k at once
-(`multiplied_rows`). If weights have 16 bits, an instruction multiplies them and 32 columns of what follows them in the stage; nothing uses
-the latter products.
+(`multiplied_rows`). If weights have 16 bits, an instruction multiplies the tile's 32 columns, and also the bytes that follow them in the
+stage, as if these were 32 more columns; nothing uses the products of those bytes.
 
 In each way of sharing, an accumulator adds products in the order of k, 16 at a time. If a column of weights has several groups, each group
 is summed in accumulators of its own, and the scaled sums are added in order. So an element of the result has the same bits in every tile.
@@ -42,7 +42,7 @@ WARPGROUPS = 2  # number of warpgroups of a block
 CONSUMERS = WARPGROUPS * WARPS * LANES  # number of threads that multiply; one more warp copies
 PAIR = 2  # number of blocks of a cluster
 THIN = NARROW // 2  # number of columns of a thin tile, for products with few columns
-FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of one; a step is ROW_BYTES of a row along k
+FOLDS = (16, 8, 4, 2)  # numbers of steps whose operands a stage may hold instead of those of one step; a step is ROW_BYTES of a row along k
 DEEP_STAGES = 4  # a stage holds several steps only if there is room for at least this many stages
 MOST_DEEP_SUMS = 64  # maximum number of accumulators of a thread that leaves registers for the converted weights of two steps
 CROWDED = 2  # number of instructions that start together if a thread has more accumulators than MOST_DEEP_SUMS and weights are converted
@@ -52,7 +52,7 @@ LONE_ROWS = 64  # number of rows of a wide tile that a block computes alone
 ROW_BYTES = 128  # number of bytes of a row in one step
 BARRIER_BYTES = 8
 # Maximum number of bytes of shared memory of a block: a multiprocessor has 228 KB and reserves 1 KB for each block. With MOST_BYTES, two
-# blocks fit at once; with MOST_WIDE_BYTES, one does. The latter is for tiles whose registers leave no room for a second block.
+# blocks fit at once; with MOST_WIDE_BYTES, one does. MOST_WIDE_BYTES is for tiles whose registers leave no room for a second block.
 MOST_BYTES, MOST_WIDE_BYTES = 113 << 10, 227 << 10
 MOST_SUMS = 128  # maximum number of accumulators of a thread
 
@@ -88,7 +88,7 @@ class Wgmma(BlockProduct):
     rows_at_once: ClassVar[int] = 8
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     fold: int = 1  # number of steps whose operands a stage holds
-    turns: int = 0  # number of groups of a stage that each taker of turns sums; 0: no parts of the block take turns
+    turns: int = 0  # number of groups of a stage that each part of the block sums in its turn; 0: no parts take turns
     at_once: int = 4  # number of instructions along k that start together, if weights are converted
     fills: bool = False  # whether a block may use all shared memory, because registers leave room for one block only
     lone: bool = False  # whether a wide tile is computed by a block alone, for products of few rows
@@ -153,7 +153,7 @@ class Wgmma(BlockProduct):
     @property
     def fills_left(self) -> bool:
         """Whether the rows of a stage, which follow its weights in shared memory, have at least as many bytes as 32 columns of weights. The
-        last left operand of a thin tile then reads them in place of the 32 columns that it lacks; nothing uses these products."""
+        last left operand of a thin tile then reads the rows in place of the 32 columns that it lacks; nothing uses these products."""
         return self.bits == 16 and self.fold * self.row_bytes >= self.panel_bytes
 
     @property
@@ -197,9 +197,9 @@ class Wgmma(BlockProduct):
 
     @property
     def multiplied_rows(self) -> int:
-        """The number of rows of the right operand of an instruction. If halves take turns, the lower 32 columns of the left operand are the
-        tile's columns in a step of one quarter of the stage, and the upper 32 the same columns in a step of the next quarter. The right
-        operand has the rows in both steps. Half of the sums are used: those of columns and rows in the same step."""
+        """The number of rows of the right operand of an instruction. If halves of warpgroups take turns, the lower 32 columns of the left
+        operand are the tile's columns in a step of one quarter of the stage, and the upper 32 the same columns in a step of the next
+        quarter. The right operand has the rows in both steps. Half of the sums are used: those of columns and rows in the same step."""
         return self.warp_rows * (2 if self.sharing is Sharing.HALF_TURNS else 1)
 
     @property
@@ -210,7 +210,7 @@ class Wgmma(BlockProduct):
     @property
     def overlaps(self) -> bool:
         """Whether the instructions of a stage may still run when those of the next stage start. Instructions that read weights from
-        registers must end before: otherwise the assembler would reserve these registers in the whole kernel."""
+        registers must end before the next stage starts: otherwise the assembler would reserve these registers in the whole kernel."""
         return not self.has_scales
 
     # --- shared memory ---------------------------------------------------------------------------------------------------
@@ -251,8 +251,8 @@ class Wgmma(BlockProduct):
 
     @property
     def passed_bytes(self) -> int:
-        """The number of bytes in which all takers but the first one pass the sums and scales of two turns to the first one."""
-        values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # of a thread, for a group
+        """The number of bytes of the memory through which the other takers pass the sums and scales of two turns to the first taker."""
+        values = self.sums * self.per_warp * (self.warp_rows // EIGHT * 4 + 2)  # number of values of a thread, for a group
         return 2 * self.turns * values * self.line_bytes
 
     @property
@@ -275,6 +275,6 @@ class Wgmma(BlockProduct):
         return self.barriers_at + 2 * self.stages * BARRIER_BYTES
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        from compiler.machine.intrinsics.wgmma_code import WgmmaCode  # its modules import this one
+        from compiler.machine.intrinsics.wgmma_code import WgmmaCode  # wgmma_code imports this module
 
         WgmmaCode(self, code, pointers, dims).run()

@@ -1,5 +1,5 @@
-"""Attention of 128 rows, or of 64 to latents (wgmma_attend_parts.py), to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a:
-the tile, its sizes and its meaning.
+"""Attention to pages of bf16 by `wgmma`, the tensor core instruction of sm_90a: the tile, its sizes and its meaning. A block computes 128
+rows, or 64 if the keys are latents, whose beginnings are the values (wgmma_attend_parts.py).
 
 A row is a pair of a token and a head. A block has two warpgroups. They compute 64 rows each, or for latents half of each value of the same
 64 rows. A thread holds its part of the scores and of the means in registers:
@@ -12,14 +12,15 @@ A row is a pair of a token and a head. A block has two warpgroups. They compute 
     }
 
 Unless they attend to latents, the warpgroups take turns: while one multiplies the values of a split and the keys of the next one, the other
-computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for all this. Sums have the
-same order as those of `page_scores` and `page_values` (mma_pages.py), of the weights (compiler/backends/cuda/schedule/attention/walk.py)
-and of the joins there, so a row has the same bits, except in the rare cases that `_quotient` (wgmma_attend_rows.py) names.
+computes weights. A block has no warps that only copy: with them, a thread would have 168 registers, too few for scores, weights and means.
+Products are summed in the same order as in `page_scores` and `page_values` (mma_pages.py), and weights and splits in the same order as in
+compiler/backends/cuda/schedule/attention/walk.py. So a row has the same bits as with that schedule, except in the rare cases that
+`_quotient` (wgmma_attend_rows.py) names.
 
-A key page holds lines of 16 keys, one per element, and a value page holds lines of elements, one per key. `wgmma` can read operands from
-shared memory whose lines are not along the summed axis. There, a line of keys has LINE_BYTES: those of one element in four pages. Lines of
-values are cut into parts of `width` bytes. Lines, or parts, of consecutive elements or keys are adjacent, and their chunks of 16 bytes are
-swizzled.
+A key page holds lines of 16 keys, one line per element, and a value page holds lines of elements, one line per key. `wgmma` can read
+operands from shared memory even if their lines are not along the summed axis. In shared memory, a line of keys has LINE_BYTES: the keys of
+four pages for one element. Lines of values are cut into parts of `width` bytes. Lines of keys of consecutive elements are adjacent, and so
+are parts of consecutive values; their chunks of 16 bytes are swizzled.
 
 In order of reading:
 
@@ -47,19 +48,19 @@ from compiler.machine.target import Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 HALF_ROWS = 64  # number of rows of a warpgroup
-LARGEST = 256  # maximum number of elements of which a thread has means in registers
+LARGEST = 256  # maximum number of elements of a value that a warpgroup multiplies, because threads have the means in registers
 LARGEST_WHOLE = 128  # maximum number of elements of keys and values of which two stages fit in shared memory
 LARGEST_LATENT = 576  # maximum number of elements of a latent: 64 rows of queries fit beside one split
 STAGES = 2
-PART = 64  # number of elements of a part of keys or values that is copied alone, and of values that are multiplied at a time
+PART = 64  # number of elements of a part of keys or values, which is copied alone, and maximum number that is multiplied at a time
 LINE_BYTES = 128  # bytes of a line of keys in shared memory: 64 keys of one element
-KEPT_BYTES = 32  # bytes of the numbers that threads read again instead of keeping them in registers
+KEPT_BYTES = 32  # bytes of shared memory for numbers that threads read again instead of keeping them in registers
 WIDTHS = (128, 64, 32)  # possible bytes of a part of a line of values
 
 
 def attends(size: int, target: Target, value_size: int = 0) -> bool:
-    """Return whether the target has the tile for keys and values of this size. If `value_size` is not 0, values are the beginnings of keys,
-    of so many elements."""
+    """Return whether the target has the tile for keys and values of this size. If `value_size` is not 0, values are the first `value_size`
+    elements of keys."""
     return WgmmaAttend.needs <= target.features and not list(WgmmaAttend(size, 1, False, 1.0, value_size).problems())
 
 
@@ -77,7 +78,7 @@ class WgmmaAttend(Intrinsic):
     keys      page 0 of the cache; page p begins p * `page_stride` elements after it
     values    likewise; not read if values are the beginnings of keys
     tables    the pages of the sequence
-    first     for each token, the first position that it sees; `end`: one past the last one
+    first     for each token, the first position that it sees; `end`: one past the last position
 
     The rows of a token, one for each of `heads` heads, are adjacent. Only the first `rows` rows are computed."""
 
@@ -87,10 +88,10 @@ class WgmmaAttend(Intrinsic):
     crowded: ClassVar[bool] = True
     shared_alignment: ClassVar[int] = 1024  # the swizzle depends on addresses
     size: int  # number of elements of a key
-    heads: int  # number of heads of each token that a block attends for
+    heads: int  # number of heads of each token whose attention a block computes
     rounds: bool  # whether `out` is bf16
     unit: float  # positive; a score times `unit` is a logarithm to base 2
-    value_size: int = 0  # if not 0, values are the beginnings of keys, of so many elements
+    value_size: int = 0  # if not 0, values are the first `value_size` elements of keys
     scale: float = 1.0  # with `softcap`, a score is softcap * tanh(scale * query . key / softcap), otherwise query . key
     softcap: float = 0.0
 
@@ -130,7 +131,7 @@ class WgmmaAttend(Intrinsic):
 
     @property
     def block_rows(self) -> int:
-        """The number of rows of a block. To latents, both warpgroups attend for the same rows: each multiplies half of every value."""
+        """The number of rows of a block. For latents, both warpgroups compute the same rows: each multiplies half of every value."""
         return HALF_ROWS if self.is_latent else 2 * HALF_ROWS
 
     @property
@@ -241,7 +242,7 @@ class WgmmaAttend(Intrinsic):
         out[row * self.out_size + np.arange(self.out_size)] = means / sums[:, None]
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # its modules import this one
+        from compiler.machine.intrinsics.wgmma_attend_code import AttendCode  # it imports this module
         from compiler.machine.intrinsics.wgmma_attend_parts import LatentCode, PartCode
 
         kind = LatentCode if self.is_latent else PartCode if self.parts > 1 else AttendCode

@@ -1,11 +1,11 @@
 """Emit the code of attention by `wgmma`, which every thread of the block runs.
 
-In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_attend_rows.py), so four lanes share a row. The sum of a row's
-weights consists of sixteen sums, of keys that are 16 apart, in order; a thread has four of them. Then sums that are 8, 4, 2 and 1 apart are
-added.
+In each row of scores, a thread has two neighbouring keys of every 8 (wgmma_attend_rows.py), so four lanes share a row. To sum the weights
+of a row, sixteen sums first add up the weights of keys that are 16 apart, in order; a thread has four of these sums. Then the sums that are
+8, 4, 2 and 1 apart are added.
 
-One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses their
-registers; if one did, the assembler would insert a wait after each `wgmma`.
+One statement of inline assembly starts a chain of `wgmma` instructions, and another one waits for it. No instruction in between uses the
+registers of the chain; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compiler.machine.intrinsics.wgmma_attend_rows import LOWEST, PAIR, Rows
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 AT_ONCE = 2  # maximum number of parts of values whose products have started and not been awaited
-SWIZZLES = {128: 1, 64: 2, 32: 3}  # the layout in a descriptor, by the bytes that are swizzled
+SWIZZLES = {128: 1, 64: 2, 32: 3}  # the number of the layout in a descriptor, by the number of bytes within which chunks are swizzled
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Right:
     swizzle: int
 
     def at(self, low: str, distance: int, register: str) -> str:
-        """Return assembly that writes the descriptor of the part at a distance to a register. Only its lower half depends on the place;
-        `low` is the lower half at distance 0."""
+        """Return assembly that writes to `register` the descriptor of the part that begins at `distance`. Only the lower half of a
+        descriptor depends on the place; `low` is the lower half at distance 0."""
         high = self.stride | self.swizzle << 30
         return f"add.u32 low, {low}, {distance}; mov.b32 high, {high}; mov.b64 {register}, {{low, high}};"
 
@@ -55,11 +55,12 @@ class Step:
 
 
 class AttendCode(Rows):
-    """Emits attention if two stages fit in shared memory. Subclasses change what differs with one stage (wgmma_attend_parts.py)."""
+    """Emits attention if two stages fit in shared memory. Subclasses override the methods that differ with one stage
+    (wgmma_attend_parts.py)."""
 
     def run(self) -> None:
-        """Emit the code of the tile. In each turn, a warpgroup computes the scores of a split, and joins the split to those before. The
-        warpgroups let each other multiply, and the first one begins."""
+        """Emit the code of the tile. In each turn, a warpgroup computes the scores of a split, and joins the split to the earlier ones. The
+        warpgroups take turns to multiply, and the first one begins."""
         code = self.code
         pages = self.find_pages("0")
         self._load_queries()
@@ -88,7 +89,7 @@ class AttendCode(Rows):
             self.store_floats(values, places)
 
     def _score(self, turn: str) -> None:
-        """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy for the next turn."""
+        """Multiply the keys of a turn, and let the other warpgroup multiply. Then begin to copy pages for the next turn."""
         dots, following = self._multiply_keys(turn), self.plus(turn, "1")
         pages = self.find_pages(following)
         self.store_floats(self._await_product(dots, 0), self.scores)
@@ -97,8 +98,8 @@ class AttendCode(Rows):
         self.copy_turn(following, pages)
 
     def _join_split(self, turn: str) -> None:
-        """Turn the scores of a split into weights, multiply the values, and join the means to those before. Meanwhile, wait for the keys of
-        the next split, which are multiplied in the same turn of this warpgroup."""
+        """Turn the scores of a split into weights, multiply the values, and join the means to those of earlier splits. Meanwhile, wait for
+        the keys of the next split, which are multiplied in the same turn of this warpgroup."""
         code, start, following = self.code, self.first_of(turn, SPLIT, self.kept("begin")), self.plus(turn, "1")
         begins = code.op(f"icmp slt i32 {start}, {self.kept('starts')}")
         ends = code.op(f"icmp slt i32 {self.kept('ends')}, {self.add(start, str(SPLIT))}")
@@ -149,9 +150,9 @@ class AttendCode(Rows):
     # --- turns -----------------------------------------------------------------------------------------------------------
 
     def _await_turn(self, sums: Sequence[str] = ()) -> None:
-        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums`, the sums of the
-        rows' weights, are negative, though they never are. Otherwise the assembler would compute weights after the barrier, while the
-        other warpgroup waits."""
+        """Wait until the other warpgroup lets this one multiply. The number of the barrier depends on whether `sums`, the sums of the rows'
+        weights, are negative, although they never are. Otherwise the assembler would compute weights after the barrier, while the other
+        warpgroup waits."""
         code, number = self.code, self.own_warpgroup()
         for x in sums:
             is_negative = code.op(f"fcmp olt float {x}, 0.0")
@@ -174,7 +175,7 @@ class AttendCode(Rows):
         return self._multiply_elements(self.half_of(KEYS, turn), range(0, self.op.size, PAGE))
 
     def _multiply_elements(self, keys: str, elements: range, sums: Sequence[str] = ()) -> list[str]:
-        """Return the products of some elements of queries and keys, 16 at a time, added to those before."""
+        """Return the products of some elements of queries and keys, 16 at a time, added to `sums`."""
         size = self.op.size
         left = Right(self._own_queries(), EIGHT, size, 0)
         right = Right(keys, size * LINE_BYTES // CHUNK, EIGHT * LINE_BYTES // CHUNK, SWIZZLES[LINE_BYTES])
@@ -191,7 +192,7 @@ class AttendCode(Rows):
         return self._multiply_weights(weights, right, [page * PAGE * width // CHUNK for page in range(PAGES)], len(part), "1")
 
     def _multiply_weights(self, weights: Sequence[str], right: Right, distances: Sequence[int], columns: int, transposed: str) -> list[str]:
-        """Return the products of weights and an operand, whose pages lie at some distances."""
+        """Return the products of weights and an operand, whose pages are at `distances` from its beginning."""
         registers = [f"{{{', '.join(f'$A{4 * page + i}' for i in range(4))}}}" for page in range(PAGES)]
         steps = [Step("", given, distance) for given, distance in zip(registers, distances, strict=True)]
         return self._multiply(columns, steps, weights, right, transposed)
@@ -202,7 +203,7 @@ class AttendCode(Rows):
         """Start to multiply 64 rows by `columns` columns, and to add the products to `sums`. Return the registers to which the result will
         be written. `left` are words that the steps name by `$A` and a number."""
         code, count = self.code, columns // 2
-        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # of the result, and of the words
+        result, first = ", ".join(f"${n}" for n in range(count)), count + len(sums)  # operands of the result; number of the first word
         lines = [".reg .b32 low, high; .reg .b64 a, b; .reg .pred add, set; setp.eq.u32 add, 1, 1; setp.eq.u32 set, 0, 1;"]
         lines.append("wgmma.fence.sync.aligned;")
         for number, step in enumerate(steps):
@@ -223,8 +224,8 @@ class AttendCode(Rows):
         return self._after(f"wgmma.wait_group.sync.aligned {running};", started)
 
     def _after(self, text: str, values: Sequence[str]) -> list[str]:
-        """Emit assembly that has the values as inputs and as results, and return the results. So the values are computed before it, and
-        what uses the results runs after it."""
+        """Emit assembly that has the values as inputs and as results, and return the results. So the values are computed before the
+        assembly, and instructions that use the results run after it."""
         code, count = self.code, len(values)
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), "~{memory}"])
@@ -241,7 +242,7 @@ class AttendCode(Rows):
         return code.op(f"fmul float {code.call_math(Fn.TANH, [code.op(f'fdiv float {score}, {softcap}')])}, {softcap}")
 
     def _mask(self, start: str) -> None:
-        """Replace the scores of keys that a row does not see by -inf. A row after the last one sees what the last one sees."""
+        """Replace the scores of keys that a row does not see by -inf. A row after the last row sees the same keys as the last row."""
         code, seen = self.code, list[str]()
         last = code.op(f"sub i64 {self._num_rows()}, 1")
         rows, quad = self._own_rows()
@@ -260,8 +261,8 @@ class AttendCode(Rows):
         self.store_floats(masked, self.scores)
 
     def _keys_before(self, end: str) -> str:
-        """Return a word with a bit for each key that the thread has of a row, which is set if the key's position, counted from the first of
-        them, is less than `end`. The thread has two neighbouring keys of every 8."""
+        """Return a word with a bit for each key of a row that the thread has. The bit is set if the key's position, counted from the
+        thread's first key, is less than `end`. The thread has two neighbouring keys of every 8."""
         code = self.code
         near = code.op(f"call i32 @llvm.smin.i32(i32 {code.op(f'call i32 @llvm.smax.i32(i32 {end}, i32 0)')}, i32 {SPLIT})")
         rest = code.op(f"call i32 @llvm.umin.i32(i32 {code.op(f'and i32 {near}, {EIGHT - 1}')}, i32 2)")
@@ -271,8 +272,8 @@ class AttendCode(Rows):
         return code.op(f"trunc i64 {code.op(f'sub i64 {bits}, 1')} to i32")
 
     def _weigh(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Compute the weights of a split, and join their sums. Return for each row the factors of the means before and of those of the
-        split, and the weights as left operands of the next product, which replace the scores page by page."""
+        """Compute the weights of a split, and join their sums to those of earlier splits. Return, for each row, the factor of the earlier
+        means and the factor of the split's means. Also return the weights, as left operands of the next product."""
         code, scores = self.code, self.load_floats(self.scores)
         unit = self._literal(self.op.unit)
         largest = [self._top([x for n, x in enumerate(scores) if n // 2 % 2 == row]) for row in PAIR]
@@ -292,21 +293,21 @@ class AttendCode(Rows):
         return [self._join_row(row, tops[row], self._sum_of_lanes([x for (x,) in sums[row]])) for row in PAIR], words
 
     def _top(self, scores: Sequence[str]) -> str:
-        """Return the largest of a row's scores, which four lanes have."""
+        """Return the largest of a row's scores, which are divided among four lanes."""
         top = self._folded(scores, self._larger)
         for distance in (1, 2):
             top = self._larger(top, self._from_lane(top, distance))
         return top
 
     def _sum_of_lanes(self, lanes: Sequence[str]) -> str:
-        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and those 8 further."""
+        """Add up the sixteen sums of a row. This thread has four of them: two neighbours, and the two that are 8 further."""
         pair = [self._sum(lanes[e], lanes[2 + e]) for e in PAIR]
         for distance in (2, 1):
             pair = [self._sum(x, self._from_lane(x, distance)) for x in pair]
         return self._sum(*pair)
 
     def _join_row(self, row: int, top: str, found: str) -> tuple[str, str]:
-        """Join the sum of the weights of a split to those before. Return the factors of both."""
+        """Join the sum of a split's weights to that of earlier splits. Return the factors of the earlier means and of the split's means."""
         code = self.code
         places = self.state[0][row], self.state[1][row]
         before, weights = self.load_floats(places)
@@ -321,7 +322,7 @@ class AttendCode(Rows):
         return multiply_add(self.code, found, factor, before, "float", 1)
 
     def _check(self, found: Sequence[str]) -> None:
-        """Note if a mean is not finite. x - x is 0 only for finite x."""
+        """Set `broken` if a mean is not finite. x - x is 0 only for finite x."""
         code = self.code
         total = self._folded([code.op(f"fsub float {x}, {x}") for x in found], self._sum)
         with code.when(code.op(f"fcmp une float {total}, 0.0")):

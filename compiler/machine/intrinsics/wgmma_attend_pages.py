@@ -2,9 +2,10 @@
 
 The first warpgroup copies keys, the second one values, in chunks of 16 bytes. An mbarrier signals that the keys of a stage have arrived,
 another one that its values have. No thread signals that a stage may be filled again: the warpgroups take turns (wgmma_attend_code.py), and
-fill a stage when both have multiplied what it held. After the first warpgroup has multiplied the keys of turn t, both have multiplied those
-of turn t - 1, so it copies keys for turn t + 1 to their stage. After the second one has multiplied the keys of turn t, both have multiplied
-the values of turn t - 1. Instead of values that no row sees, zeros are stored.
+fill a stage when both have multiplied its previous contents. After the first warpgroup has multiplied the keys of turn t, both have
+multiplied those of turn t - 1, so it copies keys for turn t + 1 to the stage of the latter. After the second one has multiplied the keys of
+turn t, both have multiplied the values of turn t - 1, so it copies values for turn t + 1. Instead of values that no row sees, zeros are
+stored.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ KEYS, VALUES = 0, 1  # halves of a stage
 PAGES = SPLIT // PAGE  # number of pages of a split
 WARPGROUP = WARPS * LANES
 BARRIER_BYTES = 8
-# The offsets of the numbers that are read again, and the types of those that are pointers.
+# The offsets in bytes of the numbers that threads read again (`Pages.kept`), and the types of those that are pointers.
 KEPT = {"out": 0, "first": 8, "end": 12, "starts": 16, "ends": 20, "begin": 24, "rows": 28}
 POINTERS = {"out": GLOBAL, "first": SHARED, "end": SHARED}
-FIRST_BARRIER = 5  # number of the barrier of the first warpgroup, after those of the block and of turns
+FIRST_BARRIER = 5  # number of the barrier at which the first warpgroup's warps meet, after the barriers of the block and of turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class Pages(BlockCode):
     """Emits the copies of pages to shared memory, and the waits for them."""
 
     def __init__(self, op: WgmmaAttend, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        """Find the positions that the rows see, and the splits with these positions. Store the numbers that are read again. `pointers` and
-        `dims` are those of the tile `op`."""
+        """Find the positions that the rows see, and the splits with these positions. Store the numbers of KEPT in shared memory. `pointers`
+        and `dims` are those of the tile `op`."""
         super().__init__(code)
         self.op = op
         self.stride, self.token_heads, self.rows = (str(x) for x in dims)
@@ -115,7 +116,7 @@ class Pages(BlockCode):
         return self.code.op(f"inttoptr {kind} {found} to {POINTERS[name]}")
 
     def thread_again(self) -> str:
-        """Read the number of the thread once more. What is computed from it here then takes no registers elsewhere."""
+        """Read the number of the thread once more. Values that are computed from it then take no registers before this place."""
         thread = self.code.op('call i32 asm sideeffect "mov.u32 $0, %tid.x;", "=r"()')
         return self.code.op(f"zext i32 {thread} to i64")
 
@@ -132,7 +133,7 @@ class Pages(BlockCode):
 
     def first_of(self, turn: str, of_split: int, begin: str = "") -> str:
         """Return the first position of a turn's split, or its first page: the number of the split times `of_split`, the number of positions
-        or pages of a split. `begin` is the number of the first turn's split, as it was read again; without it, take `self.begin`."""
+        or pages of a split. `begin` is the number of the first turn's split, if it was read again; without it, use `self.begin`."""
         return self.code.op(f"mul i32 {self.add(begin or self.begin, self.short(turn))}, {of_split}")
 
     # --- begin and end ---------------------------------------------------------------------------------------------------
@@ -156,8 +157,8 @@ class Pages(BlockCode):
             self.assembly(text, [("r", self.number_of(self.gep(SHARED, self.stages, place)))])
 
     def meet(self) -> None:
-        """Wait for all warps of this warpgroup. A warp waits only for the products of its own rows, but what is overwritten next is an
-        operand of all warps."""
+        """Wait for all warps of this warpgroup. A warp waits only for the products of its own rows, but the memory that is overwritten next
+        has an operand of all warps."""
         number = self.short(self.plus(self.own_warpgroup(), str(FIRST_BARRIER)))
         self.assembly(f"bar.sync $0, {WARPGROUP};", [("r", number)])
 
@@ -185,8 +186,8 @@ class Pages(BlockCode):
         return code.op(f"load i32, {GLOBAL} {place}, align 4")
 
     def copy_turn(self, turn: str, pages: Sequence[str]) -> None:
-        """Copy what this warpgroup copies for a turn: the first one copies keys, the second one values. `pages` are what `find_pages` has
-        found. Do nothing after the last turn."""
+        """Copy pages for a turn: the first warpgroup copies keys, the second one values. `pages` is the result of `find_pages`. Do nothing
+        after the last turn."""
         code = self.code
         with code.when(code.op(f"icmp slt i64 {turn}, {self.splits}")):
             code.either(self.is_second, lambda: self._copy_half(VALUES, turn, pages), lambda: self._copy_half(KEYS, turn, pages))
@@ -225,7 +226,7 @@ class Pages(BlockCode):
         self.copy(self.gep(SHARED, own, str(block.const * op.size * LINE_BYTES + element.const * LINE_BYTES)), source)
 
     def _copy_values(self, chunk: Number, source: str, to: str, turn: str) -> None:
-        """Copy one chunk: 8 elements of one value. If no row sees its key in this turn's split, write zeros instead."""
+        """Copy one chunk: 8 elements of one value. If no row sees the value's key in this turn's split, write zeros instead."""
         op, code = self.op, self.code
         key, column = chunk.within(op.size * 2 // CHUNK)
         position = self.add(self.first_of(turn, SPLIT), self.short(key.text()))
@@ -242,11 +243,11 @@ class Pages(BlockCode):
     # --- stages and their mbarriers --------------------------------------------------------------------------------------
 
     def await_half(self, half: int, turn: str, part: int = 0) -> None:
-        """Wait until the keys or the values of a turn have arrived, or a part of them."""
+        """Wait until the keys or the values of a turn, or part number `part` of them, have arrived."""
         code = self.code
         uses = code.op(f"udiv i32 {code.op(f'trunc i64 {turn} to i32')}, {self.op.stages}")  # number of earlier turns with the same stage
         self.await_phase(self.barrier_of(half, turn, part), code.op(f"and i32 {uses}, 1"))
-        self.fence()  # the tensor cores read what threads have copied
+        self.fence()  # the tensor cores read pages that threads have copied
 
     def half_of(self, half: int, turn: str) -> str:
         """Return the address of the keys or the values of a turn."""

@@ -1,17 +1,17 @@
 """Emit attention by `wgmma` to keys and values of which shared memory has room for one stage only. The stage is cut into parts.
 
-A part is 64 elements of all keys, or of all values, of a split. It has an mbarrier of its own, and a warpgroup waits for it just before it
-multiplies it. A part is filled for the next turn as soon as both warpgroups have multiplied it. So most parts are on their way while others
-are multiplied.
+A part is 64 elements of all keys, or of all values, of a split. It has an mbarrier of its own, and a warpgroup waits for a part just before
+it multiplies the part. A part is filled for the next turn as soon as both warpgroups have multiplied it. So most parts are on their way
+while others are multiplied.
 
 Heads of more than 128 elements: the second warpgroup multiplies each part last, and copies it for the next turn right after that.
 
 Latents: values are the beginnings of keys, so one copy serves both products. Both warpgroups compute the scores and weights of the same 64
 rows, and each multiplies half of every value. So neither needs weights of the other, and the means of each fit in registers. The warpgroups
-do not take turns, because the next keys need room that values take until both have multiplied them. After both have multiplied the keys,
-each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by zeros, because a chunk
-that is copied has 8 keys: zeros replace keys after the last one. If a key before the first one is not finite, neither is the mean; then
-`broken` is set, and the rows are computed again by other code.
+do not take turns, because the next keys need the memory of this turn's values, which both must have multiplied before. After both have
+multiplied the keys, each warpgroup copies the parts whose values it alone multiplies. Values that no row sees are not all replaced by
+zeros, because a chunk that is copied has 8 keys: zeros replace keys after the last one that a row sees. If a key before the first one that
+a row sees is not finite, the mean is not finite; then `broken` is set, and the rows are computed again by other code.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PartCode(AttendCode):
 
     @contextmanager
     def _near_bounds(self) -> Generator[None]:
-        """Inside the `with`, compute numbers that follow from the bounds of positions anew, so that they take no registers elsewhere."""
+        """Inside the `with`, compute again the numbers that depend on the bounds of positions, so that they take no registers elsewhere."""
         bounds = self.low, self.high, self.begin
         self.low, self.high = (self.code.op(f'call i32 asm sideeffect "", "=r,0"(i32 {x})') for x in bounds[:2])
         self.begin = self.code.op(f"udiv i32 {self.low}, {SPLIT}")
@@ -110,7 +110,7 @@ class PartCode(AttendCode):
     # --- copies of a part: each thread copies one chunk of each page -----------------------------------------------------
 
     def copy_keys_part(self, turn: str, part: int, pages: Sequence[str], first: str = "0") -> None:
-        """Copy a part of the keys of a turn, with the number `first` + `part`. A line has 64 keys of one element; a chunk has 8 of them."""
+        """Copy part number `first` + `part` of the keys of a turn. A line has 64 keys of one element; a chunk has 8 of them."""
         code, to = self.code, self.half_of(KEYS, turn)
         own = code.op(f"and i64 {self.thread_again()}, {WARPGROUP - 1}")
         element, half = code.op(f"lshr i64 {own}, 1"), code.op(f"and i64 {own}, 1")
@@ -132,7 +132,7 @@ class PartCode(AttendCode):
         return None
 
     def _read_bytes(self, left: str | None, page: int) -> str | None:
-        """Return how many bytes of the chunk of a page are read, or None for all. `left` is what `_keys_left` has returned."""
+        """Return how many bytes of the chunk of a page are read, or None for all. `left` is the result of `_keys_left`."""
         return None
 
     def _copy_values_part(self, turn: str, part: int, pages: Sequence[str]) -> None:
@@ -162,7 +162,7 @@ class PartCode(AttendCode):
         return found
 
     def _announce(self, barrier: str, first: str) -> None:
-        """Let an mbarrier, `first` mbarriers after the given one, count the arrival of what this thread has copied."""
+        """Let an mbarrier, `first` mbarriers after the given one, count the arrival of this thread's copies."""
         place = self.add(barrier, self.short(self.times(first, BARRIER_BYTES)))
         self.assembly("cp.async.mbarrier.arrive.noinc.shared.b64 [$0];", [("r", place)])
 
@@ -178,8 +178,8 @@ class LatentCode(PartCode):
             self._copy_rest(turn, pages)
 
     def _score(self, turn: str) -> None:
-        """Multiply the keys of a turn, and wait until the other warpgroup has done the same. Then copy parts without values for the next
-        turn."""
+        """Multiply the keys of a turn, and wait until the other warpgroup has done the same. Then copy the parts of keys that contain no
+        values, for the next turn."""
         following = self.plus(turn, "1")
         self.store_floats(self._await_product(self._multiply_keys(turn), 0), self.scores)
         self.barrier()

@@ -16,7 +16,7 @@ from compiler.machine.intrinsics.wgmma_attend import HALF_ROWS, WgmmaAttend
 from compiler.machine.intrinsics.wgmma_attend_pages import Pages
 
 LOWEST = float_literal(float("-inf"))
-PAIR = range(2)  # rows of a thread, and neighbouring keys
+PAIR = range(2)  # indices of the two rows of a thread, and of two neighbouring keys
 MOST_GROUPS = 16  # maximum number of groups of 8 elements of a row of queries that a thread loads at once
 
 
@@ -100,7 +100,8 @@ class Rows(Pages):
         return [self.plus(first, str(EIGHT * i)) for i in PAIR], code.op(f"and i64 {thread}, 3")
 
     def _place(self, base: str, row: str, quad: str, num_bytes: int, size: int | None = None) -> str:
-        """Return the address of this thread's first element of a row. A row of queries has another size than one of results of latents."""
+        """Return the address of this thread's first element of a row. `size` is the number of elements of a row; None means the size of a
+        query."""
         code, heads = self.code, self.op.heads
         slot, head = (code.op(f"{operation} i64 {row}, {heads}") for operation in ("udiv", "urem"))
         number = self.plus(code.op(f"mul i64 {slot}, {self.token_heads}"), head)
@@ -108,8 +109,8 @@ class Rows(Pages):
         return self.gep(GLOBAL, base, self.times(at, num_bytes))
 
     def _quotient(self, a: str, b: str, reciprocal: str) -> str:
-        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). The last bit can be
-        another one only if a is almost denormal, or if a is a power of two and all bits of b's mantissa are set."""
+        """Return a / b, rounded as by a division, from 1 / b. The remainder corrects the product (Markstein, 1990). The last bit can differ
+        from that of a division only if a is almost denormal, or if a is a power of two and all bits of b's mantissa are set."""
         code = self.code
         near = code.op(f"fmul float {a}, {reciprocal}")
         rest = multiply_add(code, code.op(f"fneg float {near}"), b, a, "float", 1)

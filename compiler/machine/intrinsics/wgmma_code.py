@@ -5,12 +5,12 @@ exactly, and `wgmma` reads them from the registers. While it runs, the next weig
 of half a step where accumulators leave no more registers. The sum of each group is multiplied by the group's scale, and groups are added
 in order.
 
-If parts of the block take turns, all but the first pass their sums and scales through shared memory. The first adds them in the next turn,
-before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are stored,
-and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
+If parts of the block take turns, all but the first pass their sums and scales through shared memory. The first part adds these sums in the
+next turn, before the sums of its own groups, which come later along k. One pair of the block's barriers signals that the sums of a turn are
+stored, and another pair signals that they were added; one barrier of a pair is for even turns, the other for odd turns.
 
-One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other
-instruction uses their registers in between; if one did, the assembler would insert a wait after each `wgmma`.
+One statement of inline assembly starts a group of `wgmma` instructions and waits for those of the previous group. So no other instruction
+uses the registers of these instructions in between; if one did, the assembler would insert a wait after each `wgmma`.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class WgmmaCode(Stages):
         }
         self.second_column, self.second_row, self.second_fold = split[op.sharing]  # where the part of the second warpgroup begins
         self.places = self._places() if op.has_scales else []
-        # Where quarters of a stage are multiplied in pairs, the second half of an instruction's rows are the rows in the next quarter.
+        # If quarters of a stage are multiplied in pairs, the second half of an instruction's rows are the rows in the next quarter.
         between = op.warp_folds * op.row_bytes if op.sharing is Sharing.HALF_TURNS else EIGHT * ROW_BYTES
         self.rows_layout = ROWS | between // CHUNK << 32
         self.instructions = op.step // SIXTEEN  # number of instructions of a step
         steps = int(self.group_steps) if self.in_groups and self.group_steps.isdigit() else 0
-        self.restarts = steps if steps and op.fold % steps == 0 else 0  # steps of a group; 0: its first step in a stage is not known
+        self.restarts = steps if steps and op.fold % steps == 0 else 0  # steps of a group; 0: where groups begin in a stage varies
         if op.turns:
             self.taker = self._of_first_lane(f"udiv i64 {self.thread}, {op.adders}") if op.is_thin else self.warpgroup
             self.adds = code.op(f"icmp eq i64 {self.taker}, 0")  # whether this thread adds the sums of all takers
@@ -62,14 +62,14 @@ class WgmmaCode(Stages):
             self.ends = range(op.warp_folds // op.turns - 1, op.warp_folds, op.warp_folds // op.turns)  # the last step of each group
 
     def run(self) -> None:
-        """Emit the code: one warp produces, and the others consume."""
+        """Emit the code: one warp produces, and the others consume (wgmma_stages.py)."""
         self.open_stages()
         self.fill_early()
         self.code.either(self.produces, self.produce, self._consume)
 
     def _consume(self) -> None:
-        """Multiply the stages, in turns if the tile takes turns. When all are multiplied, the threads that hold sums of the result store
-        them in c."""
+        """Multiply the stages, in turns if the tile takes turns. When all stages are multiplied, the threads that hold sums of the result
+        store them in c."""
         code, op = self.code, self.op
         if op.turns:
             self._take_turns()
@@ -211,7 +211,8 @@ class WgmmaCode(Stages):
         self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
 
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
-        """Emit assembly that changes accumulators. They are its first operands, once as results and once as inputs."""
+        """Emit assembly that changes accumulators. The accumulators are the first operands of the assembly, once as results and once as
+        inputs."""
         code, count = self.code, len(sums)
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), *(kind for kind, _ in operands), "~{memory}"])
@@ -220,7 +221,7 @@ class WgmmaCode(Stages):
         self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
 
     def group_sums(self) -> list[str]:
-        """Return the sums of a group. In a thin tile, upper warps use the second half of each instruction's sums."""
+        """Return the sums of a group. In a thin tile, the upper two warps of a warpgroup use the second half of each instruction's sums."""
         if not self.op.is_thin:
             return super().group_sums()
         values, half = self.load_floats(self.sums), len(self.sums) // self.per_warp // 2
@@ -335,8 +336,8 @@ class WgmmaCode(Stages):
         self.clear_sums()
 
     def _add_passed(self, turn: str) -> None:
-        """Add the sums that the other takers passed in a turn. Then signal this: two turns later, the other takers wait for it before they
-        overwrite these sums. Do not signal if no such turn follows."""
+        """Add the sums that the other takers passed in a turn. Then signal that these sums are added: two turns later, the other takers
+        wait for this signal before they overwrite the sums. Do not signal if no such turn follows."""
         code, op = self.code, self.op
         self._block_barrier("sync", PASSED, turn)
         for taker in range(op.takers - 1):
@@ -364,6 +365,6 @@ class WgmmaCode(Stages):
 
 
 def _descriptor(name: str, lower: str, distance: int, layout: int) -> str:
-    """Return assembly that makes the descriptor of an operand `distance` after the one whose descriptor has this lower half. The address is
-    in the lower half, and the upper half is constant."""
+    """Return assembly that makes the descriptor of the operand that is `distance` after the operand whose descriptor has the lower half
+    `lower`. The address is in the lower half, and the upper half is constant."""
     return f"add.u32 low, {lower}, {distance}; mov.b64 {name}, {{low, {layout >> 32}}};"

@@ -1,9 +1,9 @@
 """Emit the copies of a product by `wgmma`: operands pass from global memory through stages, which are buffers in shared memory.
 
 One warp, the producer, fills the stages; the other warps, the consumers, multiply them. A stage has two mbarriers: `full` signals that all
-operands have arrived, `free` that all consumers have multiplied them. So no warp waits for the whole block. In a cluster of two blocks,
-each producer fills half of the weights of a stage in both blocks. So it fills a stage again when the consumers of both blocks have
-multiplied their stages of this number.
+operands have arrived, `free` that all consumers have multiplied them. So no warp waits for all other warps of the block. In a cluster of
+two blocks, each producer fills half of the weights of a stage in both blocks. So a producer fills a stage again when the consumers of both
+blocks have multiplied their stages of this number.
 
 Global memory stores weights in the order in which `wgmma` reads them (`BRICKS` in compiler/machine/formats.py), so one lane copies a whole
 panel by one instruction. All lanes copy rows, 16 bytes each, and store them swizzled, so that neither their stores nor the reads of the
@@ -29,8 +29,8 @@ class Stages(ProductCode):
     """Emits the copies of a product, and the waits of the producer and the consumers for each other."""
 
     def __init__(self, op: Wgmma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        """Find out what this thread does: the number of its warpgroup says whether it produces or consumes. `pointers` and `dims` are those
-        of the tile `op`."""
+        """Find out from the number of this thread's warpgroup whether the thread produces or consumes. `pointers` and `dims` are those of
+        the tile `op`."""
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
         # From here on, `warp` is the number of the warp in its warpgroup, not in its block.
@@ -43,9 +43,9 @@ class Stages(ProductCode):
             self.rank = code.op(f"zext i32 {code.op('call i32 @llvm.nvvm.read.ptx.sreg.cluster.ctarank()')} to i64")
 
     def _of_first_lane(self, value: str) -> str:
-        """Return the value of an instruction, which is the same in all lanes of a warp, after reading it from the first lane. The assembler
-        knows that a value is the same only if it is read from one lane. It then computes what depends on the value once per warp, in
-        registers that the warp shares."""
+        """Return the result of the instruction `value`, read from the first lane. All lanes of a warp have the same result. The assembler
+        treats a value as equal in all lanes only if it is read from one lane. The assembler then computes values that depend on it once per
+        warp, in registers that the lanes share."""
         code = self.code
         short = code.op(f"trunc i64 {code.op(value)} to i32")
         return code.op(f"zext i32 {code.op(f'call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {short}, i32 0, i32 31)')} to i64")
@@ -94,8 +94,8 @@ class Stages(ProductCode):
         self.assembly("griddepcontrol.wait;")
 
     def produce(self) -> None:
-        """Fill the stages one after another, each as soon as the consumers have multiplied what it held before. In a narrow tile, the first
-        weights were copied early."""
+        """Fill the stages one after another, each as soon as the consumers have multiplied its previous contents. In a narrow tile, the
+        first weights were copied early."""
         code = self.code
         panels, rows = self._panels(), self._rows()
         with code.loop("0", self.turns) as turn:
@@ -110,7 +110,7 @@ class Stages(ProductCode):
 
     def _panels(self) -> list[tuple[str, int]]:
         """Return the panels that this block copies: their global addresses at the first step, and their numbers in the stage. In a cluster,
-        each block copies half; the numbers are those of the first block."""
+        each block copies half of the panels; the numbers are those of the panels that the first block copies."""
         op, code = self.op, self.code
         count = op.columns // op.panel_columns
         half, panel_bytes = count // 2, self.times(self.steps, op.panel_bytes)
@@ -151,7 +151,7 @@ class Stages(ProductCode):
             copy, mask = f"{copy}.multicast::cluster", f", {(1 << op.cluster) - 1}"
         for panel, number in panels:
             first = self.gep(GLOBAL, panel, begin)
-            together = op.fold if op.has_scales or op.num_panels == 1 else 1  # number of steps that stay adjacent in the stage
+            together = op.fold if op.has_scales or op.num_panels == 1 else 1  # number of steps to copy at once: those adjacent in the stage
             for fold in range(0, op.fold, together):
                 to = self.number_of(self.gep(SHARED, stage, str(self.panel_at(number, fold))))
                 source = self.gep(GLOBAL, first, str(fold * op.panel_bytes))

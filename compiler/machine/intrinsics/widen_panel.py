@@ -1,9 +1,10 @@
 """Widen 4-bit weights of a panel (compiler/machine/formats.py) to the bytes that a matrix unit multiplies
 (compiler/ops/products/widened.py).
 
-A line of 64 bytes holds 128 weights, four in each 16-bit word. A weight q is extracted as 4096 q. Multiplied by m, its multiplier, it gives
-the lower byte of a result word: the instruction rounds the product to (q * m + 4) >> 3. Multiplied by 256 m, it gives the upper byte, and
-adding 128 rounds that byte. One line becomes two lines of 64 bytes in 15 vector operations, 7 of which can use only a single port.
+A line of 64 bytes holds 128 weights, four in each 16-bit word. A weight q is extracted as 4096 q. The product of 4096 q and the weight's
+multiplier m gives the lower byte of a result word: the instruction that multiplies rounds the product to (q * m + 4) >> 3. The product of
+4096 q and 256 m gives the upper byte, which is rounded by adding 128. One line becomes two lines of 64 bytes in 15 vector operations, 7 of
+which can use only a single execution port.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class WidenPanel(Intrinsic):
         return self.columns // COLUMNS
 
     def widen_side(self, code: Code, pointers: Sequence[str], stretch: str, side: int | str, *, to: str | None = None) -> None:
-        """Widen STRETCH weights of each of 16 columns: those of stretch number `stretch` along k, and of the panel's register number
-        `side`. `to` is the stretch of `wide` that receives them; if it is None, this is `stretch`."""
+        """Widen STRETCH weights of each of 16 columns: the weights at stretch number `stretch` along k, of the columns in register number
+        `side` of the panel. `to` is the number of the stretch of `wide` that receives the result; None means `stretch`."""
         wide, panel, multipliers, later, later_multipliers = pointers
         size, first = STRETCH // 2 * self.columns, code.op(f"mul nsw i64 {side}, {LINE_BYTES}")
         found, made, wanted = (
@@ -103,7 +104,7 @@ class WidenPanel(Intrinsic):
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:
-    """Return the multipliers m, and 256 m, of 16 columns. Each fills both 16-bit words of its column."""
+    """Return the multipliers m, and 256 m, of 16 columns. Each number fills both 16-bit words of its column."""
     loaded, kind = code.op(f"load <{COLUMNS} x i8>, ptr {place}, align 1"), f"<{LINE_BYTES} x i8>"
     repeated = vector_literal("i32", [byte % COLUMNS for byte in range(LINE_BYTES)])
     everywhere = code.op(f"shufflevector <{COLUMNS} x i8> {loaded}, <{COLUMNS} x i8> poison, <{LINE_BYTES} x i32> {repeated}")

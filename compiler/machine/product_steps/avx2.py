@@ -1,5 +1,5 @@
-"""Steps for AVX2: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for weights of 4 bits, and `vpmaddwd` for rows of 16 bits. Instruction sets with like
-instructions use the same functions."""
+"""Steps for AVX2: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for weights of 4 bits, and `vpmaddwd` for rows of 16 bits. AVX-512 and WebAssembly
+have similar instructions and use the functions of this file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHUFFLE = "llvm.x86.avx2.pshuf.b"
 
 def signed_by_unsigned(lanes: int, feature: str, instruction: str, shuffled: str) -> Step:
     """Return the step that uses `vpdpbusd`, which needs the CPU feature `feature`. The panel is the instruction's unsigned operand.
-    `instruction` and `shuffled` are LLVM's names of the instruction and of the one that shuffles bytes."""
+    `instruction` and `shuffled` are LLVM's names of this instruction and of the one that shuffles bytes."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -38,10 +38,10 @@ def signed_by_small(
     unrolled: int = 4,
     in_order: bool = False,
 ) -> Step:
-    """Return the step that uses `vpmaddubsw`, which adds two products in 16 bits. Weights of 8 bits would saturate; with weights up to 15,
-    a register can add up 8 results before it overflows. LLVM's names: `pairs` is the instruction, `sums` the one that adds pairs of its
-    results in 32 bits, and `shuffled` the one that shuffles bytes. `unsigned_first` says whether the unsigned operand is the first one of
-    `pairs`. For `unrolled` and `in_order`, see `Step`."""
+    """Return the step that uses `vpmaddubsw`, which adds two products in 16 bits. Weights of 8 bits would saturate the sums; with weights
+    up to 15, a register can add up 8 results before it overflows. LLVM's names: `pairs` is the instruction, `sums` the one that adds pairs
+    of its results in 32 bits, and `shuffled` the one that shuffles bytes. `unsigned_first` says whether the unsigned operand is the first
+    one of `pairs`. For `unrolled` and `in_order`, see `Step`."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -72,7 +72,7 @@ def signed_by_small(
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
     """Return the step that multiplies words of 16 bits by bytes, with two `vpmaddwd`: one for the lower bytes of the panel's 16-bit halves,
-    and one for the upper bytes. The sums fit in 32 bits. `sums` is LLVM's name of the instruction."""
+    and one for the upper bytes. The sums fit in 32 bits. `sums` is LLVM's name of this instruction."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
     def left(code: Code, x: str) -> Parts:

@@ -1,5 +1,5 @@
-"""Steps for AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw` and `vpmaddwd`. Also the CPU features that other AVX-512
-instructions need."""
+"""Steps for AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw` and `vpmaddwd`. The file also names the CPU features that other
+AVX-512 instructions need."""
 
 from __future__ import annotations
 

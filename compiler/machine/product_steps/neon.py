@@ -1,4 +1,4 @@
-"""Steps for AArch64. Each adds four products of bytes per lane: `usdot` (i8mm) multiplies unsigned by signed bytes, and `sdot` (dot
+"""Steps for AArch64. Each step adds four products of bytes per lane: `usdot` (i8mm) multiplies unsigned by signed bytes, and `sdot` (dot
 product) signed by signed bytes."""
 
 from __future__ import annotations

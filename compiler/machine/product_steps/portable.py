@@ -11,7 +11,7 @@ ORDER = (0, 16, 8, 24)  # the lowest bits of four neighbours along k in a panel 
 
 
 def bf16_pairs(lanes: int) -> Step:
-    """Return the step that multiplies the two elements of each pair as f32. It adds the second product first, as `vdpbf16ps` does."""
+    """Return the step that multiplies the two elements of each pair as f32. The step adds the second product first, as `vdpbf16ps` does."""
     words, floats = vec("i32", lanes), vec("float", lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -31,8 +31,8 @@ def bf16_pairs(lanes: int) -> Step:
 
 
 def _one_by_one(signed: tuple[int, ...], unsigned: tuple[int, ...], bits: int) -> Step:
-    """Return the step that multiplies the integers of a group one after another, in 32 bits. `signed` and `unsigned` have the lowest bit of
-    each integer in a word of the left operand, and in one of the right operand."""
+    """Return the step that multiplies the integers of a 32-bit word one after another, in 32 bits. `signed` gives the lowest bit of each
+    integer in a word of the left operand, and `unsigned` in a word of the right operand."""
     words, width = vec("i32", LANES), 32 // len(signed)
 
     def left(code: Code, x: str) -> Parts:
@@ -51,6 +51,6 @@ def _one_by_one(signed: tuple[int, ...], unsigned: tuple[int, ...], bits: int) -
     return Step(LANES, left, right, add, bits=bits)
 
 
-# Weights of 8 bits are multiplied by words instead: with rows of bytes, a row of 16 bits would need two products for each weight.
+# Weights of 8 bits are multiplied by rows of 16-bit words, because two planes of bytes would need two products for each weight.
 SIGNED_BY_SMALL = _one_by_one(BYTES, BYTES, bits=4)
 WORDS_BY_UNSIGNED = _one_by_one(HALVES, ORDER, bits=8)

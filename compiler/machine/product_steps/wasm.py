@@ -1,5 +1,5 @@
-"""Steps for WebAssembly: `i16x8.relaxed_dot_i8x16_i7x16_s` for weights of 4 bits, and `i32x4.dot_i16x8_s` for rows of 16 bits. Engines
-without relaxed SIMD use the second one for rows of bytes too."""
+"""Steps for WebAssembly: `i16x8.relaxed_dot_i8x16_i7x16_s` for weights of 4 bits, and `i32x4.dot_i16x8_s` for rows of 16 bits. For engines
+without relaxed SIMD, tiles use `i32x4.dot_i16x8_s` for rows of bytes too."""
 
 from __future__ import annotations
 

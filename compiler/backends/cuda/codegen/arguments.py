@@ -1,7 +1,7 @@
-"""Keep the arguments of a kernel in shared memory, where a tile leaves threads no registers for them.
+"""Keep the arguments of a kernel in shared memory, if a tile leaves threads no registers for them.
 
 One thread of a block stores the arguments and the number of the block. All threads read them again at the beginning of each iteration of a
-loop around the tile, and after the tile. What follows from them is computed there again.
+loop around the tile, and after the tile. Values that depend on the arguments are then computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KeptArguments:
 
     @staticmethod
     def num_bytes(parameters: Parameters) -> int:
-        """Return the bytes of the arguments and of the number of the block."""
+        """Return the number of bytes that the arguments and the number of the block take."""
         return WORD_BYTES * (len(parameters.buffers) + len(parameters.dims) + 1)
 
     @property
@@ -51,7 +51,7 @@ class KeptArguments:
     @contextmanager
     def again(self) -> Generator[None]:
         """Open a block of code that reads the arguments and the number of the block. Compilers do not know what a volatile load returns. So
-        no register holds the arguments, or what follows from them, before this code."""
+        no register holds the arguments, or values that depend on them, before this code."""
         code, expressions = self.code, self.expressions
         storage, env, params = expressions.memory.storage, expressions.indices.env, expressions.params
         expressions.memory.storage, expressions.indices.env, expressions.params = dict(storage), dict(env), dict(params)

@@ -2,8 +2,8 @@
 
 For some targets, a kernel may begin while earlier ones still run (programmatic dependent launch). Until it has waited for their end, it
 must not read what they write, and must not write to global memory. A kernel waits when it begins, unless all its accesses to memory are
-those of tiles that wait themselves, and of statements after such tiles. A tile that waits itself reads some operands before, such as
-weights, which no kernel changes. Each phase of a kernel is a kernel of its own here.
+those of tiles that wait themselves, and of statements after such tiles. A tile that waits itself reads some operands before it waits, such
+as weights, which no kernel changes. In this file, each phase of a kernel counts as a kernel of its own.
 """
 
 from __future__ import annotations

@@ -6,22 +6,22 @@ A kernel has phases: the statements of the body's top-level `Seq`, each of which
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
-Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, or if arguments are kept there, each
-launch requests one piece of shared memory for all of them, `name$pK$shared`.
+Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, or if arguments are kept in shared
+memory, each launch requests one piece of shared memory for all of them, `name$pK$shared`.
 
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
 launch begins, if `tells` is not 0 (runtime/device/cuda/last_launch.py). Then come the addresses of the buffers, the integers (`dims`) and,
 if the phase has counters, their address.
 
 If the target begins kernels early, each phase lets the launch after it begin at once, and reads its record, which no kernel writes. Then
-it waits for the end of the launches before it, or a tile that reads some operands earlier waits for it (early.py).
+the phase waits for the end of the launches before it, or a tile that reads some operands earlier waits for this end (early.py).
 
 Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
 a thread loop run in parallel, and all threads of a block may run a tile together. A barrier separates each thread loop and each such tile
 from the next statement of the block.
 
 Some tiles leave threads no registers for anything else (`Intrinsic.crowded`). Then arguments are kept in shared memory (arguments.py), and
-$run computes one iteration of the block loop, whose number is its last argument.
+$run computes one iteration of the block loop; the number of the iteration is its last argument.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 THREAD_AGAIN, GRID_AGAIN = (f'call i32 asm sideeffect "mov.u32 $0, %{x}.x;", "=r"()' for x in ("tid", "nctaid"))
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
-MOST_IN_HALF = 96  # maximum number of elements of a thread's local array that fit these registers; threads with more get twice as many
+MOST_IN_HALF = 96  # maximum number of elements of a thread's local array in these registers; threads with more get twice as many registers
 _LET_BEGIN, _WAIT = (f'  call void asm sideeffect "griddepcontrol.{x};", "~{{memory}}"() convergent' for x in ("launch_dependents", "wait"))
 _BEGUN = f"""  %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %number = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -74,8 +74,8 @@ work:""".splitlines()
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
-    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
-    not one for this target."""
+    """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if the kernel's
+    schedule is not for this target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -137,7 +137,7 @@ def _entry(symbols: PhaseSymbols, parameters: Parameters, attributes: str, block
     iteration of the loop `blocks` that the block runs, or once if the phase's code has the loop itself."""
     name = symbols.body
     # The assembler may move an invariant load behind the wait for earlier launches, and no other load. A phase that waits when it begins
-    # loads its arguments before. Products, which wait later, have no registers to keep arguments, so their loads may move.
+    # loads its arguments before it waits. Products, which wait later, have no registers to keep arguments, so their loads may move.
     may_move = "" if symbols.early == () else ", !invariant.load !0"
     kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
     head = f"define ptx_kernel void @{name}({GLOBAL} noundef %record, i32 noundef %tells) nounwind {attributes}"
@@ -167,8 +167,9 @@ class _BlockLoop:
 
 
 def _calls(name: str, kinds: Sequence[str], parameters: Parameters, blocks: _BlockLoop) -> list[str]:
-    """Return lines that call a phase's code for each iteration of a block. Before each further iteration, they load the arguments again,
-    from an address that LLVM cannot know to be that of the record, and compute from the arguments whether there is a further iteration."""
+    """Return lines that call a phase's code for each iteration of a block. Before each further iteration, the lines load the arguments
+    again, from an address that LLVM cannot know to be that of the record, and compute from the arguments whether there is a further
+    iteration."""
     words = [f"%a{i}" for i in range(len(kinds))]
     counting, end = _extent(parameters, blocks.extent)
     return [
@@ -216,7 +217,7 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """Return the number of threads of a block that run the tile together: 1 if each thread that runs it runs it alone."""
+    """Return the number of threads of a block that run the tile together; 1 if threads run the tile each for itself."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
@@ -241,9 +242,9 @@ def _is_around_products(loop: For) -> bool:
 
 
 def _enough_blocks(stmt: Stmt, threads: int) -> int:
-    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared. Tiles that several threads run state
-    this number. Without such tiles, it is the number of blocks that have ENOUGH_THREADS threads together, or half as many if a local array
-    has more than MOST_IN_HALF elements."""
+    """Return the number of blocks that must fit a multiprocessor at once; 0: no limit is declared. A tile that several threads run together
+    declares this number (`enough_blocks`). Without such tiles, it is the number of blocks that have ENOUGH_THREADS threads together, or
+    half as many if a local array has more than MOST_IN_HALF elements."""
     tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
     if not tiles:
         arrays = (s.buffer for s in walk_stmts(stmt) if isinstance(s, Allocate) and s.buffer.scope is Scope.LOCAL)
@@ -267,7 +268,7 @@ def _num_threads(stmt: Stmt) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """Where the arrays of a block are in shared memory."""
+    """The places of a block's arrays in shared memory."""
 
     offsets: Mapping[Buffer, int]  # offset of each array in bytes, if a launch requests the memory
     num_bytes: int  # bytes of the arrays, and of the arguments if they are kept
@@ -337,8 +338,8 @@ class _Statements(Statements):
                 raise CompileError(f"{kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
 
     def iteration(self, loop: For) -> None:
-        """Emit one iteration. Read kept arguments again if the loop is around their tile. End with a barrier if the body has several parts
-        that threads run together."""
+        """Emit one iteration. Read kept arguments again if the loop is around the tile for which they are kept. End with a barrier if the
+        body has several parts that threads run together."""
         is_around = self.kept is not None and loop.kind is LoopKind.SERIAL and _is_crowded(loop.body)
         with self.kept.again() if self.kept is not None and is_around else self._block_again(loop):
             super().iteration(loop)
@@ -376,7 +377,7 @@ class _Statements(Statements):
 
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
         """Return a function that allocates memory for a buffer: on the stack of a thread, in shared memory, or as the counters of the
-        launch. Raise CompileError if such a buffer cannot be at this place."""
+        launch. Raise CompileError if a buffer of this scope cannot be allocated at this place of the kernel."""
         match buffer.scope:
             case Scope.LOCAL if self.in_thread:
                 return self.code.alloca
@@ -402,7 +403,8 @@ class _Statements(Statements):
         has_runs = any(isinstance(s, For) and _is_around_products(s) for s in walk_stmts(loop.body))
         step = self.code.fresh("grid") if has_runs else self._special("nctaid")
         with self.code.loop(self._special("ctaid"), end, step=step) as counter:
-            # LLVM would compute addresses of all tiles before the loop, and keep them in registers. It cannot if the number is hidden.
+            # LLVM would compute addresses of all tiles before the loop, and keep them in registers. LLVM cannot do that if the number of
+            # the block is hidden.
             number = self.code.hoist(self.code.level, f'call i64 asm "mov.b64 $0, $1;", "=l,l"(i64 {counter})')
             self.indices.env[loop.var], self._block = Index(number, self.code.level), loop.var
             self.iteration(loop)
@@ -426,8 +428,8 @@ class _Statements(Statements):
         self.code.do(BARRIER)
 
     def _thread(self) -> str:
-        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide it, hide it here,
-        too. So nothing that is computed from it takes registers elsewhere."""
+        """Return the number of the thread. If a tile leaves no registers, read the number again here. If products hide the number, hide it
+        here, too. So values that are computed from the number take no registers elsewhere."""
         if self.kept is not None:
             return self.code.op(f"zext i32 {self.code.op(THREAD_AGAIN)} to i64")
         thread = self._special("tid")

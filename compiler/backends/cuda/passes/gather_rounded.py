@@ -1,8 +1,8 @@
-"""Round columns before ranks gather them, and rows of a table before experts look them up, where a cast reads the result.
+"""Round columns before ranks gather them, and rows of a table before experts look them up, if a cast reads the result.
 
 Before: ranks gather columns of f32, or experts look up rows of f32, and only casts to smaller types read the result. After: the operands
-are cast, and the results are gathered or looked up: the same values, and fewer bytes. The cast fuses into what computes the columns, or
-into the look-up. A table is rounded only if it provably has at most as many rows as are looked up.
+are cast, and the results are gathered or looked up. The values are the same, in fewer bytes. The cast is fused into the kernel that
+computes the columns, or into the look-up. A table is rounded only if it provably has at most as many rows as are looked up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def gather_rounded(module: IRModule) -> IRModule:
-    """Replace casts, to smaller types, of gathered columns and of looked-up rows by gatherings and look-ups of cast operands. Leave what
-    anything but casts reads, and columns that are read more than once."""
+    """Replace casts, to smaller types, of gathered columns and of looked-up rows by gatherings and look-ups of cast operands. Do not change
+    values that other operators than casts read, or gathered columns that are read more than once."""
     uses = {var: count for func in module.graph_functions.values() for var, count in count_uses(func.body).items()}
     bindings = [b for func in module.graph_functions.values() for block in func.body.blocks for b in block.bindings]
     casts = Counter(b.value.args[0] for b in bindings if isinstance(b.value, Call) and b.value.op is CAST)

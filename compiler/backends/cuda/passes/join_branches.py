@@ -80,7 +80,7 @@ class _Joiner:
 
     def _group(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Group | None:
         """Return the product with its readers. Return None if the binding is not a product, if nothing in the block reads its result, if
-        anything outside of the block does, or if a reader does not process elements one by one."""
+        anything outside of the block reads it, or if a reader does not process elements one by one."""
         call = product.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None
@@ -101,7 +101,7 @@ class _Joiner:
         return _Group(product, frozenset(views), tuple(readers))
 
     def _joined(self, group: _Group) -> CallTir | None:
-        """Return the call that does what a group does. Return None if the call has too many operands or no schedule supports it."""
+        """Return the call that replaces a group. Return None if the call has too many operands or no schedule supports it."""
         assert isinstance(group.product.value, CallTir)
         product, joined = written_out(group.product.value, self.prim(group.product.value)), JoinedCall()
         joined.add(product)
@@ -123,7 +123,7 @@ class _Joiner:
 
 
 def _is_elementwise(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one, without reductions, and other ranks do not read them."""
+    """Return whether the function computes its elements one by one, without reductions, and no other rank reads them."""
     if RANKS in prim.attrs:  # what other ranks read must be in memory
         return False
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))

@@ -1,8 +1,8 @@
 """Join adjacent calls that do not depend on each other, if one launch can compute them.
 
 Before: queries and keys are normalised by one call each, and rotated by one call each. After: one call normalises both, and one rotates
-both. Some blocks of the launch compute the first call, and others the second one. A step of few tokens consists of many short kernels, and
-then takes less time.
+both. Some blocks of the launch compute the first call, and others the second one. A step of few tokens consists of many short kernels, so
+it takes less time with fewer launches.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class _Joiner:
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
     owners: Owners
-    of_weights: frozenset[Var]  # variables that depend on weights alone: they are computed once, when weights are loaded, so not joined
-    known: dict[str, bool]  # whether functions may be joined, by name; layers call the same functions
+    of_weights: frozenset[Var]  # variables that depend on weights alone: computed once, so their calls are not joined
+    known: dict[str, bool]  # whether functions may be joined, by name: all layers call the same functions, so test each once
 
     def block(self, block: Block) -> Block:
         """Join adjacent calls of a block in pairs, where this is possible."""

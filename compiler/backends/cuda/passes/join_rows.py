@@ -1,7 +1,7 @@
 """Join the calls that route tokens to experts.
 
 Before: several adjacent calls compute the same short rows one after another. For example, a softmax is followed by the choice of the best
-experts, and by their shares. After: one call does all of this, and a row stays on the chip between its stages.
+experts, and by their shares. After: one call does all of this, and a row stays on the chip between the stages of this call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Joiner:
 
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
-    known: dict[str, bool]  # whether functions compute short rows, by name; layers call the same functions
+    known: dict[str, bool]  # whether functions compute short rows, by name: all layers call the same functions, so test each once
 
     def block(self, block: Block, uses: Mapping[Var, int]) -> Block:
         """Return the block with runs of calls joined. `uses` says how often the function reads each variable."""

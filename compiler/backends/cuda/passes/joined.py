@@ -43,8 +43,8 @@ class JoinedCall:
         elements: Mapping[Atom, Element] = MappingProxyType({}),
     ) -> None:
         """Append a call. `held` has the buffers of values that earlier calls computed, and `elements` has functions that compute elements
-        of other values; neither becomes an operand. A tensor that earlier calls read, too, is one operand, unless this call overwrites
-        it."""
+        of other values; neither becomes an operand. A tensor that earlier calls read does not become a second operand, unless this call
+        overwrites it."""
         known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
         taken = {call.operands[i][0] for i in call.inplace if i is not None}
         renamed: dict[Buffer, Buffer] = {}
@@ -76,8 +76,9 @@ class JoinedCall:
 
 
 def with_results(call: CallTir, replaced: Sequence[Binding]) -> list[Binding]:
-    """Return the binding of the joined call, and bindings that give its outputs to the variables of `replaced`: those joined calls whose
-    results are read. The outputs are in the order of these calls. If there is one output, its variable names the joined call itself."""
+    """Return the binding of the joined call, and bindings that give its outputs to the variables of `replaced`. `replaced` has those joined
+    calls whose results are read, in the order of the outputs. If there is one output, the variable of the replaced call is bound to the
+    joined call itself."""
     made = Var(replaced[-1].var.name, TupleType(call.out))
     if len(call.out) == 1:
         return [Binding(replaced[0].var, call)]

@@ -1,7 +1,7 @@
 """Let attention write the element type that the next product reads.
 
 Before: attention writes f32, and only a cast to bf16 or f16 reads the result or its reshape. After: attention writes the type of the cast,
-and the cast disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
+and the cast disappears. The values are rounded as before. The pass saves a launch, and a write and a read of the result.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Branch:
         return all(not checked & set(d.vars()) or (d.var is not None and extents.get(d.var) == extent) for d, extent in places)
 
     def where_it_reads(self, k: Kernel, column: Dim) -> AbstractContextManager[None]:
-        """Open the block that runs if the branch writes an element for the column."""
+        """Open the block of code that runs if the branch writes an element for the column."""
         return k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns))
 
     def point(self, k: Kernel, row: Dim, column: Dim) -> dict[DimVar, Dim]:
@@ -79,8 +79,8 @@ class Branch:
         return dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
 
     def value(self, element: Callable[[int], Scalar]) -> Scalar:
-        """Return the value that the branch stores. `element(offset)` is the product's element `offset` columns after the one at which the
-        nest computes."""
+        """Return the value that the branch stores. `element(offset)` is the product's element `offset` columns after the column for which
+        the nest writes."""
 
         def read(scalar: Scalar) -> Scalar:
             offset = self.offset(scalar)
@@ -90,7 +90,7 @@ class Branch:
 
 
 def _places(load: Load) -> list[tuple[Dim, Dim]]:
-    """Return each index of a load with the extent that it must not reach."""
+    """Return each index of a load with the extent of its dimension."""
     return list(zip(load.indices, load.buffer.shape, strict=True))
 
 
@@ -107,8 +107,8 @@ def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple
 
 def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
     """Return a statement as a branch of the product in `source`, which has `num_rows` rows. Return None if it is no branch. A branch is an
-    elementwise nest over the rows of the product and further axes of constant extent. Only its value reads the product, in the same row,
-    and at the column of the element or at that of its pair."""
+    elementwise nest over the rows of the product and further axes of constant extent. Only the value that the nest stores reads the
+    product, in the same row, and at the column of the element or at that of its pair."""
     nest = match_spatial(stmt)
     if nest is None or len(nest.axes) < 2 or nest.axes[0][1] != num_rows or not all(extent.is_const for _, extent in nest.axes[1:]):
         return None

@@ -8,7 +8,8 @@
 
 All threads of a block run the statements outside of the loops over lanes. These statements write nothing but local arrays, so all threads
 get the same values. Loops that choose rows of local arrays are unrolled, so that a thread keeps its column in registers. No thread reads or
-writes what another one writes, so there are no barriers. The order of operations on a column stays, and with it the bits.
+writes what another one writes, so there are no barriers. The order of operations on a column does not change, so the bits do not change
+either.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ ZERO = Dim.of(0)
 
 
 def schedule_columns(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement: if loops over lanes have no group of
-    columns or groups of different sizes, if statements outside of them write other memory, or if a thread would need the column of another
-    one. Also return None if a block would have too many threads, or a thread too many elements."""
+    """Schedule a parallel loop whose local arrays have columns. Return None for any other statement: if no loop around a loop over lanes
+    chooses its group of columns, if groups have different sizes, if statements outside of loops over lanes write other memory than local
+    arrays, or if a thread would need the column of another thread. Also return None if a block would have too many threads, or a thread too
+    many elements."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL:
         return None
     vectors = list(_vectors(stmt.body, ()))
@@ -104,7 +106,8 @@ def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Dim, ...]]]:
 
 def _writes_columns(stmt: Stmt, groups: frozenset[For], *, is_inside: bool = False) -> bool:
     """Return whether all threads may run the parts of a statement that are outside of loops over lanes. These parts may write only local
-    arrays. Inside a loop of `groups` (`is_inside`) they may not even write these, because a thread runs the body of such a loop once."""
+    arrays. Inside a loop of `groups` (`is_inside`) they may not even write local arrays, because a thread runs the body of such a loop
+    once."""
     match stmt:
         case For(kind=LoopKind.VECTOR):
             return True

@@ -121,9 +121,9 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. `schedule_columns` takes scans: each thread keeps a column of the state.
-    `schedule_lanes` takes a parallel loop around loops over lanes, if a block can run an iteration. Otherwise a thread runs each iteration
-    of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
+    """Schedule a statement that is not an elementwise nest. `schedule_columns` schedules scans: each thread computes a column of the state.
+    `schedule_lanes` schedules a parallel loop around loops over lanes, if a block can run an iteration. Otherwise a thread runs each
+    iteration of a parallel loop, and one thread runs any other statement; the loops inside become serial."""
     if (found := schedule_columns(stmt) or schedule_lanes(stmt)) is not None:
         return found
     k = Kernel()

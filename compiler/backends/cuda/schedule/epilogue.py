@@ -1,10 +1,11 @@
 """Write the elements of a product that a thread has in one column, several rows at a time.
 
-All rows of a group are computed before any of them is stored. So their loads are in flight together; the assembler does not move a load
-over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a group exist, a product's own store
-(`StoreWriter`) has no conditions between rows: LLVM would move the loads of each row behind its condition. `BranchWriter` has no registers
-for a second copy of the code. If its values depend on integers that the nest reads, or cannot be computed without the nest's condition, it
-computes each row just before it stores the row.
+All rows of a group are computed before any of them is stored. So their loads are in flight together; otherwise they would not be, because
+the assembler does not move a load over a store. A row after the last one is computed as the last row, and not stored. Where all rows of a
+group exist, a product's own store (`StoreWriter`) has no conditions between rows, because LLVM would move the loads of each row behind its
+condition. `BranchWriter` always has these conditions, because threads have no registers for a second copy of the code. If its values depend
+on integers that the nest reads, or cannot be computed without the nest's condition, the writer computes each row just before it stores the
+row.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ all elements in which they meet. So each row and each column is read fewer times
     }
 
 With at most FEW rows, a tile has one element, so that many blocks read the weights in parallel. The order of each sum depends only on its
-length, not on the tile or on other rows. The number of threads of a block is the largest of THREADS that divides this length. With each of
-them, the sums fit the shared memory of every GPU.
+length, not on the tile or on other rows. The number of threads of a block is the largest number in THREADS that divides this length. With
+each number in THREADS, the sums fit the shared memory of every GPU.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from compiler.ir.prove import prove_le
 THREADS = (128, 64, 32)  # numbers of threads of a block, the best first
 FEW = 8  # maximum number of rows for which a tile has one element
 AT_ONCE = 16  # number of elements of rows, and of columns, that a thread loads at once
-TILE = 8  # number of rows and of columns of a tile for more rows
-PITCH = 1  # padding between the sums of two elements in shared memory, so that threads that read them use different banks
+TILE = 8  # number of rows and of columns of a tile for more than FEW rows
+PITCH = 1  # padding in floats between the sums of two elements in shared memory, so that threads that read them use different banks
 
 Point = dict[DimVar, Dim]
 
 
 def schedule_float_product(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule a product of rows with the loaded columns of one matrix, with one sum, if the length of the sum and the number of columns
-    are constant. Return None for any other nest, if the length is 0, and if no number of THREADS divides it."""
+    """Schedule a product with one sum whose columns are loaded from one matrix, if the length of the sum and the number of columns are
+    constant. Return None for any other nest, if the length is 0, and if no number in THREADS divides the length."""
     product = product_in(prim)
     if product is None or product.choice is not None or product.row_axis is None or len(product.nest.axes) != 2:
         return None
@@ -80,7 +80,7 @@ class _Blocks:
                     self.write_tile(row * TILE, column * TILE, TILE)
 
     def write_tile(self, row: Dim, column: Dim, size: int) -> None:
-        """Write code that computes `size` rows and columns. Those after the last one are not stored."""
+        """Write code that computes `size` rows and columns. Rows and columns after the last one are not stored."""
         k, (s,), count = self.k, self.product.sums, size * size
         (row_axis, num_rows), (column_axis, num_columns) = self.product.nest.axes
         combine, ((axis, extent),) = combination(s.fold), s.axes

@@ -1,12 +1,12 @@
-"""Grouping of rows by their experts. A block finds the rows of one expert, so all experts are grouped in parallel.
+"""Group rows by their experts. A block finds the rows of one expert, so all experts are grouped in parallel.
 
     for block e in experts {
       for thread t { count its choices of expert e, and those of lower experts }
-      places of the first choice of each thread: the sum over lower experts, and over the threads before
+      place of each thread's first choice of e: all choices of lower experts, plus the choices of e of the threads before
       for thread t { write its choices of expert e, in order }
     }
 
-The choices of a thread are adjacent. A thread has several loads in flight, so few choices take one round trip to memory.
+The choices of a thread are adjacent. A thread has several loads in flight, so a thread with few choices waits for memory only once.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def _write(k: Kernel, found: Grouping, expert: Dim) -> None:
     experts, tokens, chosen, places = k.arrays(found.experts, found.tokens, found.chosen, found.places)
     num_chosen, num_rows = experts.shape[1].const, tokens.shape[0]
     own = cast(index(expert), I32)
-    times = k.let("times", ceil_div(num_rows, THREADS * AT_ONCE))  # how often a thread loads choices
+    times = k.let("times", ceil_div(num_rows, THREADS * AT_ONCE))  # number of times that a thread loads AT_ONCE choices
     own_items, lower, first = (k.shared(name, THREADS, dtype=I32) for name in ("own", "lower", "first"))
 
     def choices(t: Dim, m: Dim) -> tuple[list[Dim], list[Scalar]]:
-        """Return the numbers of some choices of a thread, and their experts. A choice after the last one has the expert `count`, which no
-        block has."""
+        """Return the numbers of some choices of a thread, and their experts. A choice after the last one gets the expert number `count`,
+        for which there is no block."""
         numbers = [(t * times + m) * AT_ONCE + u for u in range(AT_ONCE)]
         values: list[Scalar] = []
         for number in numbers:

@@ -1,8 +1,8 @@
 """Schedule loops that are written for the vectors of a CPU. A block runs one iteration of the parallel loop, and its threads are the lanes.
 
-One thread runs the statements outside the loops over lanes. Buffers that are allocated there are in shared memory. A condition or a loop
-bound around a loop over lanes must be the same for all threads, although statements inside may change what it reads. So if it reads memory,
-one thread computes and stores it, and all threads read the result after a barrier.
+One thread runs the statements outside the loops over lanes. Buffers that are allocated outside these loops are in shared memory. A
+condition or a loop bound around a loop over lanes must be the same for all threads, although statements inside may change the memory that
+it reads. So if such a condition or bound reads memory, one thread computes and stores it, and all threads read the result after a barrier.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement, if the loop
+    """Schedule, in blocks and threads, a parallel loop that contains loops over lanes. Return None for any other statement, if the loop
     contains another parallel loop or a buffer that is not local, and if a block would need too many threads or too much shared memory."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
@@ -86,7 +86,7 @@ class _Lanes:
         return sequence([*done, _by_one(sequence(alone))] if alone else done)
 
     def _read_together(self, value: Scalar, then: Callable[[Scalar], Stmt]) -> Stmt:
-        """Return the statement that `then` makes of a value. If the value reads memory, one thread computes it, and all threads read the
+        """Return the statement that `then` returns for a value. If the value reads memory, one thread computes it, and all threads read the
         result."""
         if next(iter(loads(value)), None) is None:
             return then(value)

@@ -6,18 +6,18 @@
       for thread t { the epilogue of its elements of c }
     }
 
-For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that has
-enough rows. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may be computed
-in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of their own
-for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles of a
-target, their heights and the formats of weights are in compiler/machine/products.py.
+For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. The block uses the tile with the
+fewest rows that suffice. For more rows, a block computes a wide tile of many rows and, where registers allow, more columns. Wide tiles may
+be computed in clusters, whose blocks compute the same columns for adjacent rows. Products with very few or very many columns have a tile of
+their own for few rows (`thin`, `lone_size`). Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles
+of a target, their heights and the formats of weights are in compiler/machine/products.py.
 
 If each row chooses one of several matrices, a block computes runs: adjacent rows with the same choice. A run does not cross a multiple of
-the height of the highest tile. A block has some adjacent rows, and computes the runs that begin there: one row if there are few, otherwise
-as many as choose a matrix on average, so that few blocks find nothing to do. The number of runs is smallest if rows with equal choices are
-adjacent.
+the height of the highest tile. A block gets some adjacent rows, and computes the runs that begin at these rows. It gets one row if there
+are few rows, otherwise the average number of rows that choose the same matrix, so that few blocks have nothing to do. The number of runs is
+smallest if rows with equal choices are adjacent.
 
-If further stages read the product's elements (branches.py), they replace the epilogue.
+If further stages read the product's elements (branches.py), these stages replace the epilogue.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ from compiler.machine.products import ProductTile, ProductTiles
 
 MOST_SUMS = 2  # maximum number of sums of a product
 MANY_COLUMNS = 264 * NARROW  # number of columns of all matrices above which narrow tiles are too many blocks to run at once
-FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles are blocks for half of the multiprocessors
-# The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles lose more by copying rows twice as often.
+FEW_COLUMNS = 66 * NARROW  # maximum number of columns of a product whose narrow tiles occupy at most half of the multiprocessors
+# The same for weights of 16 bits, in kernels with wide tiles: with more columns, thin tiles, which copy rows twice as often as narrow
+# tiles, are slower.
 FEW_BF16_COLUMNS = FEW_COLUMNS // 2
-# Maximum number of arguments of a kernel, of two registers each, that leave registers for what all tiles compute from a thread's number.
+# Maximum number of arguments of a kernel, of two registers each, that leave registers for the values that all tiles compute from a thread's
+# number.
 MOST_ARGUMENTS = 8
 ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
@@ -59,7 +61,7 @@ Point = Mapping[DimVar, Dim]
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
     """Schedule a product of matrices, with the stages that read its elements. Return None for any other nest, if no tile fits the product,
-    and if a further stage is not a branch of it, or reads pairs of columns that no tile has together."""
+    and if a further stage is not a branch of the product, or reads pairs of columns that no tile has together."""
     first, *others = stages(without_allocations(prim.body)[1])
     product = product_in(replace(prim, body=first))
     if product is None or product.row_axis is None or len(product.sums) > MOST_SUMS:
@@ -163,17 +165,17 @@ class _Blocks:
 
     @property
     def lone_size(self) -> tuple[int, int] | None:
-        """The numbers of rows and columns of the tile for few rows of a product whose narrow tiles are more blocks than run at once. None
-        for other products. A kernel with this tile needs so many registers that only one of its blocks fits a multiprocessor, also while
-        it computes narrow tiles. So this tile is faster than narrow ones even for 9 rows."""
+        """The numbers of rows and columns of the tile that computes few rows, in a product whose narrow tiles would make more blocks than
+        can run at once. None for other products. A kernel with this tile needs so many registers that only one of its blocks fits a
+        multiprocessor, also while it computes narrow tiles. So this tile is faster than narrow ones even for 9 rows."""
         columns, size = self.product.num_columns, self.shallow(EIGHT, NARROW).lone_size
         is_wide = self.product.choice is None and columns.is_const and columns.const * self.num_sums > MANY_COLUMNS
         return size if is_wide and size is not None and not prove_le(self.num_rows, EIGHT) else None
 
     @property
     def thin(self) -> BlockProduct | None:
-        """The tile with fewer than NARROW columns for up to EIGHT rows of a product whose other tiles would leave half of the
-        multiprocessors without work, or more. None for other products, and if there is no such tile."""
+        """The tile with fewer than NARROW columns for up to EIGHT rows of a product whose other tiles would leave at least half of the
+        multiprocessors without work. None for other products, and if there is no such tile."""
         p, (operands, *_) = self.product, self.operands
         most = FEW_BF16_COLUMNS if operands.scale is None and self.fills else FEW_COLUMNS
         if self.apart or self.num_sums > 1 or not p.num_columns.is_const or p.num_columns.const > most:
@@ -201,7 +203,7 @@ class _Blocks:
         return self.shallow(rows, columns).deepened(self.product.extent.const, self.operands[0].group, fills=self.fills, lone=lone)
 
     def shallow(self, rows: int, columns: int) -> BlockProduct:
-        """Return a tile of which a stage holds one step."""
+        """Return a tile whose stages hold one step each."""
         assert isinstance(self.tile.op, BlockProduct)
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
@@ -224,12 +226,13 @@ class _Blocks:
         cluster = 1 if few_only else self.op(tall, wide).cluster
         row_tiles = ceil_div(num_rows, tall * cluster) * cluster  # number of tiles for all rows, rounded up to whole clusters
         wide_blocks = batch * ceil_div(p.num_columns, wide) * row_tiles
-        # If the widest tile has no more columns than others, it also computes the rows that only the highest of the others could.
+        # Products of more than `few` rows use the widest tile. If this tile is no wider than the narrow tiles, it replaces the highest of
+        # them.
         few = most if few_only or wide > NARROW else (0, *heights)[-2]
         thin, size = self.thin, self.lone_size
         lone = None if size is None else self.op(*size, lone=True)
         if lone is not None and not few_only and tall == lone.rows:
-            few = tall  # the widest tile computes more rows than the lone one
+            few = tall  # the lone tile computes up to `tall` rows, and the widest tile more
         # Narrow tiles compute these ranges of numbers of rows: more than the first number, and up to the second one.
         least = 0 if thin is None else EIGHT
         ranges = [(least, few)] if lone is None else [(least, EIGHT), (lone.rows, few)]
@@ -259,7 +262,7 @@ class _Blocks:
                 with k.when(less(few, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", row_tiles)]
                     *point, number, row_tile = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
-                    # A number of 32 bits needs one register until the result is written.
+                    # In 32 bits, the number takes one register instead of two until the result is written.
                     row_tile = k.let("row_tile", cast(cast(index(row_tile), DType.I32), DType.I64), row_tiles - 1)
                     # A block after the last row tile copies weights for its cluster. It computes the last tile again, without writing it.
                     row = row_tile if cluster == 1 else k.let("row", dim_min(row_tile, ceil_div(num_rows, tall) - 1))
@@ -388,7 +391,8 @@ class _Place:
         return k.let("own", own + column // half * (op.apart * op.panel_columns - half), self.blocks.product.num_columns - 1)
 
     def writers(self, k: Kernel, op: BlockProduct, column: Dim) -> list[Writer]:
-        """Return what writes the elements of a column, with the tile's results in place of the sums: the branches, or the nest's store."""
+        """Return the writers of the elements of a column: one for each branch, or one for the nest's store. They use the tile's results in
+        place of the sums."""
         p, half, own = self.blocks.product, op.columns // 2, self.own_column(k, op, column)
 
         def element(i: Dim, offset: int) -> Scalar:

@@ -34,7 +34,7 @@ WARP = 32
 # (longest row, number of threads of a block for rows up to this length); longer rows get _MOST_THREADS
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
-_ASSUMED_LENGTH = 512  # of rows whose length is a variable
+_ASSUMED_LENGTH = 512  # assumed length of rows whose length is a variable
 
 Point = dict[DimVar, Dim]
 Combine = Callable[[Scalar, Scalar], Scalar]
@@ -56,9 +56,9 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _programs(body: Stmt) -> list[RowProgram] | None:
-    """Match one program along rows, or two that follow each other, write different buffers and do not read what the other writes. Return
-    None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read adjacent
-    memory."""
+    """Match one program along rows, or two that follow each other and write different buffers, and of which neither reads what the other
+    writes. Return None if the body consists of anything else, if a program divides its rows into parts, or if a reduction does not read
+    adjacent memory."""
     program = match_rows(body)
     if program is not None and program.parts is None:
         return [program] if _reads_along_rows(program) else None
@@ -109,7 +109,7 @@ class _Row:
     num_threads: int
 
     def write(self) -> None:
-        """Allocate the numbers of the row that stages pass on, and write the stages in order."""
+        """Allocate the numbers of the row that stages pass to later stages, and write the stages in order."""
         for number in self.program.temporaries:
             self.k.allocate(number)
         for stage in self.program.stages:
@@ -127,7 +127,7 @@ class _Row:
             with self.elements(length) as i:
                 write_element(k, store, {**at, var: i})
             return
-        group = at_once(count)  # of the `count` elements of a thread
+        group = at_once(count)  # number of a thread's elements that it computes before it stores any
         with k.threads("t", self.num_threads) as t, k.serial("m", count // group) as m:
             points = [{**at, var: (m * group + u) * self.num_threads + t} for u in range(group)]
             for point, value in zip(points, hold(k, [rewrite_dims(store.value, point) for point in points]), strict=True):

@@ -1,12 +1,13 @@
-"""Short rows that are computed in several stages, among which is the choice of the best experts. A warp computes a row through all stages.
-What several stages read of an input's row, and what later stages read of results, is kept in shared memory.
+"""Compute short rows in several stages, one of which chooses the best experts. A warp computes a row through all stages. Shared memory
+holds the row of each input that several stages read, and results that later stages read.
 
     for block b in rows {
       for lane t { write or reduce elements t, t + 32, ... of the row }     for each stage
       the warp chooses the best experts by their keys: tile
     }
 
-A reduction to one number per row has the order of rows.py. A lane loads several elements before it uses any of them.
+A reduction to one number per row combines elements in the same order as in rows.py. A lane loads several elements before it uses any of
+them.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ Point = dict[DimVar, Dim]
 
 
 def schedule_small_rows(prim: PrimFunc) -> PrimFunc | None:
-    """Schedule short rows, of which a stage chooses the best experts. Return None for any other nest, and if a row needs too much shared
-    memory."""
+    """Schedule the stages of short rows, one of which chooses the best experts. Return None for any other nest, and if a row needs too much
+    shared memory."""
     rows = match_small_rows(prim)
     if rows is None or not rows.chooses:
         return None
@@ -65,7 +66,7 @@ class _Row:
 
     k: Kernel
     row: Dim
-    lines: Mapping[Buffer, Buffer]  # maps a buffer to the place in shared memory of the block's row of it
+    lines: Mapping[Buffer, Buffer]  # for each buffer, the shared memory that holds the block's row of the buffer
     outputs: frozenset[Buffer]  # the results of the function, which are also stored in global memory
 
     def load(self, buffer: Buffer) -> None:
@@ -103,8 +104,8 @@ class _Row:
     # --- parts ---------------------------------------------------------------------------------------------------------
 
     def _choose(self, part: Best) -> None:
-        """Write the choice of the best experts of the row: store keys that have the order of the scores, and let the tile choose. Copy the
-        choice to global memory if it is a result of the function."""
+        """Write the choice of the best experts of the row: store keys that have the order of the scores, and let the tile `BestKeys`
+        choose. Copy the choice to global memory if it is a result of the function."""
         k, ((row, _), (expert, extent)), chosen = self.k, part.axes, part.chosen
         keys = k.shared("keys", extent.const, dtype=DType.I32)
         with k.threads("t", WARP) as t:
@@ -182,7 +183,7 @@ class _Row:
                 body([whole * WARP + t])
 
     def _store(self, nest: SpatialNest, point: Point, value: Scalar) -> None:
-        """Store an element of the row in shared memory if later parts read it, and in the output if there is one."""
+        """Store an element of the row in shared memory if later parts read it, and in the output if the nest writes an output."""
         k, buffer = self.k, nest.store.buffer
         indices = tuple(d.substitute(point) for d in nest.store.indices)
         (element,) = hold(k, [value])

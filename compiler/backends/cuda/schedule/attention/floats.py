@@ -56,7 +56,7 @@ class FloatWalk(Walk):
         )
 
     def find_run(self, t: Dim, group: Dim) -> Run:
-        """Return the run of token `t` alone. It sees the keys that its position allows, or its whole text if the attention has no
+        """Return the run of token `t` alone. The token sees the keys that its position allows, or its whole text if the attention has no
         positions."""
         k, node, source = self.k, self.node, self.node.keys
         sequence = k.let("s", cast(k.array(node.sequences)[t], I64))
@@ -92,7 +92,7 @@ class FloatWalk(Walk):
                 page = self._page(run, split * SPLIT + first)
                 keys = [dim_min(first + n, high - 1) for n in range(PAGE)]  # keys after the last one may not exist
                 values = hold(k, [self._key(run, split * SPLIT + i, page).value(run.group * rows, j) for i in keys])
-                for n, value in enumerate(values):  # no branches: a load moves into the only branch that uses it
+                for n, value in enumerate(values):  # no branches, because a load would move into the only branch that uses it
                     seen = less_equal(low, first + n) & less(first + n, high)
                     with k.unroll("g", rows) as g:
                         means[g] = select(seen, fma(scores[g, first + n], value, means[g]), means[g])

@@ -31,7 +31,8 @@ PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
-    """Schedule attention to pages of bf16. Return None for any other nest, and if no tile supports its sizes on this target."""
+    """Schedule attention to pages of bf16. Return None for any other nest, and if no tile supports the sizes of its heads on this
+    target."""
     found = attention_on_pages(prim)
     if found is None:
         return None
@@ -73,8 +74,8 @@ class TensorWalk(Walk):
         return self.most_rows // self.block_heads
 
     def allocate(self) -> None:
-        """Allocate shared memory for the rows, scores and softmaxes of a run, and for what is known of its tokens. The scores of a split
-        and its means share `scratch`."""
+        """Allocate shared memory for the rows, scores and softmaxes of a run, and for data about its tokens. The scores of a split and its
+        means share `scratch`."""
         k, rows, tokens = self.k, self.most_rows, self.most_tokens + 1
         self.rows = k.shared("queries", rows, query_pitch(self.size), dtype=BF16)
         self.scores = k.shared("scratch", rows, scratch_pitch(self.size))

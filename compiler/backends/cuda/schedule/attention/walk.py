@@ -1,7 +1,7 @@
 """The walk of a block over the splits of the keys that its rows see.
 
-The weight of a key is exp(score - top), where top is the largest score. It is computed as a power of 2, because GPUs have an instruction
-for it: a score times `unit` is a logarithm to base 2, and each `top` is kept as such a logarithm.
+The weight of a key is exp(score - top), where top is the largest score. The weight is computed as a power of 2, because GPUs have an
+instruction for powers of 2: a score times `unit` is a logarithm to base 2, and each `top` is kept as such a logarithm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ State = tuple[Scalar, Scalar, Scalar]  # top, sum of weights, sum of weighted va
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An array of online softmaxes. Each is over some of a row's keys."""
+    """An array of online softmaxes. Each softmax covers some of a row's keys."""
 
     top: Array  # the largest score, as a logarithm to base 2
     weights: Array  # the sum of weights
@@ -118,8 +118,8 @@ class Walk(ABC):
 
     @abstractmethod
     def begins_run(self, t: Dim, group: Dim) -> Scalar:
-        """Return whether this walk computes a run that begins at token `t`. The result counts only if there are more than FEW tokens: with
-        fewer, every token is a run."""
+        """Return whether this walk computes a run that begins at token `t`. The result is used only if there are more than FEW tokens;
+        otherwise every token is a run."""
 
     @abstractmethod
     def allocate(self) -> None:
@@ -174,13 +174,13 @@ class Walk(ABC):
             self.write_item(b, stored, arrived)
 
     def counters(self) -> Array:
-        """Allocate counters of the splits that have been computed. There is one for each group of heads of each of up to FEW tokens."""
+        """Allocate counters of the splits that have been computed. Each of up to FEW tokens has one counter per group of heads."""
         return self.k.counters("arrived", FEW, self.groups)
 
     def write_item(self, item: Dim, stored: Partial, arrived: Array) -> None:
-        """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. It does nothing where no run
-        begins, or where the token sees no key of the split. The softmax of a split is written to `stored`, and `arrived` counts the splits
-        of each token that are computed."""
+        """Write what a block does for an item: a split of a token if there are few tokens, otherwise a run. The block does nothing if no
+        run begins at its item, or if the token sees no key of the split. The softmax of a split is written to `stored`, and `arrived`
+        counts the splits of each token that are computed."""
         k, splits = self.k, self.most_splits
         split, t, group = k.unravel(item, [("split", self.num_items), ("t", self.tokens), ("group", Dim.of(self.groups))])
         with k.when(select(self.is_few, less(split, splits), less(split, 1) & self.begins_run(t, group))):
@@ -276,7 +276,7 @@ class Walk(ABC):
 
     def finished(self, dot: Scalar, head: Dim, distance: Dim) -> Scalar:
         """Return the score of a key, from the product of the query and the key. The score times `unit` is a logarithm to base 2. If scores
-        are neither capped nor biased, this is the product itself. `distance` is the position of the key minus that of the query."""
+        are neither capped nor biased, the score is the product itself. `distance` is the position of the key minus that of the query."""
         if self.is_plain:
             return dot
         score = capped(dot * self.node.scale, self.node.softcap)
@@ -285,9 +285,9 @@ class Walk(ABC):
         return score + cast(self.k.array(self.node.bias)[head, relative(self.node.bias, distance)], F32)
 
     def weigh(self, rows: int, finish: Callable[[Dim, Dim], Scalar] | None = None, round: Callable[[Scalar], Scalar] = lambda x: x) -> None:
-        """Turn the scores of a split into weights, and compute the top and the sum of weights of each row in `found`. Each lane reduces the
-        keys that are LANES apart, in order; then the lanes of a row are reduced. `finish` returns the finished and masked score of a row
-        and a key; without it, the stored scores are complete. `round` rounds a weight."""
+        """Turn the scores of a split into weights, and compute the top and the sum of weights of each row in `found`. Each lane of a row
+        reduces the keys that are LANES apart, in order; then the results of the lanes are reduced. `finish` returns the finished and masked
+        score of a row and a key; without it, the stored scores are complete. `round` rounds a weight."""
         k, scores, found = self.k, self.scores, self.found
 
         @contextmanager
@@ -343,7 +343,8 @@ class Walk(ABC):
 
     @contextmanager
     def _lanes_of(self, rows: int) -> Generator[tuple[list[Dim], Dim]]:
-        """Distribute the lanes of all rows among threads. Yield the rows whose scores a thread holds at once, and its lane in them."""
+        """Distribute the lanes of all rows among threads. Yield the rows whose scores a thread holds at once, and the number of the
+        thread's lane in these rows."""
         k, distance = self.k, min(rows, SPLIT // LANES)
         assert not rows % distance
         group = at_once(rows // distance, ROWS_AT_ONCE)

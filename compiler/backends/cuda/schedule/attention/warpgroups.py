@@ -1,14 +1,15 @@
 """Attention on GPUs with `wgmma`, over pages of bf16, in two launches.
 
-The first launch computes long runs. A block takes a tile of adjacent tokens, with a group of heads, and computes its long runs one after
-another, each by one `WgmmaAttend`. A run consists of as many adjacent tokens of one sequence as the tile has. Tiles with later tokens begin
-first, because these tend to see more keys. The first launch notes which tokens are left:
+The first launch computes long runs. A block has a tile of adjacent tokens, with a group of heads, and computes the tile's long runs one
+after another, each by one `WgmmaAttend`. A run consists of adjacent tokens of one sequence, as many as the tile contains. Tiles with later
+tokens begin first, because these tend to see more keys. The first launch notes which tokens are left to the second launch:
 
     tokens of short runs, such as those of decode steps
-    tokens of runs in which a mean is not finite where tokens see different keys. It may come from a value that the token does not see
+    tokens of runs in which tokens see different keys and a mean is not finite: it may come from a value that the token does not see
 
-The second launch computes these tokens as `TensorWalk` does. In a prefill, few tokens are left or none. So a block looks at several tokens
-at once, which are far apart, because tokens of short runs tend to be adjacent. If there are few tokens, the first launch has no blocks.
+The second launch computes these tokens as `TensorWalk` does. In a prefill, few tokens are left or none. So a block of the second launch
+looks at several tokens at once, which are far apart, because tokens of short runs tend to be adjacent. If there are few tokens, the first
+launch has no blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from compiler.ops.attention.reach import first_position, last_position
 ITEMS = 16  # maximum number of items of a block of the second launch
 ENOUGH = 1024  # number of blocks of the second launch that keep a GPU busy: with at most so many items, a block has one
 SCANNED = 32  # maximum number of tokens that a thread looks at in one iteration of a loop
-LEFT, BEGINS = 1, 2  # elements of `left`: the token is left, and BEGINS: a run of the second launch begins at it
+LEFT, BEGINS = 1, 2  # elements of `left`; with BEGINS, a run of the second launch also begins at the token
 
 
 def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | None:
@@ -57,13 +58,13 @@ def schedule_warpgroup_attention(prim: PrimFunc, target: Target) -> PrimFunc | N
 
 
 class WarpgroupWalk(TensorWalk):
-    """Writes the two launches. As a unit it is that of the second one."""
+    """Writes the two launches. This class is also the unit (walk.py) of the second launch."""
 
     left: Array  # [tokens * groups]: LEFT or BEGINS if the second launch computes the token with this group of heads, otherwise 0
 
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node, source, EIGHT)
-        # Many blocks find no token that is left, so they should not wait for each other. Large heads need more registers.
+        # Many blocks of the second launch find no token that is left, so many blocks should run at once. Large heads need more registers.
         self.blocks = 3 if self.size <= LARGEST_WHOLE else ENOUGH_BLOCKS
 
     def body(self) -> Stmt:
@@ -81,12 +82,12 @@ class WarpgroupWalk(TensorWalk):
         return equal(self.left[t * self.groups + group], BEGINS)
 
     def write_blocks(self, stored: Partial) -> None:
-        """Write the second launch. A block has up to ITEMS items. If there are many tokens, it first tests whether a run begins at any of
-        these items, and otherwise does nothing."""
+        """Write the second launch. A block has up to ITEMS items. If there are many tokens, a block first tests whether a run begins at any
+        of its items, and otherwise does nothing."""
         k, arrived, items, last = self.k, self.counters(), self.num_items, self.tokens * self.groups - 1
         blocks = dim_min(items, dim_max(dim_max(self.few_items, ENOUGH), ceil_div(items, ITEMS)))
         with k.grid("b", blocks) as b:
-            begins = (equal(self.left[dim_min(b + i * blocks, last)], BEGINS) for i in range(ITEMS))  # all in flight together
+            begins = (equal(self.left[dim_min(b + i * blocks, last)], BEGINS) for i in range(ITEMS))  # these loads are in flight together
             with (
                 k.when(self.is_few | reduce(lambda x, y: x | y, begins)),
                 k.serial("n", dim_min(ceil_div(items - b, dim_max(blocks, 1)), ITEMS)) as n,
@@ -106,7 +107,7 @@ class _Tile:
     starts: Array  # [runs]: the tokens at which long runs begin
     counts: Array  # [runs]: the numbers of their tokens
     num_runs: Array  # number of long runs
-    broken: Array  # whether the run must be computed again
+    broken: Array  # 1 if the run must be computed again
     top: Array  # [rows]: top of each row before the first key
     weights: Array  # [rows]: the sum of weights of each row before the first key
     memory: Array  # stages of pages
@@ -116,8 +117,8 @@ class _LongRuns:
     """Writes the first launch, with one `WgmmaAttend` for each long run."""
 
     def __init__(self, walk: WarpgroupWalk) -> None:
-        """Choose the tile for the sizes of the heads, and the number of tokens of a block: as many as the tile has, in whole runs of the
-        second launch."""
+        """Choose the tile for the sizes of the heads, and the number of tokens of a block: as many as fit the tile, rounded down so that
+        each run of the second launch is in one block."""
         self.walk, self.k, self.node = walk, walk.k, walk.node
         self.op = WgmmaAttend(
             walk.size,
@@ -140,7 +141,7 @@ class _LongRuns:
             self._find_tokens(tile)
             self._find_runs(tile)
             with k.serial("n", k.let("runs", cast(tile.num_runs[0], I64), self.tile_tokens)) as n:
-                # Each use computes the values that follow from the block's number again: threads have no registers to keep them.
+                # Each use computes the values that depend on the block's number again: threads have no registers to keep them.
                 start, group = self._place(b, tiles)
                 self._attend(replace(tile, start=start, group=group), *self._run(tile, n))
                 (start, group), (u, count) = self._place(b, tiles), self._run(tile, n)
@@ -159,8 +160,8 @@ class _LongRuns:
 
     @property
     def few(self) -> int:
-        """The maximum number of tokens of a short run, which is left to the second launch. Its rows, one per token and head of the block,
-        fit that launch's tile of 8 rows. Runs with more tokens are long."""
+        """The maximum number of tokens of a short run, which is left to the second launch. The rows of a short run, one per token and head
+        of the block, fit that launch's tile of 8 rows. Runs with more tokens are long."""
         return EIGHT // self.walk.block_heads
 
     def _allocate(self, start: Dim, group: Dim) -> _Tile:
@@ -191,8 +192,8 @@ class _LongRuns:
                 tile.begins[self.tile_tokens + i] = const(1, I32)
 
     def _find_runs(self, tile: _Tile) -> None:
-        """List the long runs. For each token, a thread looks at all tokens: it counts the long runs that begin earlier, and finds the token
-        where the next run begins."""
+        """List the long runs. For each token, a thread looks at all tokens of the tile: it counts the long runs that begin earlier, and
+        finds the token where the next run begins."""
         k, most, few = self.k, self.tile_tokens, self.few
         group = at_once(most, SCANNED)
         with k.threads("i", most) as i:
@@ -226,7 +227,7 @@ class _LongRuns:
         sequence, layer = k.let("s", cast(k.array(node.sequences)[token], I64)), bound_layer(k, source.layer, source.cache)
         cache, kv_head = k.array(source.cache), tile.group // (walk.shared_heads // walk.block_heads)
         keys, values = (cache[layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
-        own = token, first_head, 0  # the first row, of queries and of the result
+        own = token, first_head, 0  # indices of the first row, in queries and in the result
         rows = tile.memory[0], tile.top[0], tile.weights[0], tile.broken[0], walk.queries[own]
         places = keys, values, k.array(source.tables)[sequence, 0], tile.first[u], tile.end[u]
         sizes = source.cache.shape[3] * source.cache.shape[4], Dim.of(walk.heads), count * walk.block_heads
