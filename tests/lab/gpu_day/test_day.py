@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.lab.gpu_day.day import LINES, LOG, Line, environment_of, objects, run_day
+from tests.lab.gpu_day.packages import PRESENT, carried
 from tests.lab.gpu_day.steps import PLANTED, PYTHON, STEPS, Step
 
 
@@ -133,6 +134,40 @@ def test_the_runner_imports_nothing_that_a_bare_machine_lacks() -> None:
     check = f"import sys, {names}; print([m for m in sys.modules if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '')])"
     done = subprocess.run([sys.executable, "-S", "-c", check], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+# Import modules where only some packages are installed: the first argument names these, the second the modules.
+WITHOUT_OTHERS = """
+import sys
+from importlib import import_module, metadata
+
+allowed, modules = (argument.split() for argument in sys.argv[1:])
+owners = {top: {one.lower().replace("_", "-") for one in names} for top, names in metadata.packages_distributions().items()}
+hidden = {top for top, names in owners.items() if not names & {*allowed}}
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"{name} is not installed on the machine with the card", name=name)
+
+sys.meta_path.insert(0, Hidden())
+for module in modules:
+    import_module(module)
+"""
+
+
+def test_files_of_steps_import_only_packages_of_the_machine() -> None:
+    """The machine with the card has none of the packages of `make test` that no step needs, such as openai."""
+    files = [Path(word) for step in STEPS for word in step.command if word.endswith(".py")]
+    shared = sorted({folder / "conftest.py" for file in files for folder in file.parents if (ROOT / folder / "conftest.py").exists()})
+    run = [step.command[2] for step in STEPS if step.command[1] == "-m" and step.command[2].startswith("tests.")]
+    modules = [*(".".join(file.with_suffix("").parts) for file in (*shared, *files)), *run]
+    assert "tests.e2e.conftest" in modules
+    allowed = {"relaxserve", "pycuda", *carried(), *PRESENT}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OTHERS, " ".join(allowed), " ".join(modules)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("carries", [False, True])
