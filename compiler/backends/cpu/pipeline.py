@@ -19,8 +19,8 @@ from compiler.passes.round_operands import RoundOperands
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
-    """Return the passes from operators to scheduled kernels in planned memory, for a CPU or for WebAssembly, as `Backend.pipeline`
-    requires."""
+    """Return the passes that turn operators into scheduled kernels in planned memory. The target is a CPU or WebAssembly. `instruments`
+    observe each pass."""
     tiles = product_tiles(target)
     return pipeline_of(
         operators=[

@@ -9,8 +9,8 @@ phase are parallel, the runtime distributes their iterations; any other phase is
 
 The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffer numbers that may overlap.
 
-A vector loop becomes whole vectors. A value that differs between lanes is a vector with one element per lane; other values are scalars.
-A condition that differs between lanes becomes a mask for loads and stores. So the last, partial vector of a row runs exactly the
+A vector loop becomes vector instructions. A value that differs between lanes is a vector with one element per lane; other values are
+scalars. A condition that differs between lanes becomes a mask for loads and stores. So the last, partial vector of a row runs exactly the
 operations of a full vector, which gives the same bits.
 """
 
@@ -35,7 +35,7 @@ from compiler.machine.target import Target
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
     """Emit a scheduled kernel. The names of its functions begin with `name`. Raise CompileError, which names the kernel, if its schedule is
-    not one for this target."""
+    for another kind of target."""
     return kernel_of(name, prim, partial(_phase, target))
 
 
@@ -110,7 +110,7 @@ class _Statements(Statements):
     """Emits the statements of a phase for a CPU. A vector loop becomes vector instructions, and local buffers are on the stack."""
 
     def loop(self, loop: For) -> None:
-        """Emit a parallel or a vector loop. Raise CompileError for a loop that is bound to a GPU."""
+        """Emit a parallel or a vector loop. Raise CompileError for a loop that is bound to the threads of a GPU."""
         match loop.kind:
             case LoopKind.PARALLEL:  # one thread runs this inner loop serially, because the outer loops are distributed already
                 self.serial(loop)
@@ -127,8 +127,8 @@ class _Statements(Statements):
         return self.code.alloca
 
     def _vector(self, loop: For) -> None:
-        """Emit the body of the loop once, with the vector of all lane numbers as the value of its variable, or the scalar 0 if there is one
-        lane. Raise CompileError if the loop is inside another vector loop, or if its extent is not a constant."""
+        """Emit the body of the loop once, with the vector of all lane numbers as the value of the loop's variable, or the scalar 0 if there
+        is one lane. Raise CompileError if the loop is inside another vector loop, or if its extent is not a constant."""
         lanes = constant_extent(loop)
         if self.memory.lane is not None:
             raise CompileError(f"vector loop {loop.var.name} is inside vector loop {self.memory.lane.name}; unroll one of them")

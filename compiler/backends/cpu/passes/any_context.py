@@ -1,8 +1,9 @@
-"""Let the attention kernel serve contexts of any length, so that its code can be kept when the length changes.
+"""Let the attention kernel serve contexts of any length, so that a new length can reuse its machine code.
 
-Before: the number of columns of the page table of paged attention is a variable, whose upper bound is the number of pages of the longest
-sequence. After: the variable has no upper bound if the bound was at least MANY, and no other buffer's shape has the variable. The schedule
-only needs to know whether all keys of a sequence fit into one split, so the code is the same for all such bounds.
+Before: in paged attention, the page table has a variable number of columns, at most the number of pages of the longest sequence. After: the
+variable has no upper bound if its bound was at least MANY and if the variable is in the shape of no other buffer. A schedule uses the bound
+only to find out whether one split has room for all keys of any sequence. A bound of MANY or more never proves this, so the code stays the
+same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.visit import substitute
 from compiler.ir.module import IRModule
 
-MANY: Final = 128  # number of columns from which the bound is dropped: more pages than a split of any schedule has
+MANY: Final = 128  # number of columns from which the pass drops the bound; a split of any schedule has fewer pages
 
 
 def any_context(module: IRModule) -> IRModule:
@@ -25,8 +26,9 @@ def any_context(module: IRModule) -> IRModule:
 
 
 def _unbounded(prim: PrimFunc) -> PrimFunc:
-    """Return the function with an unbounded number of columns. Return the function itself if it is no paged attention, if the number of
-    columns is no variable, if its bound is not known or less than MANY, or if the shape of another buffer has the variable."""
+    """Return the function without an upper bound for the number of columns of its page table. Return the function itself if it is no paged
+    attention, if the number of columns is no variable, if the bound is not known or less than MANY, or if the variable is in the shape of
+    another buffer."""
     match prim.body:
         case Attention(keys=Paged(tables=tables)) if (columns := tables.shape[1].var) is not None:
             pass

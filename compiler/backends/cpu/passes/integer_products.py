@@ -1,23 +1,26 @@
 """Compute products of quantised weights on the integer units.
 
 Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After: rows of x are quantised, and `integer_linear` multiplies
-integers. compiler/passes/number_schemes.py says how rows are rounded; this pass chooses the format of the tile that multiplies them, by the
-target. After `share_subexpressions`, products of the same rows share the quantised rows. q and its scales are packed into panels; for
-weights, this happens when they are loaded. If the weight is also the table of embeddings, its rows are looked up in these panels. This pass
-changes results more than any other pass; decisions 0009 and 0100 in docs/decisions state the errors.
+integers. compiler/passes/number_schemes.py says how rows are rounded; this pass chooses a tile of the target that multiplies them, and
+packs the weight in the format of this tile. A later pass, `share_subexpressions`, lets products of the same rows share the quantised rows.
+q and its scales are packed into panels; those of weights are packed when the weights are loaded. If the weight is also the table of
+embeddings, its rows are looked up in these panels. This pass changes results more than any other pass; decisions 0009 and 0100 in
+docs/decisions state the errors.
 
-A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. Rows of
-8 bits are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its zeros.
+A row of 16-bit integers is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss.
+Rows of 8-bit integers are stored as bytes or as words. If only outliers take 16 bits, most of the upper plane is zero, and tiles skip its
+zeros.
 
-If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
-offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Weights may also be codes
-of 4 bits that the product looks up in a table of integers: indices of such a table, or floats of 4 bits, which are integers when they are
-doubled. Machines without instructions for this look-up store these weights as integers of 8 bits.
+The groups of a weight may have zero points, so that it is (q - zero) * scale, or shifts, so that it is q * scale - shift. Then the product
+reads zero * scale, or the shift, as the offset of a group. If scales and shifts are themselves quantised, they stay integers, and the
+product decodes them. Weights may also be codes of 4 bits that the product looks up in a table of integers: indices of the table, or floats
+of 4 bits, whose doubles are integers. For machines without instructions for this look-up, such weights are stored as integers of 8 bits.
 
-If the target has a matrix unit, and the program tolerates rows of bf16, the product may use schemes of its own. 4-bit integers in groups,
-without offsets, become `widened_linear`, unless they are also the table of embeddings: they are widened to 8 bits with one scale per
-channel. Each row has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row. Weights of 8 bits with one scale
-per channel are cut into parts only if a channel has more than LONGEST_ON_UNIT elements.
+If the target has a matrix unit, and the program tolerates rows of bf16, products use number schemes that suit the unit. A weight of 4-bit
+integers in groups, without offsets, is multiplied by `widened_linear`, unless it is also the table of embeddings: the weight is widened to
+8 bits with one scale per channel. Each row of x then has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that
+row. Channels of weights of 8 or 6 bits with one scale per channel are cut into parts only if they have more than LONGEST_ON_UNIT elements
+(number_schemes.py).
 """
 
 from __future__ import annotations
@@ -71,8 +74,8 @@ class IntegerProducts:
 
     def __call__(self, module: IRModule) -> IRModule:
         """Return the module in which products of quantised weights multiply integers, and in which look-ups of embeddings in such weights
-        read the panels of the product. A product stays as it is if its weight is not quantised, or if no tile of the target multiplies
-        it."""
+        read the panels of the product. A product stays as it is if its weight is not quantised, if its number scheme computes it in f32, or
+        if no tile of the target multiplies the weight."""
         values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
         tables = self._tables(module)
 
@@ -97,8 +100,8 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _tables(self, module: IRModule) -> dict[tuple[Atom, ...], QuantisedWeight]:
-        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by their parts. Product and look-up
-        then read the same panels. Leave out a weight if the target has no tile for it."""
+        """Return the weights that a product multiplies and whose rows are also looked up as embeddings, by `QuantisedWeight.parts`. Product
+        and look-up will read the same panels. Leave out a weight whose product is computed in f32, or for which the target has no tile."""
         found: dict[tuple[Atom, ...], QuantisedWeight] = {}
         for func in module.graph_functions.values():
             values = {b.var: b.value for b in func.body.bindings}
@@ -122,11 +125,11 @@ class IntegerProducts:
         return Call(LOOK_UP, (call.args[0], panels, scale, *units, *offsets), {**call.attrs, "format": format.name})
 
     def _scheme(self, weight: QuantisedWeight) -> Scheme | None:
-        """Return how the product rounds its rows. Return None if it is computed in f32."""
+        """Return how the product of a weight rounds its rows. Return None if the product is computed in f32."""
         return scheme_on_unit(weight) if self._has_own_scheme(weight) else scheme_of(weight)
 
     def _has_own_scheme(self, weight: QuantisedWeight) -> bool:
-        """Return whether the target has a matrix unit, and the program lets the product round as this unit needs it."""
+        """Return whether the target has a matrix unit, and the program lets the product round its rows as the unit requires."""
         return weight.tolerates is DType.BF16 and self.tiles.on_matrix_unit
 
     def _is_widened(self, weight: QuantisedWeight) -> bool:
@@ -143,8 +146,8 @@ class IntegerProducts:
         return next((tile.format for tile in self.tiles.integers if _fits(weight, scheme, tile.format)), None)
 
     def _integer(self, builder: Builder, linear: Call, weight: QuantisedWeight, rows: _Rows, scheme: Scheme) -> Value | None:
-        """Return the product of integers that replaces `linear`. If no tile of the target looks up codes, they are first decoded to
-        integers of 8 bits. Return None if no tile of the target reads the weight."""
+        """Return the product of integers that replaces `linear`. If the weight is codes, and no tile of the target looks them up, first
+        decode them to integers of 8 bits. Return None if no tile of the target reads the weight."""
         _, _, *rest = linear.args
         format = self._format(weight, scheme)
         if format is None and weight.kind in TABLES:
@@ -170,8 +173,8 @@ class IntegerProducts:
     def _packed(
         self, builder: Builder, weight: QuantisedWeight, scheme: Scheme, format: Format
     ) -> tuple[Atom, Atom, Sequence[Atom], Sequence[Atom]]:
-        """Return the panels of a weight, its scales, their units, and its offsets with their units. Units are the scales of scales, or of
-        offsets, that are stored as integers."""
+        """Return the panels of a weight, its scales, their units, and its offsets with their units. The units of scales or offsets that are
+        stored as integers are the scales of these integers."""
         if (blocks := weight.blocks) is None:
             panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         else:
@@ -195,8 +198,8 @@ class IntegerProducts:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a product. If they are looked up in a table that has no more rows than the product, as experts look up their tokens, the
-    table is quantised, and its integers are looked up: each row is quantised once, and fewer bytes are copied."""
+    """The rows of a product. Experts, for example, look up their rows in a table of tokens. If this table has no more rows than the
+    product, the table is quantised, and its integers are looked up: each token is quantised once, and fewer bytes are copied."""
 
     table: Atom
     ids: Atom | None  # None: the rows are those of the table, in order
@@ -221,8 +224,8 @@ class _Rows:
 
 
 def _reads(look_up: Call, weight: QuantisedWeight) -> bool:
-    """Return whether a look-up reads rows of the weight, from the same parts and in the same way. Return False if zero points are
-    subtracted before scaling, because look-ups cannot read such panels."""
+    """Return whether a look-up dequantises rows of the weight: it has the same operands (`parts`) and equal attributes. Return False if
+    zero points are subtracted before scaling, because look-ups cannot read such panels."""
     if look_up.args[1:] != weight.parts or (weight.offset is not None and not weight.is_shifted):
         return False
     how = {"size": weight.size, "length": weight.length, "bits": weight.bits, "kind": weight.kind, "in_units": bool(weight.levels)}
@@ -244,8 +247,8 @@ def _fields(builder: Builder, several: Atom, count: int) -> list[Atom]:
 
 
 def _for_parts(builder: Builder, weight: QuantisedWeight, of_groups: Atom, length: int) -> Atom:
-    """Return one value for each `length` elements of a channel: copies of the value of the channel's only group. If `length` is the whole
-    group, return the values as they are."""
+    """Return the scales or offsets `of_groups`, with one number for each `length` elements of a channel: copies of the number of the
+    channel's only group. If `length` is the whole group, return the numbers as they are."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))

@@ -1,9 +1,9 @@
 """Store the scales of 4-bit weights behind the weights of their group.
 
-Before: a product reads panels of integers from one buffer, and a bf16 scale per group and column from another. After: it reads both from
-one buffer in the format `ScaledPanels`, and a packing function precedes it in the graph. Packing of weights moves to load time. Only the
-layout changes. Machines without a prefetch instruction gain, because the hardware does not prefetch a separate stream with the few bytes of
-the scales.
+Before: a product reads panels of integers from one buffer, and a bf16 scale per group and column from another. After: the product reads
+both from one buffer in the format `ScaledPanels`, which a packing function fills before the product. The pass `lift_weights` later moves
+the packing of weights to load time. Numbers stay the same; only their layout changes. Machines without a prefetch instruction gain: a
+separate stream of scales has few bytes, and the hardware would not prefetch it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class InterleaveScales:
         return rewrite_module(module, rewritten)
 
     def _call(self, builder: Builder, outliner: Outliner, prim: PrimFunc, call: CallTir, plan: list[_Operand]) -> CallTir:
-        """Return the call of the product that reads blocks instead of panels and scales. Emit the calls that pack the blocks before it."""
-        args = dict(zip(prim.params, call.args, strict=False))  # the outputs have no arguments
+        """Return the call of the product that reads blocks instead of panels and scales. Before this call, emit the calls that pack the
+        blocks."""
+        args = dict(zip(prim.params, call.args, strict=False))  # the parameters of outputs come last, and have no arguments
         for operand in plan:
             args[operand.panels] = builder.emit(self._packing(outliner, operand, args[operand.panels], args[operand.scales]), "scaled")
         removed = {operand.scales for operand in plan}
@@ -92,7 +93,7 @@ class InterleaveScales:
         places = {operand.scales: blocks[operand.panels] for operand in plan}
 
         def read(scalar: Scalar) -> Scalar:
-            """Replace a load of an integer or of a scale by one from the block. Return anything else as it is."""
+            """Replace a load of an integer or of a scale by a load from the block. Return any other scalar as it is."""
             match scalar:
                 case Element(format=self.format.panels, k=k, stored=(Load(buffer=buffer, indices=(*matrix, _, _, _)),)) if buffer in blocks:
                     (operand,) = (o for o in plan if o.panels is buffer)
@@ -109,7 +110,7 @@ class InterleaveScales:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """The weights of one sum: the buffers of their integers and of their scales, and the loop variable of the columns."""
+    """The weights of one sum of a product: the buffers of their integers and of their scales, and the loop variable of the columns."""
 
     panels: Buffer
     scales: Buffer
@@ -141,7 +142,7 @@ def _operand(prim: PrimFunc, s: GroupedSum, format: ScaledPanels, column: DimVar
 
 
 def _attrs(prim: PrimFunc, removed: dict[Buffer, Buffer]) -> dict[str, Any]:
-    """Return the attributes of a function after buffers are removed from its parameters. The pairs of `inplace` are numbered anew."""
+    """Return the attributes of a function after buffers are removed from its parameters. Renumber the buffers in the pairs of `inplace`."""
     if "inplace" not in prim.attrs:
         return dict(prim.attrs)
     number = {i: n for n, i in enumerate(i for i, b in enumerate(prim.buffers) if b not in removed)}

@@ -1,9 +1,9 @@
 """Pad rows that matrix units read, so that rows do not evict each other from caches.
 
-Before: the distance between rows of a product is their length, usually a multiple of a large power of two. So the rows of a tile map to a
-few sets of the first-level cache, and the rows of a block map to a few sets of the second-level cache. After: the distance is one cache
-line longer, or one line for each plane of a row. The pass pads rows that a kernel writes and that only products read. No kernel reads the
-padding, so results stay the same.
+Before: the distance between two adjacent rows of a product's left operand is the length of a row, usually a multiple of a large power of
+two. So the rows of a tile map to a few sets of the first-level cache, and the rows of a block map to a few sets of the second-level cache.
+After: the distance is one cache line longer, or one line per plane if a row has several planes. The pass pads only rows that a kernel
+writes and that only products read. No kernel reads the padding, so results stay the same.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _clashes(given: Type) -> bool:
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
-    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # a row of bytes has several planes
+    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # the second last axis of rows of bytes numbers their planes
     return size is not None and planes * given.shape[-1].const * size % CLASHING_BYTES == 0
 
 

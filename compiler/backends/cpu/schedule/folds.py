@@ -1,4 +1,5 @@
-"""Reductions across the lanes of vectors. The numbers of rows and of lanes are powers of two, and determine the order of the reduction."""
+"""Reductions of arrays: across rows of vectors, and across the lanes of a vector. The numbers of rows and of lanes are powers of two, and
+determine the order of a reduction."""
 
 from __future__ import annotations
 
@@ -32,6 +33,6 @@ def spread_largest(k: Kernel, array: Array) -> None:
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
-    """Return the larger number, with one instruction where `maximum` needs more. The comparison may drop a NaN, but in a softmax exp(NaN -
-    maximum) is NaN again."""
+    """Return the larger number, with one instruction where `maximum` needs several. The comparison may drop a NaN x, but in a softmax exp(x
+    - maximum) is NaN again."""
     return select(a < b, b, a)

@@ -13,7 +13,7 @@ from compiler.machine.intrinsics import prefetch as tiles
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Prefetches one row of each buffer into the second-level cache. The first-level cache has the current row."""
+    """Prefetches `row` of each buffer into the second-level cache, because the first-level cache is in use for the row that is computed."""
 
     buffers: tuple[Buffer, ...]
     row: tuple[Dim, ...]

@@ -4,9 +4,10 @@ All stages have the same leading axes, which number the rows. A stage computes e
 row, or the elements of each row. A thread runs all stages of a row while the row is in cache, and keeps in registers the numbers that only
 later stages read. Further stages may divide a row into parts and treat these as rows, for example to round the result of a norm in groups.
 
-A reduction has PARTS vectors of partial results, or fewer if these suffice for a short row. Element `r` is combined with lane `r mod (parts
-* width)`. At the end, the vectors are combined by halves, and then their lanes. The order depends only on the length of the row. Softmax
-computes its two reductions in one loop (compiler/backends/cpu/schedule/softmax.py).
+A reduction has PARTS vectors of partial results, or fewer for a short row. With n vectors of w lanes, element `r` of a row is combined with
+lane `r mod (n * w)`. At the end, the vectors are combined by halves into one vector, and then its lanes are combined by halves. The order
+of a reduction depends only on the length of the row. Softmax computes its two reductions in one loop
+(compiler/backends/cpu/schedule/softmax.py).
 """
 
 from __future__ import annotations
@@ -63,19 +64,20 @@ class _Rows:
     @property
     def worth_prefetching(self) -> bool:
         """Whether a stage that writes elements reads rows in order. Such a stage computes between its reads, so prefetches have time to
-        arrive. Reductions do little besides reading, so they gain nothing."""
+        arrive. Reductions do little besides reading, so prefetches do not help them."""
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
-        """Allocate what later stages of a row read: its stored values, and the numbers that stages compute for it."""
+        """Allocate memory for what later stages of a row read: values that a reduction stores, and the numbers that stages compute for the
+        row."""
         if self.program.line is not None:
             k.allocate(self.program.line)
         for number in self.program.temporaries:
             k.allocate(number)
 
     def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
-        """Write all stages of one row, then its parts. If there is a `next_row`, every stage that reads rows in order prefetches the whole
-        next row, even if an earlier stage has prefetched it: a core drops prefetches while many are pending."""
+        """Write all stages of one row, and then those of its parts. If there is a `next_row`, every stage that reads rows in order
+        prefetches the whole next row, even if an earlier stage has prefetched it: a core drops prefetches while many are pending."""
         self.declare(k)
         for stage in self.program.stages:
             if stage.inner is None:
@@ -99,8 +101,8 @@ class _Rows:
             write_element(k, Store(store.buffer, store.indices, value), mapping)
 
     def write_fold(self, k: Kernel, stage: RowStage, fold: Reduce, result: Array, point: list[Dim], prefetch: Prefetch) -> None:
-        """Compute a reduction along the row at `point`, and put it into `result`. Meanwhile, prefetch the next row, and store the values
-        that are combined if a later stage reads them."""
+        """Compute a reduction along the row at `point`, and put it into `result`. Meanwhile, prefetch the next row. If a later stage reads
+        the values that are combined, store them."""
         (axis, length), mapping = fold.axes[0], dict(zip(stage.nest.vars, point, strict=False))
         length = length.substitute(mapping)
 

@@ -41,7 +41,8 @@ def _scheduled(body: Stmt) -> bool:
 
 
 def _by_stage(prim: PrimFunc) -> PrimFunc:
-    """Schedule each stage as a phase of its own. If its iterations are not provably independent, one thread runs them in order."""
+    """Schedule each stage as a phase of its own. If the iterations of a stage are not provably independent, one thread runs them in
+    order."""
     temporaries, body = without_allocations(without_products(prim.body))
     done = [schedule_spatial(s, LANES) or s for s in stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

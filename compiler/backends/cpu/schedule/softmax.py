@@ -1,10 +1,10 @@
-"""Softmax, and other reductions of exp(x - max x): one loop computes both reductions of a row, block by block.
+"""Softmax, and other reductions of exp(x - max x): one loop computes both the maximum and the sum of a row, block by block.
 
-If the loop for the sum came after the loop for the maximum, first memory and then arithmetic would limit the speed. Instead, the loop finds
-the maximum of the next block while it computes the exponentials of a block. Since this already loads data ahead, the loop does not prefetch
-the next row. Exponentials are relative to the largest element so far. When a larger element comes, the sum so far is scaled down. If
-exponentials are stored for the last stage, that stage corrects them with one factor per block. A row has at most MOST factors, so a longer
-row has larger blocks.
+If the loop for the sum came after the loop for the maximum, first memory and then arithmetic would limit the speed. Instead, one loop finds
+the maximum of the next block while it computes the exponentials of a block. Since it loads the next block ahead, it does not prefetch the
+next row. Exponentials are relative to the largest element so far. When a larger element comes, the sum so far is scaled down. The last
+stage writes the elements of the result. If it reads stored exponentials, it corrects them with one factor per block. There is room for MOST
+factors, so a row of more than MOST * BLOCK elements has larger blocks.
 
 A row of one block has the same bits as with separate reductions. The maximum is at least the lowest finite number, so that it can be
 subtracted: a block of only -inf adds 0, and a row of only -inf gives 0 / 0. Even if the comparison drops a NaN, the sum is NaN.
@@ -33,7 +33,7 @@ from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
 
-BLOCK = 512  # number of elements of a block, which stays in the first-level cache from its maximum to its exponentials
+BLOCK = 512  # elements of a block, which stays in the first-level cache between finding its maximum and its exponentials
 MOST = 64  # maximum number of blocks of a row
 LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)
@@ -66,7 +66,8 @@ def is_softmax(program: RowProgram) -> bool:
 
 
 def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
-    """Write one row, whose indices are `point`, with vectors of `width` lanes. `program` already has the numbers of a row in registers."""
+    """Write one row, whose indices are `point`, with vectors of `width` lanes. In `program`, the numbers of a row are already in local
+    buffers."""
     maximum, total, last = program.stages
     fold = maximum.nest.store.value
     assert isinstance(fold, Reduce)
@@ -93,8 +94,8 @@ def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) 
 
 
 def block_size(k: Kernel, length: Dim) -> tuple[Dim, Dim]:
-    """Return the number of elements of a block, and the number of full blocks. A block has BLOCK elements, or a multiple of them if the row
-    would otherwise have more than MOST blocks."""
+    """Return the number of elements of a block, and the number of full blocks. A block has BLOCK elements, or a multiple of BLOCK if the
+    row would otherwise have more than MOST blocks."""
     times = dim_max(1, ceil_div(length, BLOCK * MOST))
     if not (length.is_const or prove_le(length, BLOCK * MOST)):
         times = k.let("stretch", times, lower=1)
@@ -171,12 +172,12 @@ class _Row:
             self.top[lane] = self.most[lane]
 
     def compare(self, lane: Dim, index: Dim) -> None:
-        """Raise the lane's maximum to an element of the row."""
+        """Raise the maximum of a lane to an element of the row, if the element is larger."""
         self.most[lane] = larger(self.most[lane], self.element(index))
 
     def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
-        """Add the exponential of an element of the row to the sum of a lane, and store it if the last stage reads it. `part` is the number
-        of the vector of sums."""
+        """Add the exponential of an element of the row to the sum of a lane, and store the exponential if the last stage reads it. `part`
+        is the number of the vector of sums."""
         value: Scalar = exp(self.element(index) - self.top[lane])
         if self.total.stored_in is not None:
             stored, place = k.array(self.total.stored_in), (*self.point, index)
@@ -185,7 +186,7 @@ class _Row:
         self.sums[part, lane] += value
 
     def element(self, index: Dim) -> Scalar:
-        """Return an element of the row: the value whose maximum the row needs."""
+        """Return element `index` of the row: the value that the first stage reduces to a maximum."""
         fold = self.maximum.nest.store.value
         assert isinstance(fold, Reduce)
         return rewrite_dims(fold.value, {**self.at(self.maximum), fold.axes[0][0]: index})
@@ -197,7 +198,7 @@ class _Row:
     # --- the last stage -----------------------------------------------------------------------------------------------
 
     def write_numbers(self, k: Kernel) -> None:
-        """Write the maximum of the row, and the number that the program computes from its sum."""
+        """Write the maximum of the row, and the number that the program computes from the sum of its exponentials."""
         k.array(self.maximum.nest.store.buffer)[0] = self.top[0]
         fold_halves(k, self.sums, operator.add)
         store = self.total.nest.store
@@ -205,8 +206,8 @@ class _Row:
         write_element(k, Store(store.buffer, store.indices, value), self.at(self.total))
 
     def write_elements(self, k: Kernel) -> None:
-        """Write the elements, the last block first, because that is still in the first-level cache. Exponentials after the full blocks need
-        no correction: they are relative to the maximum of the whole row."""
+        """Write the elements, the last block first, because the last block is still in the first-level cache. Stored exponentials of
+        elements after the full blocks need no correction: they are relative to the maximum of the whole row."""
         nest, stored = self.last.nest, self.total.stored_in
 
         def write(store: Store, first: Dim, end: Dim) -> None:

@@ -27,7 +27,8 @@ CHUNK = 4096  # maximum number of elements of a claim: enough to amortise the co
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
     """Schedule a nest with independent iterations: threads share the outer axes, and vectors of `width` lanes run along the innermost axis.
-    If an integer that the nest reads depends on the innermost axis, its elements are written one by one. Return None for any other nest."""
+    If an integer that the nest reads depends on the innermost axis, write the elements of a row one by one. Return None for any other
+    nest."""
     nest = match_spatial(stmt)
     if nest is None:
         return None
@@ -49,7 +50,7 @@ def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[Di
     part of a long row, one row, or several short rows. Yield the indices of a row, `first` and `end`: the thread computes the elements
     `first` to `end` - 1 of that row."""
     num_rows = product_of([e for _, e in outer])
-    length = Dim.of(0) if prove_le(length, 0) else length  # a variable may be declared to be 0
+    length = Dim.of(0) if prove_le(length, 0) else length  # the bounds of a variable may prove that it is 0
     if not length.is_const or length.const > CHUNK:
         chunks = ceil_div(length, CHUNK)
         with k.parallel("p", num_rows * chunks) as p:

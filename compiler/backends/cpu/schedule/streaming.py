@@ -1,4 +1,4 @@
-"""Write large results with non-temporal stores, because caches would evict them before anyone reads them."""
+"""Write large results with non-temporal stores, because caches would evict them before another kernel reads them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.machine.intrinsics.stream import LANES, Stream
 
-LARGE = 64 << 20  # minimum size of a large result in bytes: more than one process can expect to have in the caches
+LARGE = 64 << 20  # minimum size of a large result in bytes: so much space in the caches is more than a process can expect
 
 
 def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
-    """Return whether to stream vectors along the last axis: the nest writes at least LARGE bytes, and `_whole_vectors` holds. Return a
-    scalar if the kernel knows the number of bytes only at run time."""
+    """Return whether to stream vectors along the last axis: the nest writes at least LARGE bytes, and `_whole_vectors` holds. If the number
+    of bytes is known only at run time, return the condition as a scalar."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes
     if not _whole_vectors(store, axes[-1][0], width) or prove_lt(size, LARGE):
         return False

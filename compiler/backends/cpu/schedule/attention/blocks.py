@@ -16,8 +16,8 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The sizes of panels, blocks and splits. The order in which a row adds its keys follows from them alone, so it does not depend on
-    other rows."""
+    """The sizes of panels, blocks and splits. These sizes alone determine the order in which a row adds its keys, so the order does not
+    depend on other rows."""
 
     panel_pages: int
     panels: int  # number of panels of a block
@@ -49,7 +49,7 @@ class Span:
     @staticmethod
     def of(k: Kernel, start: Dim, seen: Seen, cut: Cut) -> Span:
         """Return the span of the block that begins at position `start`. Without a window, rows see the beginning of every block of which
-        they see a key. If a block has one panel, the span is that panel."""
+        they see a key, so `first` is 0. If a block has one panel, the span is that panel."""
         if cut.panels == 1:
             return Span(Dim.of(0), Dim.of(1))
         first = k.let("first", dim_max(0, seen.low - start) // cut.panel) if seen.has_window else Dim.of(0)
@@ -70,7 +70,7 @@ class Span:
             yield Span(panel, panel + 1)
 
     def pages(self, k: Kernel, panel_pages: int) -> Iterator[Dim]:
-        """Yield the index of each page. The code that the caller's `for` emits becomes the body of a loop."""
+        """Yield the index, in the block, of each page of the span. The code that the caller's `for` emits becomes the body of a loop."""
         with self.panels(k) as panel:
             for v in range(panel_pages):
                 yield panel * panel_pages + v
@@ -133,11 +133,11 @@ class Block:
         return self.item.operands.page(k, self.item.sequence, self.number * self.cut.pages + slot, self.item.seen)
 
     def prefetching(self, k: Kernel, half: int, pages: list[HeadPage]) -> list[HeadPage]:
-        """Return adjacent pages with what is prefetched while they are read: the pages that the token reads next. After the last keys of
-        the block's span, these are its first values; after its last values, the first keys of the next block. If pages have only keys, the
-        token does not read values, and the next keys are prefetched."""
+        """Return adjacent pages, each with a page to prefetch: the pages that the token reads next. After the last keys of the block's span
+        come its first values, and after its last values the first keys of the next block. If pages have only keys, the token does not read
+        values from them, and the next keys are prefetched."""
         after, begin, end = pages[0].slot + len(pages), self.span.first * self.cut.panel_pages, self.span.end * self.cut.panel_pages
-        is_last = dim_max(0, after + 1 - end)  # 1 after the last page, else 0
+        is_last = dim_max(0, after + 1 - end)  # 1 if these pages are the last of the span, else 0
         if half == KEYS:
             is_last = is_last if self.item.operands.pages.has_values else Dim.of(0)
             half_after, after = is_last, after - is_last * (end - begin)
@@ -146,6 +146,6 @@ class Block:
         return [self.prefetching_page(k, half_after, page, after + v) for v, page in enumerate(pages)]
 
     def prefetching_page(self, k: Kernel, half: Dim, page: HeadPage, slot: Dim) -> HeadPage:
-        """Return `page` with what is prefetched while it is read: the keys or the values (`half`) of the page at index `slot`, which may be
-        in a later block."""
+        """Return `page` with the page to prefetch while `page` is read: the keys or the values (`half`) of the page at index `slot`,
+        counted from the beginning of this block. That page may be in a later block."""
         return replace(page, next_page=NextPage(half, self.page(k, slot)))

@@ -4,13 +4,14 @@ integers that the unit of integers.py does not support.
   F32Rows     multiply one element of the summed axis at a time, in f32; each multiply-add is rounded once
   PairRows    multiply two elements at a time, in bf16 (`dot_bf16_rows`), where this is faster; queries and weights are rounded to bf16
 
-Register tiles of several rows share the keys and values that they load. The two rows of a page that form pairs are interleaved when they
-are loaded, once for all rows of the tile. Every score adds its products in the order of elements, and every sum adds values in the order of
-keys. So a row has the same bits whatever other rows are in the tile.
+Register tiles of several rows share the keys and values that they load. To form pairs, two adjacent lines of a page are interleaved when
+they are loaded, once for all rows of the tile. A score adds the products of elements in the order of the elements, and a sum adds values in
+the order of keys. So a row has the same bits whatever other rows are in the tile.
 
-Memory limits a single token. It reads whole pages with all kv heads of the item, first the keys of a block and then its values. If the
-pages of the sequence are adjacent, these are two long streams. Arithmetic limits a tile: its rows share keys and values in registers. A
-value is multiplied only if the row sees its key, because the value of any other key may be NaN, and 0 * NaN is NaN.
+Memory limits the speed of a single token. The token reads whole pages with all kv heads of the item, first the keys of a block and then the
+values of the block. If the pages of the sequence are adjacent, these are two long streams. Arithmetic limits the speed of a tile, whose
+rows share keys and values in registers. A value is multiplied only if the row sees its key, because the value of any other key may be NaN,
+and 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Floats:
 
     @staticmethod
     def of(operands: PagedOperands, tiles: ProductTiles) -> Floats:
-        """Choose the instructions: they multiply pairs of bf16 where the target does that faster than f32, and the program and the sizes of
-        heads allow it, else f32."""
+        """Choose the instructions: they multiply pairs of bf16 if the target multiplies these faster than f32, and if the program and the
+        sizes of heads allow it, otherwise f32."""
         in_pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit and operands.fits_pairs
         return Floats(operands, tiles.attention.shape, tiles.attention.steps, in_pairs)
 
@@ -70,7 +71,8 @@ class Floats:
 
     @property
     def heads_at_once(self) -> int:
-        """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions of floats."""
+        """The number of kv heads whose scores a token computes at once. With several heads, additions for one head hide the latency of
+        those for another."""
         count, kv_heads, group = 1, self.operands.kv_heads, self.operands.group
         while kv_heads % (2 * count) == 0 and 2 * count * group <= self.accumulators // 2:
             count *= 2
@@ -147,9 +149,10 @@ class FloatRows(Rows):
         """Add the products of `step` elements of queries and keys, from element `r` on, to the scores of each page."""
 
     def later_head(self, page: HeadPage) -> tuple[Dim, Dim] | None:
-        """Return the kv head that is prefetched a second time, and 1 if it is read in the next page or 0 if in this page. Return None if
-        products multiply f32. Pairs are multiplied faster than memory delivers pages, so more prefetches are pending than the CPU can
-        track, and it drops some. So while one head is read, the head that comes half the item's kv heads later is prefetched again."""
+        """Return the kv head that is prefetched a second time, and 1 if this head is read in the next page, or 0 if in this page. Return
+        None if products multiply f32. Pairs are multiplied faster than memory delivers pages, so more prefetches are pending than the CPU
+        can track, and the CPU drops some. So while one head is read, the kv head that is read half the item's heads later is prefetched
+        again."""
         if not self.floats.in_pairs:
             return None
         first, count = self.item.kv_first, self.item.kv_count
@@ -164,7 +167,8 @@ class FloatRows(Rows):
             self.cache.turn(k, page)
 
     def multiply_values(self, k: Kernel, block: Block, head: Head, pages: Sequence[HeadPage], part: Part) -> None:
-        """Add the weighted values of pages, in register tiles of rows, and for each tile some vectors of the values at a time."""
+        """Add the weighted values of pages to the rows, one register tile of rows after another, and for each tile some vectors of the
+        values at a time."""
         for at, n in row_tiles(k, part.count, self.floats.shape.rows):
             parts, below = self.floats.operands.parts, [page.below(at) for page in pages]
             at_once = min(parts, max(1, self.floats.accumulators // n))
@@ -194,8 +198,9 @@ class FloatRows(Rows):
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, seen: Seen | None) -> Iterator[KeyStep]:
-        """Loop over the keys of a page that rows see, `step` keys at a time; if `seen` is None, over all its keys. The code that the
-        caller's `for` emits becomes the body of the loop. Without `seen`, the loop is unrolled, so it emits the code several times."""
+        """Loop over the keys of a page that rows see, `step` keys at a time; if `seen` is None, over all keys of the page. The code that
+        the caller's `for` emits becomes the body of the loop. If `seen` is None, the loop is unrolled, so the `for` emits its code several
+        times."""
         step = self.step
         if seen is None:
             unrolled = step * self.floats.steps
@@ -220,7 +225,7 @@ class F32Rows(FloatRows):
     step: ClassVar[int] = 1
 
     def add_to_scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
-        """Add the product of element `r` of the queries with that of all keys of each page."""
+        """Add the products of element `r` of the queries and element `r` of every key of each page."""
         with k.scope():
             keys = k.local("keys", len(pages), PAGE)
             for v, page in enumerate(pages):
@@ -259,8 +264,8 @@ class PairRows(FloatRows):
         return self.weights
 
     def add_to_values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """Add the weighted values of a pair of keys. A key that is not seen has weight 0, but 0 * NaN is not 0, so read the seen key of the
-        pair twice."""
+        """Add the weighted values of a pair of keys. A key that is not seen has weight 0, but its value may be NaN, and 0 * NaN is not 0.
+        So instead of its value, read the value of the other key of the pair a second time."""
         _, parts, width = (d.const for d in total.shape)
         weights = self.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)

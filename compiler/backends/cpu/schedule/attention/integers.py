@@ -1,16 +1,17 @@
-"""Attention by instructions that multiply integers: a unit as walk.py defines it. It serves pages of 8-bit integers, and its sums are
-exact.
+"""Attention by instructions that multiply integers: a unit as walk.py defines it. It serves pages of 8-bit integers, and sums of products
+are exact.
 
 A query is rounded to integers of 16 bits with one scale, and so are the attention weights of a row in a block, after each is multiplied by
 the scale of its value. If the program allows it (`row_bits`), the integers have 8 bits instead. Rounding changes a weight by at most about
 2^-16, or 2^-8, of the largest weight of its block. Products with the bytes of the cache are exact in 32 bits, whatever instruction computes
 them. So a row has the same bits in any tile and with all instruction sets that have these products. Keys and values that a row does not see
-are finite numbers with weight 0, so they do not affect it.
+are finite numbers with weight 0, so they do not affect the row.
 
-The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To make up for it, the sums of a row
-begin at -128 times the sum of the row's integers.
+The instructions multiply signed by unsigned integers, so packing adds 128 to the bytes of the cache. To compensate, the sums of a row begin
+at -128 times the sum of the row's integers.
 
-A block is read in panels: first all panels of keys, and then those of values, head by head. A tile computes a block for all its rows.
+A block is read in panels: first all panels of keys, and then those of values, head by head. A tile adds a block to all its rows together,
+even to rows that see only a part of it.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from compiler.ops.attention.plain import capped
 
 PAGES = 8  # number of pages of a block
 SPLIT = 4  # number of blocks of a split
-LEVELS = {16: 127 * 256 + 127, 8: 127}  # largest integer of a row, by its bits; 16 bits are two planes of signed bytes
-LEAST = 1e-30  # a row whose largest magnitude is smaller becomes zeros
+LEVELS = {16: 127 * 256 + 127, 8: 127}  # largest integer of a row, by number of bits; 16 bits are two planes of signed bytes
+LEAST = 1e-30  # a smaller largest magnitude of a row counts as LEAST, so that its inverse is finite; the row is then rounded nearer to zero
 LONGEST = 512  # maximum size of a head; LEVELS[16] * 127 * LONGEST < 2^31
 
 # Adding ROUNDER to an f32 rounds it to an integer, because the sum has no bits for a fraction. The bits of the sum minus ROUNDER_BITS are
 # this integer.
 ROUNDER, ROUNDER_BITS = 1.5 * 2**23, 0x4B400000
-MAGNITUDE = 0x7FFFFFFF  # all bits of an f32 but its sign
+MAGNITUDE = 0x7FFFFFFF  # mask of all bits of an f32 except its sign
 I8, I16, I32, U8 = DType.I8, DType.I16, DType.I32, DType.U8
 
 
@@ -57,7 +58,7 @@ class Integers:
     """The instructions of the target that multiply integers, the sizes that follow from them, and the unit."""
 
     operands: PagedOperands
-    tile: ProductTile  # the tile in registers that multiplies integers by bytes
+    tile: ProductTile  # the tile in vector registers that multiplies rows of integers by bytes
     # number of rows of the register tile in floats.py; it determines the number of tokens of a tile, which is the same in both units
     attention_rows: int
 
@@ -102,7 +103,8 @@ class Integers:
         return next(count for count in (64, 32, 16) if self.operands.size % count == 0 and count % self.columns == 0)
 
     def product(self, rows: int, later: int) -> DotPanel | DotWords:
-        """Return the tile that multiplies `rows` rows by a panel, and prefetches memory of `later` further operands meanwhile."""
+        """Return the tile that multiplies `rows` rows by a panel, and meanwhile prefetches memory at the places of `later` further
+        operands."""
         rows, columns = rows * self.planes, self.columns
         if self.in_words:
             return DotWords(rows, columns, cached_panel=True, later=later)
@@ -149,7 +151,7 @@ class Rounded:
         """Round a row of vectors of PAGE numbers, and store its factor and its shift. `slots` loops over the vectors. `number` returns a
         number, given its vector and lane. If there are two planes, the first one gets the upper bytes."""
         with k.scope():
-            # In each lane, the bits of the largest magnitude. As integers, bits have the order of magnitudes, and NaN is the largest.
+            # In each lane, the bits of the largest magnitude. As integers, bits compare like magnitudes, and those of NaN are the largest.
             top = k.local("top", PAGE, dtype=I32)
             total, inverse, rounded = k.local("total", PAGE, dtype=I32), k.local("inverse", PAGE), k.local("rounded", PAGE, dtype=I32)
             fill(k, top, None, 0)
@@ -219,7 +221,8 @@ class IntegerRows(Rows):
         self, k: Kernel, rows: Rounded, row: Dim, n: int, begin: Dim, panel: Load, dims: tuple[Dim | int, int], later: Sequence[Load]
     ) -> Array:
         """Multiply `n` rows, from element `begin` on, by a panel. Return the sums, [n, planes, columns], which begin at the shifts of the
-        rows. `dims` are the number of elements to multiply and the length of a row. Prefetch what begins at the places `later`."""
+        rows. `dims` are the number of elements to multiply and the length of a row. Meanwhile, prefetch memory from each of the places
+        `later` on."""
         planes, columns = self.integers.planes, self.integers.columns
         total = k.local("total", n, planes, columns, dtype=I32)
         with k.unroll("m", n) as m:
@@ -233,8 +236,8 @@ class IntegerRows(Rows):
         return total
 
     def joined(self, total: Array, m: Dim, column: Dim) -> Scalar:
-        """Return a row's sum in a column, as f32. With two planes, plane 0 has the products of the upper bytes, so its sum
-        counts 256 times."""
+        """Return a row's sum in a column, as f32. With two planes, plane 0 has the products of the upper bytes, so its sum is multiplied by
+        256."""
         found = total[m, 0, column] if self.integers.planes == 1 else (total[m, 0, column] << 8) + total[m, 1, column]
         return cast(found, F32)
 

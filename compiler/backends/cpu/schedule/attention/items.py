@@ -13,13 +13,13 @@ from compiler.ir.dims import Dim
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.write import Kernel
 
-TILE_ROWS = 32  # number of rows of a tile, approximately
+TILE_ROWS = 32  # approximate number of rows of a tile
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of each kv head of an item to whose softmax a block of keys and values is added in one pass: the rows of one token, or all
-    rows."""
+    """Some rows of each kv head of an item: those of one token, or all. A block of keys and values is added to the softmax of these rows in
+    one pass."""
 
     row: Dim  # the first row, counted from the first row of a kv head
     count: int
@@ -52,7 +52,7 @@ class Item:
     @staticmethod
     def tile(k: Kernel, operands: PagedOperands, first: Dim, num_tokens: Dim, kv_head: Dim, most_tokens: int) -> Item:
         """Make the item of one or more tiles with one kv head: `num_tokens` tokens, at most `most_tokens`, from token `first` of the batch
-        on. The number also counts tokens after the end of the batch."""
+        on. `num_tokens` also counts tokens after the end of the batch."""
         least, most = (operands.extreme_seen(k, first, num_tokens, fn) for fn in (ReduceFn.MIN, ReduceFn.MAX))
         seen, seen_by_all = replace(most, low=least.low), replace(least, low=most.low)
         sequence, rows = operands.sequence(k, first), most_tokens * operands.group
@@ -69,7 +69,8 @@ class Item:
 
     @contextmanager
     def each_kv(self, k: Kernel, step: int = 1) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the kv heads, or over each `step`-th of them. Yield each with its first row. A tile has one kv head, and no loop."""
+        """Loop over the kv heads, or over each `step`-th of them. Yield the kv head and the first row that attends to it. A tile has one kv
+        head, so no loop is written."""
         if self.is_tile:
             yield self.kv_first, Dim.of(0)
             return
@@ -77,15 +78,15 @@ class Item:
             yield self.kv_first + kv * step, kv * (step * self.group)
 
     def heads(self, k: Kernel, part: Part, step: int = 1) -> Iterator[list[Head]]:
-        """Loop over the kv heads, `step` at a time. Yield each with its first row in a part. The code that the caller's `for` emits becomes
-        the body of the loop."""
+        """Loop over the kv heads, `step` at a time. Yield these heads, each with its first row in the part. The code that the caller's
+        `for` emits becomes the body of the loop."""
         with self.each_kv(k, step) as (kv, row):
             yield [Head(kv + h, row + part.row + h * self.group) for h in range(step)]
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Dim, Seen]]:
-        """Loop over the tokens. Yield the first row of each, counted from the first row of a kv head, and the positions that the token
-        sees. There is no loop if the item is a single token."""
+        """Loop over the tokens. Yield the first row of each token, counted from the first row of a kv head, and the positions that the
+        token sees. There is no loop if the item is a single token."""
         if not self.is_tile:
             yield Dim.of(0), self.seen
             return
@@ -101,7 +102,7 @@ class Item:
 
     @contextmanager
     def rows(self, k: Kernel) -> Generator[tuple[Dim, Dim, Dim]]:
-        """Loop over the rows. Yield each with its token and its query head."""
+        """Loop over the rows. Yield each row with its token and its query head."""
         with self.each_kv(k) as (kv_head, first), k.serial("i", self.num_tokens) as i, k.serial("g", self.group) as g:
             yield first + i * self.group + g, self.operands.token_of(self.first, i), kv_head * self.group + g
 
@@ -118,9 +119,9 @@ class Item:
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
-    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then smaller tiles for the rest.
-    A loop in the kernel covers all tiles of `most` rows, so the caller's `for` emits their code once. It emits the code of each smaller
-    tile separately."""
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then smaller tiles for the rest. A
+    loop in the kernel covers all tiles of `most` rows, so the caller's `for` emits the code of these tiles once. The `for` emits the code
+    of each smaller tile separately."""
     whole = count // most
     if whole:
         with k.serial("io", whole) as io:
@@ -134,8 +135,9 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def tokens_of_tile(operands: PagedOperands, register_rows: int) -> int:
-    """Return the number of tokens of a tile. The rows of a tile fill whole register tiles. A tile has as many of these as fit in TILE_ROWS
-    rows whose sums stay in the first-level cache, but at least the fewest that whole tokens fill. The number of tokens may be 1, if many
-    query heads share a kv head; then no tokens are computed as a tile (paged.py)."""
+    """Return the number of tokens of a tile. The rows of a tile fill whole register tiles. A tile has at most TILE_ROWS rows, or fewer if
+    the sums of so many rows would not stay in the first-level cache. But a tile never has fewer rows than the smallest number of whole
+    tokens that fills whole register tiles. The number of tokens may be 1, if many query heads share a kv head; then no tokens are computed
+    as a tile (paged.py)."""
     rows = lcm(operands.group, register_rows)
     return rows * max(1, min(TILE_ROWS, 4096 // operands.size) // rows) // operands.group

@@ -5,8 +5,8 @@ branches, and its exponentials have base 2 and few instructions (SoftmaxRows): q
 block, the kernel computes the softmax of some rows while the unit multiplies other rows (AmxAttend).
 
 A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
-products to its sums. A key that the row does not see has weight 0, so it adds a zero. That can only change the sign of a zero, and the sign
-is lost, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
+products to its sums. A key that the row does not see has weight 0, so it adds a product of +0 or -0. This cannot change a sum: a sum of 0
+is always +0, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from compiler.machine.intrinsics.amx_attend import AmxAttend
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 HEIGHT = 32  # maximum number of rows of a product
-PRODUCTS = 2  # number of products that cover the rows of a tile, unless that takes more than MOST_TOKENS tokens, or fewer than 2
-MOST_TOKENS = 32  # maximum number of tokens of a tile: a part of a prompt with fewer than half as many gets no tile
-MOST_TILES = 8  # maximum number of tiles that share keys and values
-TILES_BYTES = 256 << 10  # maximum size of the queries and sums of these tiles: a part of the second-level cache
+PRODUCTS = 2  # number of products for all rows of a tile, unless it would then have more than MOST_TOKENS or fewer than 2 tokens
+MOST_TOKENS = 32  # maximum number of tokens of a tile; a part of a prompt with fewer than half as many tokens gets no tile
+MOST_TILES = 8  # maximum number of tiles of an item, which share keys and values
+TILES_BYTES = 256 << 10  # maximum size of the queries and sums of the tiles of an item: a part of the second-level cache
 
 
 def matrix_unit(operands: PagedOperands) -> Unit:
@@ -68,8 +68,8 @@ class TileRows(MatrixRows):
 
     def add(self, k: Kernel, block: Block) -> None:
         """Add a block. Load it once, and multiply it by all rows, `height` rows at a time. A row gives weight 0 to the keys that it does
-        not see, so their values matter only if one is infinite or NaN. If the block has such a value whose key only some rows see, values
-        are multiplied for each row separately."""
+        not see, so the values of these keys matter only if one is infinite or NaN. If the block has such a value whose key only some rows
+        see, values are multiplied for each row separately."""
         whole, infinite = ~self.item.seen_by_all.lacks(block.start, block.end), k.local("infinite", PAGE)
         with k.serial("c", block.span.end) as panel:
             self.load_keys(k, self.panel(k, block, panel, KEYS), panel)
@@ -92,13 +92,13 @@ class TileRows(MatrixRows):
         return self.item.rows_per_kv // self.height
 
     def panel(self, k: Kernel, block: Block, number: Dim, half: int) -> list[HeadPage]:
-        """Return the pages of a panel. Each prefetches the page at the same place in the next block."""
+        """Return the pages of a panel. While a page is loaded, the page at the same place in the next block is prefetched."""
         return [block.prefetching_page(k, Dim.of(half), page, page.slot + CUT.pages) for page in block.panel(k, number)]
 
     def attend_in_turns(self, k: Kernel, block: Block, whole: Scalar) -> None:
-        """Add a block, whose keys and values are loaded, to all rows. `whole` says whether all of them see the whole block. While the
-        kernel computes the softmax of some rows in one buffer, the unit multiplies keys for the rows after them and values for the rows
-        before them, in the other buffer."""
+        """Add a block, whose keys and values are loaded, to all rows. `whole` says whether all rows see the whole block. While the kernel
+        computes the softmax of some rows in one buffer, the unit multiplies keys for the rows after them and values for the rows before
+        them, in the other buffer."""
         count, height, value_panels, zero = self.num_products, self.height, self.products.shape[0], Dim.of(0)
         last, stage = count - 1, AmxAttend(height, PANELS, self.depth, value_panels.const)
         with k.serial("c", self.seen_panels(k, block, zero)) as panel:
@@ -120,8 +120,8 @@ class TileRows(MatrixRows):
         self.add_products(k, last * height, last % 2, height)
 
     def attend_one_by_one(self, k: Kernel, block: Block, io: Dim) -> None:
-        """Add a block to the rows of product number `io`. Load the values again for each row, with zeros instead of those that the row does
-        not see, because these may be infinite or NaN."""
+        """Add a block to the rows of product number `io`. Load the values again for each row, with zeros instead of the values that the row
+        does not see, because such values may be infinite or NaN."""
         first, height = io * self.height, self.height
         with k.serial("c", block.span.end) as panel:
             self.compute_scores(k, panel, panel, first, FIRST)
@@ -142,7 +142,7 @@ class TileRows(MatrixRows):
 
     def partly_seen(self, k: Kernel, block: Block, io: Dim) -> Span:
         """Return the panels of a block in which a key may have to be hidden from a row of product number `io`: those up to the last one
-        that a row sees, except the first ones that all rows see whole. With a window, include these, too."""
+        that a row sees, except the first ones that all rows see whole. With a window, include these first panels, too."""
         end = self.seen_panels(k, block, io)
         if self.item.seen.has_window:
             return Span(Dim.of(0), end)
@@ -151,8 +151,8 @@ class TileRows(MatrixRows):
 
     def look_for_infinite(self, k: Kernel, found: Array, block: Block) -> None:
         """Set the first element of `found` to NaN if a value whose key only some rows see is infinite or NaN. Otherwise leave it 0. Such a
-        value would affect even rows that do not see its key. Values are tested in pairs, so the other value of a pair counts, too. The code
-        uses that x - x is 0 only for finite numbers."""
+        value would affect even rows that do not see its key. Values are tested in pairs of two keys, so a pair is tested even if only one
+        of its keys needs the test. The code uses that x - x is 0 only for finite numbers."""
         item, (panels, _, length) = self.item, self.values.shape
         ranges = [(item.seen_by_all.high + 1, item.seen.high)]
         if item.seen.has_window:

@@ -1,7 +1,8 @@
 """The rows of a work item on a matrix unit: how panels of keys and values are loaded and multiplied, and how a single token adds a block.
 
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
-they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
+they are loaded from their page, once for all rows that attend to them. Values that no row sees are loaded as zeros, because 0 * NaN is not
+0.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
 PANEL_PAGES = 2  # number of pages of a panel
-PANEL = PANEL_PAGES * PAGE  # number of keys, or of elements of values, that a product multiplies rows by
+PANEL = PANEL_PAGES * PAGE  # number of columns of a product: keys, or elements of values
 PANELS = 4  # number of panels of a block
 SPLIT = 8  # number of blocks of a split
 CUT = Cut(PANEL_PAGES, PANELS, SPLIT)
 ORDER = Order(CUT, keys=PANEL_PAGES, values=PANEL_PAGES, prefetches=True, whole_apart=True)
-LINES = PANEL * PAGE * 2 // LINE_BYTES  # cache lines of a page that a step of a product prefetches: PANEL elements of its keys or values
-CHUNK = 2 * 8  # number of rows that one tile interleaves
+LINES = PANEL * PAGE * 2 // LINE_BYTES  # cache lines that a step of a product prefetches: PANEL elements of each key or value of a page
+CHUNK = 2 * 8  # number of rows of a page that one `InterleavePairs` interleaves
 LEAST = -1e30  # the maximum of a row that has seen no key
 LOG2_E, LN_2 = 1 / log(2), log(2)
 BF16 = DType.BF16
@@ -46,7 +47,7 @@ FIRST = Dim.of(0)  # the first buffer
 
 @dataclass(frozen=True, slots=True)
 class Base2Softmax(OnlineSoftmax):
-    """The online softmax with base 2. `maximum` is [rows], and is multiplied by log2(e), as scores are."""
+    """The online softmax with base 2. `maximum` has the shape [rows], and is multiplied by log2(e), as scores are."""
 
     def clear(self, k: Kernel, row: Dim) -> None:
         self.maximum[row] = LEAST
@@ -68,14 +69,14 @@ class MatrixRows(Rows):
     keys: Array  # [panels, depth / 2, 2 * PANEL]: panels of keys
     values: Array  # [value panels, keys / 2, 2 * PANEL]: the values of as many keys as `keys` has room for
     products: Array  # [value panels, block rows, PANEL]: products of weights and values
-    rescale: Array  # [2, block rows in whole PAGEs]: 2^(old maximum - new maximum), the factor of the earlier sums, per buffer
+    rescale: Array  # [2, block rows in whole PAGEs]: per buffer, the factors of the earlier sums, 2^(old maximum - new maximum)
 
     @classmethod
     def allocate(cls, k: Kernel, item: Item, order: Order, height: int, block_rows: int, panels: int, *more: Array) -> Self:
         """Allocate the state, and configure the unit for products of `height` rows. There is room for `panels` panels of keys and of
         values. `more` are the fields of a subclass."""
         operands, count = item.operands, item.most_rows
-        depth, value_panels = -(-operands.size // PANEL) * PANEL, -(-operands.value_size // PANEL)  # whole steps of the unit, and panels
+        depth, value_panels = -(-operands.size // PANEL) * PANEL, -(-operands.value_size // PANEL)  # both rounded up to whole panels
         softmax = Base2Softmax(k.local("maximum", count), k.local("sums", count, PAGE), k.local("values", count, operands.parts, PAGE))
         cache, queries = Cache.open(k, operands), k.local("queries", count, depth, dtype=BF16)
         rows = cls(
@@ -107,7 +108,8 @@ class MatrixRows(Rows):
         return self.item.operands.node.softcap
 
     def product(self, *, fresh: bool, later: Load | None = None) -> AmxBf16:
-        """Return the tile of a product. `fresh`: it overwrites the result instead of adding to it; `later`: a place to prefetch."""
+        """Return the tile of a product. With `fresh`, the product overwrites the result instead of adding to it. With `later`, it also
+        prefetches from that place on."""
         return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True, prefetching=later is not None)
 
     def pad(self, k: Kernel) -> None:
@@ -122,8 +124,8 @@ class MatrixRows(Rows):
                 self.values[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
 
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
-        """Load, scale and round a query. Fill its end with zeros, up to a whole number of steps of the unit. With a softcap, scores are
-        multiplied by log2(e) after they are capped."""
+        """Load, scale and round a query. Fill its end with zeros, up to a whole number of steps of the unit. With a softcap, queries are
+        not multiplied by log2(e), but scores are, after they are capped."""
         size, scale = self.cache.size, self.item.operands.node.scale
         scaled, factor = k.local("scaled", PAGE), scale if self.softcap else scale * LOG2_E
         with k.serial("c", size // PAGE) as c:
@@ -142,9 +144,9 @@ class MatrixRows(Rows):
         return self.item.kv_count * self.item.group
 
     def sharing(self, pages: Sequence[HeadPage]) -> tuple[list[HeadPage], Load]:
-        """Divide the prefetches of the next two pages between the loads of this panel and its products, so that memory does not wait for
-        products. Return the pages of the panel, each of which prefetches a half of the first next page when it is loaded, and the place of
-        the second next page, which products prefetch."""
+        """Divide the prefetches of the next two pages: the loads of this panel prefetch the first one, and the products of this panel the
+        second one, so that memory does not wait for products. Return the pages of the panel, each with the half of the first next page that
+        its load prefetches, and the place of the second next page."""
         first, second = (page.next_page for page in pages)
         assert first is not None and second is not None, pages
         parts = [replace(page, next_page=replace(first, part=v)) for v, page in enumerate(pages)]
@@ -192,8 +194,8 @@ class MatrixRows(Rows):
             k.tile(AmxStayAwake())
 
     def compute_scores(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim, later: Load | None = None) -> None:
-        """Compute the scores of `height` rows for a panel of keys, in the first buffer. `query` is the first row of queries, and `row` of
-        scores. If `later` is the place of a head's page, prefetch that page."""
+        """Compute the scores of `height` rows for a panel of keys, in the first buffer. `query` is the first row of the queries, and `row`
+        the first row of the scores. If `later` is not None, it is the place of a head's page to prefetch."""
         operands = self.scores[0, panel, row, 0], self.queries[query, 0], self.keys[place, 0, 0]
         ahead, share = ((), ()) if later is None else ((later,), (0, LINES))
         k.tile(self.product(fresh=True, later=later), *operands, *ahead, dims=(self.depth, self.depth, *share))
@@ -201,16 +203,16 @@ class MatrixRows(Rows):
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def cap(self, k: Kernel, buffer: Dim, count: Dim | int) -> None:
-        """If the model caps scores, cap those of `count` rows, and multiply them by log2(e). Otherwise do nothing, because queries are
-        multiplied by it."""
+        """If the model caps scores, cap those of `count` rows, and multiply them by log2(e). Otherwise do nothing, because the queries were
+        multiplied by log2(e)."""
         if self.softcap:
             with k.nest((count, PANELS, PANEL_PAGES)) as (m, panel, v), k.vector(PAGE) as lane:
                 at, scores = v * PAGE + lane, self.scores
                 scores[buffer, panel, m, at] = capped(scores[buffer, panel, m, at], self.softcap) * LOG2_E
 
     def hide(self, k: Kernel, first: Dim, buffer: Dim, count: Dim | int, start: Dim, span: Span) -> None:
-        """Set scores of `count` rows, beginning with row `first`, to -inf where a row does not see the key of a panel of `span`. `start` is
-        the position of the block's first key."""
+        """Set scores of `count` rows, beginning with row `first`, to -inf where a row does not see a key of the panels of `span`. `start`
+        is the position of the block's first key."""
         with k.serial("m", count) as m:
             seen = self.item.seen_by_row(k, first + m)
             with span.panels(k) as panel, k.serial("v", PANEL_PAGES) as v, k.vector(PAGE) as lane:
@@ -219,11 +221,11 @@ class MatrixRows(Rows):
 
     def weigh_block(self, k: Kernel, first: Dim, count: Dim | int) -> None:
         """Turn the scores of `count` rows in the first buffer into weights, and add the weights to `sums`. Set `rescale` to the factors of
-        the earlier sums. `first` is the first row; its scores are in row 0."""
+        the earlier sums. `first` is the first of these rows in the item; its scores are in row 0 of the buffer."""
         k.tile(SoftmaxRows(self.scores.shape[2].const, PANELS), *self.softmax_operands(FIRST, first), dims=(count,))
 
     def softmax_operands(self, buffer: Dim, first: Dim) -> tuple[Load, ...]:
-        """Return the operands of the softmax of the rows in a buffer."""
+        """Return the operands of the softmax of the rows in a buffer. The first of them is row `first` of the item."""
         of_block, softmax = (self.weights[buffer, 0, 0], self.scores[buffer, 0, 0, 0]), self.softmax
         return *of_block, softmax.maximum[first], softmax.sums[first, 0], self.rescale[buffer, 0]
 
@@ -255,8 +257,8 @@ class MatrixRows(Rows):
     def multiply_panels(
         self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None, buffer: Dim = FIRST
     ) -> None:
-        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is the place of a head's
-        page, `span` is one panel; prefetch that page."""
+        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is not None, it is the place
+        of a head's page to prefetch, and `span` is one panel."""
         with k.serial("p", self.products.shape[0]) as p:
             operands = self.products[p, row, 0], self.weights[buffer, row, span.first * PANEL], self.values[p, place * (PANEL // 2), 0]
             ahead, share = ((), ()) if later is None else ((later,), (p * LINES, LINES))

@@ -1,4 +1,4 @@
-"""The operands of paged attention: their sizes, which tokens and pages a sequence has, and which keys a row sees."""
+"""The operands of paged attention: their sizes, the tokens and pages of sequences, and the keys that a row sees."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Seen:
         return less_equal(begin, self.high) & less(self.low, end)
 
     def lacks(self, begin: Dim, end: Dim) -> Scalar:
-        """Return whether any of the positions `begin` to `end` - 1 is not seen. All rows see the beginning of their sequence, if there is
-        no window."""
+        """Return whether any of the positions `begin` to `end` - 1 is not seen. Without a window, all rows see their sequence from its
+        beginning, so `begin` does not matter."""
         late = less(self.high + 1, end)
         return late | less(begin, self.low) if self.has_window else late
 
@@ -54,7 +54,7 @@ class PagedOperands:
     positions: Array  # [tokens] or [tokens, 2]: the last position that each token sees, or the first and the last one
     cache: Array  # keys and values: see compiler/ops/attention/kv_cache.py
     tables: Array  # [sequences, pages]: the pages of each sequence
-    scales: Array | None  # of an 8-bit cache: [layers, 2 or 1, pages, kv_heads, PAGE]
+    scales: Array | None  # [layers, 2 or 1, pages, kv_heads, PAGE]: scales of an 8-bit cache
     sinks: Array | None  # [heads]: for each head, the score of a key without a value
     out: Array  # [tokens, heads, size of a value]
 
@@ -148,8 +148,8 @@ class PagedOperands:
         return Seen(k.let("low", low) if has_window(self.node) else Dim.of(0), last, has_window(self.node))
 
     def page(self, k: Kernel, sequence: Dim, index: Dim, seen: Seen) -> Dim:
-        """Return the number, in the cache, of page `index` of a sequence. If no key of this page is in `seen`, take the nearest page with
-        such a key."""
+        """Return the number, in the cache, of page `index` of a sequence. If no key of this page is in `seen`, take the nearest page that
+        has a key in `seen`."""
         index = dim_min(index, seen.high // PAGE)
         index = dim_max(index, seen.low // PAGE) if seen.has_window else index
         return k.let("page", cast(self.tables[sequence, index], I64))

@@ -2,10 +2,10 @@
 
 The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full and has at
 least two tokens, a work item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several
-splits, each such token among the last FEW_TOKENS of the batch has one item per split: it writes the split's softmax to workspace, and a
-second phase merges the splits. Each such token before them is one item. If there are few items, the kernel also cuts the items of tokens
-into parts by kv heads. Tiles with the same kv head follow each other, because their keys and values then stay in a cache. Some units
-compute several adjacent tiles of a sequence in one item.
+splits, each of these other tokens among the last FEW_TOKENS tokens of the batch has one item per split: the item writes the softmax of the
+split to workspace, and a second phase merges the splits. Each of these other tokens before the last FEW_TOKENS is one item. If there are
+few items, the kernel also cuts the items of tokens into parts by kv heads. Tiles with the same kv head follow each other, because their
+keys and values then stay in a cache. Some units compute several adjacent tiles of a sequence in one item.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16  # number of tokens at the end of a batch whose splits are work items, if sequences have several splits
 BUSY = 8  # number of work items that keep all threads busy
-BUSY_TILES = 32  # the same for tiles, of which more are needed, because tiles of later tokens see more keys and take longer
+BUSY_TILES = 32  # number of items of tiles that keep all threads busy: more, because tiles of later tokens see more keys and take longer
 
 
 def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFunc | None:
     """Schedule paged attention without a bias, if the heads and their sizes are constants. Return None for any other kernel. `unit` says
-    whether a matrix unit multiplies bf16."""
+    whether the target has a matrix unit that multiplies bf16."""
     match prim.body:
         case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
             pass
@@ -52,8 +52,8 @@ def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFu
 
 
 def _unit_for(operands: PagedOperands, tiles: ProductTiles, *, has_matrix_unit: bool) -> Unit:
-    """Return the fastest unit for these pages that the target has: that of integers for pages of bytes, a matrix unit for pages of bf16. If
-    there is none, return the unit of vectors, which multiplies pairs of bf16 or f32."""
+    """Return the fastest unit for these pages that the target has: that of integers for pages of bytes, or a matrix unit for pages of bf16.
+    If the target has neither, return the unit of vectors, which multiplies pairs of bf16 or f32."""
     if (integers := Integers.find(operands, tiles)) is not None:
         return integers.unit
     if has_matrix_unit and operands.fits_pairs:
@@ -90,7 +90,7 @@ class _PagedAttention(Walk):
 
     def write_tiles(self, k: Kernel) -> None:
         """Write the phase that computes tiles. If the unit lets an item join tiles, an item takes as many adjacent tiles as leave
-        BUSY_TILES items, and computes those of one sequence together. Items with the last tokens then come first."""
+        BUSY_TILES items, and computes tiles of one sequence together. If items can join tiles, items with the last tokens come first."""
         most, tiles, kv_heads = self.unit.most_tiles, ceil_div(self.operands.num_tokens, self.unit.tile_tokens), self.operands.kv_heads
         at_once = dim_max(1, dim_min(most, tiles * kv_heads // BUSY_TILES)) if most > 1 else Dim.of(1)
         items = ceil_div(tiles, at_once)
@@ -99,7 +99,7 @@ class _PagedAttention(Walk):
                 with k.when(self.shares_sequence(item)):
                     self.attend(k, self.tile(k, item, Dim.of(1), kv))
                 return
-            first = (items - 1 - item) * at_once  # the last tokens of a prompt see most keys
+            first = (items - 1 - item) * at_once  # the last tokens of a prompt see the most keys, so their items take longest
             with self.runs(k, first, dim_min(first + at_once, tiles)) as (tile, count):
                 self.attend(k, self.tile(k, tile, count, kv))
 
@@ -115,8 +115,8 @@ class _PagedAttention(Walk):
 
     def parts(self, items: Dim) -> Dim:
         """Return the number of work items into which the kv heads of a token are divided, if there would be `items` items without the
-        division. It is the smallest number that keeps the threads busy, because an item with all kv heads reads whole pages, which is
-        faster. An item has at least as many kv heads as are computed at once."""
+        division. The number is the smallest that keeps the threads busy, because items with more kv heads read longer parts of pages, which
+        is faster. An item has at least as many kv heads as are computed at once."""
         return dim_min(self.operands.kv_heads // self.unit.token.heads, ceil_div(BUSY, dim_max(1, items)))
 
     def tile(self, k: Kernel, number: Dim, count: Dim, kv_head: Dim) -> Item:
@@ -147,9 +147,9 @@ class _PagedAttention(Walk):
         return alike & less_equal(max(2, tokens // 2), count)
 
     def continues(self, tile: Dim) -> Scalar:
-        """Return whether the tile and the one before it have enough tokens, and all of them belong to one sequence. Tile 0 has none before
-        it; its result does not matter."""
-        before = dim_max(0, tile - 1)  # the first tile has none before it, and the result does not matter
+        """Return whether the tile and the one before it have enough tokens, and all of them belong to one sequence. Tile 0 has no tile
+        before it; the result for tile 0 does not matter, because tile 0 always begins a run."""
+        before = dim_max(0, tile - 1)
         first, sequences = (self.unit.tile_tokens * n for n in (tile, before)), self.operands.sequences
         own, other = (sequences[at] for at in first)
         return equal(own, other) & self.shares_sequence(tile) & self.shares_sequence(before)

@@ -1,8 +1,8 @@
 """Pages of the KV cache, as the units read and prefetch them.
 
-A page of keys is [size, PAGE], with the keys innermost, but products with weights read values one after another. If pages have only keys,
-and values are their beginnings, a unit turns the values of a page into the layout [PAGE, value size] before the first product, once for all
-rows that share the page.
+The keys of a page are stored as [size, PAGE], with the keys innermost, but its values as [PAGE, value size]: products with weights read one
+value after another. If pages have only keys, whose beginnings are the values, a unit transposes the values of a page into the layout [PAGE,
+value size] before the first product with weights, once for all rows that share the page.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 assert SIDE == PAGE
 
 F32 = DType.F32
-TURNED = 2  # number of pages whose values are turned at once
+TURNED = 2  # number of pages whose transposed values are in memory at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class NextPage:
-    """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES. If `part` is 0 or 1, only
-    the first or second half of a head's keys or values is prefetched, evenly divided among the calls of `Cache.prefetch`."""
+    """The page to prefetch while another page is read. `half` is KEYS or VALUES: which of the two to prefetch. If `part` is 0 or 1, only
+    the first or the second half of a head's keys or values is prefetched, evenly divided among the calls of `Cache.prefetch`."""
 
     half: Dim
     page: Dim
@@ -47,7 +47,7 @@ class HeadPage:
     next_page: NextPage | None = None
 
     def below(self, at: Dim) -> HeadPage:
-        """Return the same page for the rows that begin `at` rows later."""
+        """Return the same page, but for the rows from `row` + `at` on."""
         return replace(self, row=self.row + at)
 
 
@@ -112,9 +112,9 @@ class Cache:
 
     def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int, again: tuple[Dim, Dim] | None = None) -> None:
         """Prefetch a part of the page that is read next: `length` elements from element `first`. A unit calls this when it reads the same
-        part of the current page. If `next_page` names a half of the next page, prefetch half as many elements. If it is None, do nothing.
-        `again` is a kv head that is read soon, with 1 if it is read in the next page or 0 if in the current page. The same elements of that
-        head are prefetched a second time."""
+        part of the current page. If `part` of `next_page` is set, prefetch half as many elements. If the page has no `next_page`, do
+        nothing. `again` is a kv head that is read soon, with 1 if this head is read in the next page, or 0 if in the current page. The same
+        elements of this head are prefetched a second time."""
         after = page.next_page
         if after is None:
             return

@@ -1,16 +1,17 @@
 """Attention in concatenated texts, in which every token attends to its whole text. The patches of an image are a text, too.
 
 A work item is a tile of adjacent tokens of one head. Each token has a lane: the maximum, the sum and the weights of the online softmax are
-vectors over tokens, and lanes do not depend on each other. The item loops over the keys of a text once, KEYS at a time. If its tokens
-belong to several texts, it computes all its tokens once for each text, and stores only the results of that text's tokens. Blocks are
-counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
+vectors over tokens, and lanes do not depend on each other. The item loops over the keys of a text once, KEYS at a time. If the tokens of an
+item belong to several texts, the item computes all its tokens once for each text, and stores only the results of that text's tokens. Blocks
+of KEYS keys are counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
 
-If texts are long, the keys and values of each head are first copied to a place of their own: in the operands, those of adjacent tokens are
-thousands of bytes apart, so each would need a page of its own in the TLB. If a register holds a whole vector, a tile then also has several
-vectors of tokens, which share the loads of a key. The tiles of a head follow each other, so its keys and values stay in a cache. None of
-this changes a bit of a result.
+If texts are long, the keys and values of each head are first copied, so that the keys of adjacent tokens are adjacent in memory, and the
+values, too. In the operands, the keys of two tokens are thousands of bytes apart, so each key would need its own entry of the TLB. If a
+register has room for LANES lanes, a tile of long texts has several vectors of tokens, which share the loads of a key. The tiles of a head
+follow each other, so the keys and values of the head stay in a cache. The loops for short texts and those for long texts compute the same
+bits.
 
-In paged attention, vectors go over the keys of a page instead, because rows attend to different numbers of keys.
+In paged attention, a vector has a lane per key of a page instead, because rows attend to different numbers of keys.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, n
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
-TOGETHER = 2  # vectors of a tile of long texts, if one of 32 registers holds a vector; the registers do not hold more
-LONG = 64  # the texts of a batch count as long if they have at least so many tokens on average
-KEYS = 8  # keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
+TOGETHER = 2  # number of vectors of a tile of long texts, on machines with 32 registers of LANES lanes, which have room for no more
+LONG = 64  # texts of a batch are long if they have at least this many tokens on average
+KEYS = 8  # number of keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
 
@@ -68,7 +69,7 @@ class _Softmax:
 class _Source:
     """The keys and values of one head."""
 
-    keys: Callable[[Dim, Dim], Scalar]  # from the index of a token and that of an element to this element of the token's key
+    keys: Callable[[Dim, Dim], Scalar]  # maps the indices of a token and of an element to this element of the token's key
     values: Callable[[Dim, Dim], Scalar]
 
 
@@ -82,18 +83,18 @@ class _RaggedAttention:
     sequences: Array  # [tokens]: the text of each token
     starts: Array  # [texts + 1]: the first token of each text, then the number of tokens
     out: Array
-    bias: Array | None  # [heads, 2 * m + 1]: what is added to a score, for distances -m to m between key and query
+    bias: Array | None  # [heads, 2 * m + 1]: numbers that are added to scores, for distances -m to m between key and query
     scale: float
     softcap: float
-    together: int  # vectors of a tile of long texts
+    together: int  # number of vectors of a tile of long texts
 
     @property
     def size(self) -> int:
         return self.queries.shape[2].const
 
     def write(self, k: Kernel) -> None:
-        """Write the phases: one that attends if texts are short; one that copies keys and values, and one that attends, if texts are long.
-        The phases that do not apply to a batch have no iterations."""
+        """Write the phases: one that computes attention if texts are short; and one that copies keys and values, and one that computes
+        attention, if texts are long. The phases that do not apply to a batch have no iterations."""
         (tokens, heads, _), kv_heads = self.queries.shape, self.keys.shape[1]
         num_texts = dim_max(self.starts.shape[0] - 1, 1)
         are_long = dim_min(tokens // (num_texts * LONG), 1)  # 1 or 0
@@ -198,7 +199,8 @@ class _RaggedAttention:
             values[e, v, lane] = value
 
     def lower(self, k: Kernel, softmax: _Softmax, rescale: Array) -> None:
-        """Multiply the weighted values so far by `rescale`, unless it is 1 for all tokens: after the first blocks, maxima rarely rise."""
+        """Multiply the weighted values so far by `rescale`, unless `rescale` is 1 for all tokens. After the first blocks, it usually is 1,
+        because maxima rarely rise."""
         vectors = rescale.shape[0].const
         lost = k.local("lost", vectors, LANES)
         with k.unroll("v", vectors) as v, k.vector(LANES) as lane:

@@ -1,7 +1,8 @@
-"""The softmax of rows over some of their keys: the largest score, the sum of the weights, and the weighted values.
+"""The softmax of rows over some of their keys: the largest score, the sum of the weights, and the sum of the weighted values.
 
 Two partial softmaxes over different keys combine to the softmax over the keys of both: each is rescaled from its own maximum to the larger
-one. So keys can be added in any grouping (online softmax), and different threads can compute the splits of a sequence (flash decoding).
+one. So keys can be added in groups of any size (online softmax), and different threads can compute the splits of a sequence (flash
+decoding).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Merge a softmax over other keys into the softmax at `index`. If the latter contains no key so far, replace it: its maximum is
-        -inf, whose exponential would underflow, which takes hundreds of cycles."""
+        """Merge `softmax`, which is over other keys, into the softmax at `index`. If the softmax at `index` contains no key so far, replace
+        it: its maximum is -inf, and an exponential of -inf would underflow, which takes hundreds of cycles."""
         maximum, total, values = self.maximum, self.total, self.values
         with k.when(equal(maximum[index], float("-inf"))):
             self.store(k, index, softmax)
@@ -84,7 +85,7 @@ class OnlineSoftmax:
         return OnlineSoftmax(k.local("maximum", count, PAGE), k.local("sums", count, PAGE), k.local("values", count, parts, width))
 
     def clear(self, k: Kernel, row: Dim) -> None:
-        """Begin a row: it has seen no key."""
+        """Reset the softmax of a row to one that contains no key."""
         fill(k, self.maximum, row, float("-inf"))
         self.clear_sums(k, row)
 

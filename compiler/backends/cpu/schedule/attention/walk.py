@@ -2,14 +2,14 @@
 
     for each split of the sequence, in order         a split may be an item of its own: then a later phase merges the splits
         for each block of the split                  (`Rows.add`)
-            scores = queries * keys                  pages after pages, each with all kv heads of the item
+            scores = queries * keys                  some pages at a time, each for all kv heads of the item
             weights = softmax(scores)                of a panel, or of the block; keys that a row does not see get weight 0
             sums += weights * values
         merge the split's softmax into that of the splits before it
 
 A unit (`Unit`) multiplies with one kind of instructions: vectors (floats.py), exact products of integers (integers.py), or a matrix unit
-(matrix.py). It is a few numbers, the order in which items read a block (`Order`), and how pages are loaded and multiplied (`Rows`). A new
-format of pages, or a new instruction, is a new unit.
+(matrix.py). A unit consists of a few numbers, the order in which items read a block (`Order`), and how pages are loaded and multiplied
+(`Rows`). A new format of pages, or a new instruction, needs a new unit.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Rows(ABC):
 
     @abstractmethod
     def load_query(self, k: Kernel, row: Dim, query: Callable[[Dim], Scalar]) -> None:
-        """Scale and store the query of a row. `query` returns an element as f32."""
+        """Scale and store the query of a row. `query` returns the element at an index, as f32."""
 
     @abstractmethod
     def multiply_keys(self, k: Kernel, pages: Sequence[HeadPage], count: int) -> None:
-        """Compute the scores of `count` rows of each head for the keys of `pages`, which has an entry for each page and head."""
+        """Compute the scores of `count` rows of each head for the keys of `pages`. This list has an entry for each page and head."""
 
     @abstractmethod
     def load_values(self, k: Kernel, pages: Sequence[HeadPage], seen: Seen | None) -> None:
@@ -74,14 +74,15 @@ class Rows(ABC):
         `load_values` has prepared them."""
 
     def weigh(self, k: Kernel, row: Dim, slot: Dim) -> Array:
-        """Round the weights of a row for the page at `slot`, if the unit rounds weights. Return the array that holds the weights."""
+        """Round the weights of a row for the page at `slot` of its block, if the unit rounds weights. Return the array of the weights to
+        multiply."""
         return self.scores
 
     # --- a block -------------------------------------------------------------------------------------------------------
 
     def add(self, k: Kernel, block: Block) -> None:
-        """Add a block of keys and values to the softmax of the rows that see it. If the order says `whole_apart`, add it to all rows
-        together only if they see the whole block, otherwise token by token."""
+        """Add a block of keys and values to the softmax of the rows that see it. If `whole_apart` of the order is set, add the block to all
+        rows together only if all see the whole block, otherwise token by token."""
         item = self.item
         if not self.order.whole_apart:
             self.attend(k, block, Part(Dim.of(0), item.rows_per_kv.const, item.seen))
@@ -130,9 +131,9 @@ class Rows(ABC):
                 self.update_row(k, block, span, head, head.row + m, part.seen)
 
     def update_row(self, k: Kernel, block: Block, span: Span, head: Head, row: Dim, seen: Seen | None) -> None:
-        """Turn the scores of a row for a span of a block into weights, add these to the row's sums, and raise its maximum. `seen` is None
-        if the row sees the whole block. With an 8-bit cache, then multiply the weights by the scales of their values. A weight of 0 stays
-        0: the scale of a value that the row does not see may be NaN."""
+        """Turn the scores of a row for a span of a block into weights, add the weights to the row's sums, and raise the row's maximum.
+        `seen` is None if the row sees the whole block. With an 8-bit cache, then multiply each weight by the scale of its value. A weight
+        of 0 stays 0, because the scale of a value that the row does not see may be NaN."""
         cut, scores, softmax = self.order.cut, self.scores, self.softmax
         if seen is not None:
             begin, end = (block.start + at * cut.panel for at in (span.first, span.end))
@@ -220,8 +221,8 @@ class Walk:
                 splits.store(k, (place, head, split), rows.softmax.partial(k, row))
 
     def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the softmaxes of a row over all splits of which it sees a key, and store the result. An earlier phase wrote them to
-        workspace at `place`."""
+        """Merge the softmaxes of a row over all splits of which the row sees a key, and store the result. An earlier phase wrote these
+        softmaxes to workspace at `place`."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
@@ -250,7 +251,7 @@ class Walk:
         return begin, end
 
     def add_split(self, k: Kernel, item: Item, rows: Rows, split: Dim) -> None:
-        """Compute the softmax of rows over a split from the beginning, block after block."""
+        """Reset the softmax of all rows of an item, and then add the blocks of a split in order."""
         cut, seen = rows.order.cut, item.seen
         with item.rows(k) as (row, _, _):
             rows.softmax.clear(k, row)
@@ -274,8 +275,8 @@ class Walk:
         return PartialSoftmax(cast(sinks[head], F32), const(1.0, F32), lambda c, lane: zero)
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
-        """Store the result of a row: its weighted values, divided by the sum of its weights. Where divisions are slow, multiply by the
-        reciprocal of the sum."""
+        """Store the result of a row: its weighted values, divided by the sum of its weights. If `slow_division` of the unit is set,
+        multiply by the reciprocal of the sum instead."""
         out, width = self.operands.out, self.operands.width
         with k.scope():
             inverse = k.local("inverse", 1)

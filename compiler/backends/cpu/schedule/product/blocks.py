@@ -1,9 +1,9 @@
 """The loops of a matrix unit over a product: blocks of rows, adjacent panels, and the contracted axis k in parts.
 
 A matrix unit reads its operands faster than the second-level cache delivers them. So all tiles of a block of rows compute one part of k
-before the next part, while that part of a panel stays in the first-level cache. With many rows, several panels compute the same part of k
-one after another, while that part of the rows stays in the second-level cache. Accumulators are in memory between parts. Each part
-prefetches the part that is read next.
+before the next part, while that part of a panel stays in the first-level cache. With many rows, the same part of k is computed for several
+panels, one after another, while that part of the rows stays in the second-level cache. Accumulators are in memory between parts. While a
+part is multiplied, the part that is read next is prefetched.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, Pro
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-UNIT_BLOCK_ROWS = 512  # maximum number of rows of a block on a matrix unit, which share one read of a panel into the first-level cache
-MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators take 512 KB
-FEWEST_CLAIMS = 4  # minimum number of claims of a block of rows, if it has so many panels; threads can then share the work
+UNIT_BLOCK_ROWS = 512  # maximum number of rows of a block on a matrix unit; they share one read of a panel into the first-level cache
+MOST_TOGETHER = 8  # maximum number of panels of a claim; with UNIT_BLOCK_ROWS rows, their accumulators take 512 KB
+FEWEST_CLAIMS = 4  # minimum number of claims per block of rows, if there are so many panels; threads can then share the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class NextPart:
 
 @dataclass(frozen=True, slots=True)
 class LinesAhead:
-    """Cache lines, of the part that is read next, that a tile prefetches. The first step of the tile prefetches `lines` lines from line
-    `first` of that part on, and each further step the same number of lines after them. Both numbers are multiples of LINES_AT_ONCE."""
+    """The cache lines that a tile prefetches from the part that is read next. The first step of the tile prefetches `lines` lines from line
+    `first` of that part on, and each further step prefetches the next `lines` lines. `first` and `lines` are multiples of LINES_AT_ONCE."""
 
     panel: Dim
     index: Dim  # index, on the second last axis of the packed panels, at which the part that is read next begins
@@ -60,7 +60,7 @@ class LinesAhead:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The loops of claims over the parts of k, for one product."""
+    """The loops of a claim over the parts of k."""
 
     extent: Dim  # extent of the contracted axis
     tile: ProductTile
@@ -76,13 +76,14 @@ class Blocks:
     @property
     def together(self) -> int:
         """The maximum number of panels of a claim, which share one read of a block of rows into the second-level cache. More panels would
-        leave too few claims for all threads, or accumulators that do not fit the second-level cache. It is 1 if the number of columns is
-        not known at compile time."""
+        leave too few claims for all threads, or accumulators that do not fit the second-level cache. The number is 1 if the number of
+        columns is not known at compile time."""
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
     def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, LinesAhead]]:
-        """Yield each tile, once for each part of each panel, with the lines that each of its steps prefetches from the next part."""
+        """Yield each tile once for each part of each panel, with this part, and with the lines that the tile prefetches from the next
+        part."""
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
         # The kernel computes this quotient even if there are no tiles, so the divisor must not be 0.
@@ -109,9 +110,10 @@ class Blocks:
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, NextPart]]:
-        """Yield one part of k for each panel, together with the part that is read next. That is the same part of the next panel. After the
-        last panel, it is the next part of the first panel. After the last part of the last panel, it is the first part of the panel that
-        follows the claim, or of the product's last panel if none follows. `is_last` is 1 if `part` is the last part, otherwise 0."""
+        """Yield one part of k for each panel, together with the part that is read next. The part that is read next is the same part of the
+        next panel. After the last panel, it is the next part of the first panel. After the last part of the last panel, it is the first
+        part of the panel that follows the claim, or of the product's last panel if none follows. `is_last` is 1 if `part` is the last part,
+        otherwise 0."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -137,7 +139,7 @@ def configure_counted(k: Kernel, tile: ProductTile, num_rows: Dim) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heights:
-    """All tiles of a claim's block of rows on a matrix unit: those of full height, and the remaining rows."""
+    """All tiles of a claim's block of rows on a matrix unit: those of full height, and the tile of the remaining rows."""
 
     claim: Claim
     tile: ProductTile
@@ -152,8 +154,8 @@ class Heights:
 
     def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
         """Yield the tiles of a panel. The caller's `for` emits its code once for the tiles of full height, and up to twice for the
-        remaining rows (`Claim.remainders`). If the block has tiles of both kinds, the unit is configured before each kind, because the
-        other kind has changed its configuration."""
+        remaining rows (`Claim.remainders`). If the block has tiles of both kinds, the unit is configured before each kind, because each
+        kind needs another configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)

@@ -34,7 +34,7 @@ class Floats:
     tile: FloatTile
 
     def write(self, k: Kernel) -> None:
-        """Write the loops of the product. A single row may compute several panels together, as one wide tile."""
+        """Write the loops of the product. For a single row, several panels may be computed together, as one wide tile."""
         panels = Panels(self.product, replace(self.tile.shape, rows=self.rows), abreast=self.abreast)
         with panels.claims(k) as claim:
             for tiles in claim.tiles(k):
@@ -46,14 +46,14 @@ class Floats:
 
     @property
     def rows(self) -> int:
-        """The largest number of rows of a tile. Several sums share the registers, so a tile of several sums has fewer rows."""
+        """The largest number of rows of a tile. Several sums share the registers, so a product of several sums has tiles of fewer rows."""
         return max(1, self.tile.shape.rows // (1 << (len(self.product.sums) - 1).bit_length()))
 
     @property
     def abreast(self) -> int:
-        """The number of panels that a single row computes together. With two panels of one sum, a core adds products of one panel while
-        additions to the other are pending. So additions take no longer than reads from memory, and enough registers remain for scales even
-        on machines with 16 registers."""
+        """The number of panels that are computed together for a single row. With two panels of one sum, a core adds products of one panel
+        while additions to the sums of the other panel are pending. So additions take no longer than reads from memory, and enough registers
+        remain for the scales of columns even on machines with 16 registers."""
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:
@@ -96,8 +96,8 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Prefetch `steps` steps of a packed panel, beginning AHEAD bytes after step `first`: the hardware prefetches less far ahead. Do
-    nothing if the columns are not packed for the tile."""
+    """Prefetch as much of a packed panel as `steps` steps read, beginning AHEAD bytes after the place of step `first`, because the hardware
+    does not prefetch so far ahead. Do nothing if the columns are not packed for the tile."""
     load, columns = without_cast(s.columns), tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

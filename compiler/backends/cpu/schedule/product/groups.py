@@ -1,14 +1,14 @@
 """Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
 The exact sum of a group has the same bits in any tile. Each plane of a row is a row of the tile, so the planes share the weights that the
-tile reads. With weights of 4 bits, most numbers of the upper plane are zero. Then the tile adds both planes to one sum, and skips zeros of
-the upper plane. Otherwise the two sums of a group are joined as integers, if the whole fits in 32 bits. Converted to f32, the joined sum
-equals the two sums joined as floats.
+tile reads. With weights of 4 bits, most numbers of the upper plane are zero. For such weights, the tile adds both planes to one sum, and
+skips zeros of the upper plane. Otherwise, each plane has a sum. The two sums of a group are joined as integers if the joined sum fits in 32
+bits. Converted to f32, the joined sum equals the two sums joined as floats.
 
-Memory limits a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the scales of
-several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the
-weights of their group (streams.py), the kernel reads them there. If there are several sums, it computes some panels of one sum before
-panels of the next sum.
+Memory limits the speed of a single row, and a core reads a single dense stream fastest. So for a single row, the kernel first reads the
+scales of several groups, stores the factors in the first-level cache, and then reads the panels of these groups. If scales are stored
+behind the weights of their group (streams.py), the kernel reads them there, group by group. If a product has several sums, the kernel
+computes several panels of one sum for a single row, and then these panels of the next sum.
 
 If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
 """
@@ -35,11 +35,11 @@ from compiler.machine.products import ProductTile
 from compiler.passes.number_schemes import LONGEST
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
+ABREAST = 4  # minimum number of panels of one sum that are computed for a single row before the next sum
 LONGEST_JOINED = 4096  # maximum number of products of 4-bit weights and 16-bit rows whose sum fits in 32 bits
-BLOCK_BYTES = 256 << 10  # most bytes of the rows of a block, a quarter of the second-level cache; a block of the fewest rows may exceed it
+BLOCK_BYTES = 256 << 10  # maximum size of the rows of a block, a quarter of the second-level cache; blocks of 32 rows may exceed it
 BLOCKS = (BLOCK_ROWS, 128, 64, 32)  # possible numbers of rows of a block
-AT_ONCE = 8  # number of groups whose scales a single row reads at once: for groups of 32, 0.5 KB of scales and 4 KB of 4-bit weights
+AT_ONCE = 8  # number of groups whose scales are read at once for a single row: for groups of 32, 0.5 KB, and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,22 @@ class Groups:
 
     @property
     def joins_sums(self) -> bool:
-        """Whether the sums of the two planes of a row are joined as integers, which must fit in 32 bits. The units of floats are busy with
-        the multiplications by factors, and other units have time to join sums."""
+        """Whether the sums of the two planes of a row are joined as integers: each plane has a sum, and the joined sums fit in 32 bits.
+        Floating-point units are busy with the multiplications by factors, but integer units have time to join sums."""
         return self.num_planes == 2 and not self.joins_planes and all(s.group <= LONGEST[16] for s in self.product.sums)
 
     @property
     def abreast(self) -> int:
-        """The number of panels of one sum that a single row computes before the next sum. It is 1 if there is one sum, or no row axis."""
+        """The number of panels of one sum that are computed for a single row before the next sum. It is 1 if there is one sum, or no row
+        axis."""
         return 1 if len(self.product.sums) == 1 or self.product.row_axis is None else ABREAST
 
     @property
     def panels(self) -> Panels:
-        """The panels of the product. If BLOCK_ROWS rows take more than BLOCK_BYTES, a block has fewer rows, so that they stay in the
-        second-level cache while several panels read them. A claim then has more panels, so that its work is that of BLOCK_ROWS rows and one
-        panel. A block has BLOCK_ROWS rows if a matrix unit multiplies, if rows choose among matrices, or if the length of a row is not
-        known at compile time."""
+        """The panels of the product. If BLOCK_ROWS rows take more than BLOCK_BYTES, a block has fewer rows, so that these rows stay in the
+        second-level cache while several panels are multiplied. A claim then has more panels, so that it is as much work as BLOCK_ROWS rows
+        with one panel. A block has BLOCK_ROWS rows if a matrix unit multiplies, if rows choose among matrices, or if the length of a row is
+        not known at compile time."""
         shape, q = self.tile.shape_of(self.num_planes), self.product.sums[0].q.buffer
         row_bytes = q.shape[-1].const * self.num_planes * q.dtype.num_bytes if q.shape[-1].is_const else 0
         rows = next((n for n in BLOCKS if n * row_bytes <= BLOCK_BYTES), BLOCKS[-1])
@@ -95,8 +96,8 @@ class Groups:
     # --- sums in registers -----------------------------------------------------------------------------------------------
 
     def write_in_registers(self, k: Kernel) -> None:
-        """Write the loops of the product, with the sums of a tile in registers. A single row may compute several panels of one sum before
-        the next sum."""
+        """Write the loops of the product, with the sums of a tile in registers. For a single row, several panels of one sum may be computed
+        before the next sum."""
         with self.panels.claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
@@ -139,7 +140,7 @@ class Groups:
                 acc[at] += total * of_group(s.node.factor, s, tile, g, at)
 
     def begin(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Write the value with which a sum begins to `acc`: the sum of the groups' terms, or 0 if there are no terms."""
+        """Set `acc` to the value with which a sum begins: the sum of the groups' terms, or 0 if there are no terms."""
         with tile.elements(k) as at:
             acc[at] = 0.0
         if s.node.term is not None:
@@ -259,19 +260,19 @@ class Groups:
         multiply(k, op, exact, Load(s.q.buffer, (*row, ZERO, part.begin)), columns, part, s.q.buffer.shape[-1])
 
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
-        """Return the place of element k of the tile's first column."""
+        """Return the place in the panels at which element `k` of the tile's first column is stored."""
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
         return Load(s.panels, (*matrix, tile.panel, s.format.lines(k), ZERO))
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the value with which the exact sum of each plane begins: 0 if the sum states none."""
+    """Return the value with which the exact sum of each plane begins: `begins` of the sum, or 0 if it is empty."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
 def joined_begins(s: GroupedSum, place: Point, num_sums: int) -> Sequence[Scalar]:
-    """Return the values with which the exact sums begin if the two planes of a row share one sum, or if their sums are joined. The last sum
-    begins with the joined value of both planes. If there are two sums, the first one begins with 0."""
+    """Return the values with which the exact sums begin if the two planes of a row share one sum, or if the sums of the planes are joined.
+    The last sum begins with the joined value of both planes. If there are two sums, the first one begins with 0."""
     upper, lower = begins(s, place)
     return [const(0, I32)] * (num_sums - 1) + [(upper << 8) + lower if s.node.begins else lower]
 

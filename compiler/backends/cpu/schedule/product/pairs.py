@@ -1,5 +1,5 @@
-"""Products of bf16 matrices. Instructions multiply pairs of neighbours along k, in registers or on a matrix unit. On a matrix unit,
-accumulators are stored in memory between parts of k."""
+"""Products of bf16 matrices. Instructions multiply pairs of neighbours along k, on vectors or on a matrix unit. A matrix unit computes k in
+parts, and accumulators are in memory between the parts."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@
 
 A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has more panels if the caller requests them
 (`together` and `abreast`). A block of rows is divided into tiles of the largest height. Each further tile reads the panel again, so the
-remaining rows should be few tiles. On vectors, these have the heights 16, 8 and 4 if the largest height is greater, and the last one has
-one to three rows. A matrix unit can compute all remaining rows as one tile, `claim.remainders`, whose height is known only at run time. The
-bits of a row must not depend on its tile. The caller's `for` emits its code once per height.
+remaining rows should form few tiles. On vectors, the tiles of the remaining rows have 16, 8 and 4 rows, as far as these are fewer than the
+largest height, and the last tile has one to three rows. A matrix unit can compute all remaining rows as one tile, `claim.remainders`, whose
+height is known only at run time. The bits of a row must not depend on its tile. The caller's `for` emits its code once per height.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
-BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
-ROWS_PER_PANEL = 32  # number of rows of a claim for each of its panels; with more panels and few rows there would be too few claims
+BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; so many rows of the left operand fit in the second-level cache
+ROWS_PER_PANEL = 32  # a claim has one panel per this many rows, because more panels per claim would leave too few claims for the threads
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The columns of a product in panels of the width of `shape`, and its rows in tiles of at most the height of `shape`."""
+    """Divides the columns of a product into panels of the width of `shape`, and the rows into tiles of at most the height of `shape`."""
 
     product: AnyProduct
     shape: TileShape
     together: int = 1  # maximum number of panels of a claim with many rows
-    abreast: int = 1  # number of panels of a claim with a single row; with one panel, additions would wait for each other
+    abreast: int = 1  # number of panels of a claim with a single row: several, if additions for one panel would wait for each other
     block_rows: int = BLOCK_ROWS
-    rows_per_panel: int = ROWS_PER_PANEL  # a claim has one panel for each of so many rows, up to `together`
+    rows_per_panel: int = ROWS_PER_PANEL  # a claim has one panel per this many rows, and at most `together` panels
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
@@ -100,8 +100,8 @@ class Claim:
 
     @contextmanager
     def lines(self, k: Kernel, num_rows: Dim) -> Generator[tuple[Dim, Dim, TileOrigin]]:
-        """Loop over the first `num_rows` rows one by one, and over all panels of each. Yield the number of the row and of the panel in the
-        claim, and the tile of that one row."""
+        """Loop over the first `num_rows` rows one by one, and over all panels of each. Yield the number of the row in the claim, the number
+        of the panel in the claim, and the tile of this row in this panel."""
         with k.serial("m", num_rows) as m, self.panels(k) as panel:
             yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
 
@@ -142,8 +142,8 @@ class Claim:
         return [*tiles, *(Tiles(self, size, self.end - last, count, is_rest=True) for size, count in exist.items() if size < self.rows)]
 
     def remainders(self, k: Kernel, register: int) -> Iterator[Remainder]:
-        """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for at most as many rows as one
-        register holds, and once for more rows. Yield nothing if a full tile has one row."""
+        """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for at most `register` rows,
+        which fit in one register, and once for more rows. Yield nothing if a full tile has one row."""
         left = k.let("left", (self.end - self.first) % self.rows, self.rows - 1) if self.rows > 1 else ZERO
         least = 1
         for most in sorted({min(register, self.rows), self.rows}) if self.rows > 1 else ():
@@ -178,8 +178,8 @@ class Remainder:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one height, with all panels of a claim. These are either all tiles of full height, one after another from row `first`, or at
-    most one tile of fewer rows."""
+    """Tiles of one height, with all panels of a claim. The tiles are either all tiles of full height, one after another from row `first`,
+    or at most one tile of fewer rows."""
 
     claim: Claim
     rows: int  # number of rows of a tile

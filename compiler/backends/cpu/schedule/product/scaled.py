@@ -2,7 +2,8 @@
 multiplied by the scale, and groups are added in order.
 
 On vectors, the sums of a tile stay in registers for all groups. On a matrix unit, a thread decodes a part of a panel into memory that stays
-in the first-level cache, and multiplies all rows of its block by it; there, the sum of a group and the total over groups are in memory.
+in the first-level cache, and multiplies all rows of its block by this part. On a matrix unit, the sum of a group and the total over groups
+are in memory.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from compiler.machine.products import ProductTile
 
 
 def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
-    """Return whether the columns of all sums are packed for the tile, whether groups consist of whole steps, and whether the tile can read
-    the rows."""
+    """Return whether the columns of all sums are packed for the tile, whether a group is a whole number of steps of the tile, and whether
+    the tile can read the rows."""
     found = [(s, scaled_numbers(s)) for s in product.sums]
     return all(
         n is not None and n.group % tile.depth == 0 and tile.reads(n.number) and tile.takes_rows(s, product.row_axis) for s, n in found
@@ -62,7 +63,7 @@ class Scaled:
             tile.store(k, at, [total[at] for total in totals])
 
     def add_groups(self, k: Kernel, s: Contraction, tile: TileOrigin, total: Array) -> None:
-        """Add one sum of a tile to `total`, group after group: the product of a group times its scale."""
+        """Add one sum of a tile to `total`, group after group: the sum of each group times the scale of the group."""
         numbers, shape = Numbers.of(s), tile.shape
         with k.serial("g", numbers.num_groups) as g:
             acc = k.local("acc", shape.rows, shape.vectors, shape.lanes)

@@ -1,7 +1,7 @@
-"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`. In this format, adjacent runs of groups are in
-different streams, which are parts of the matrix. A core reads all streams in turn.
+"""Sums of groups of integers as in groups.py, for weights in the format `ScaledPanels`. A run is a number of adjacent groups of a panel. In
+this format, adjacent runs are in different streams, which are parts of the matrix, and a core reads all streams in turn.
 
-The loop over the groups is three loops, so that addresses advance by constants.
+The loop over the groups is split into loops over runs, streams and groups of a run, so that addresses advance by constants.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from compiler.ir.loops.write import Array, Kernel
 from compiler.machine.formats import ScaledPanels
 
 # Targets with this format have no prefetch instruction, so a core waits for memory whenever it changes from the weights of one sum to those
-# of the next. Therefore a single row computes up to MOST_ABREAST panels of one sum before the next sum: as many as leave FEWEST_CLAIMS
-# claims for the threads, but at least ABREAST.
+# of the next. Therefore, for a single row, up to MOST_ABREAST panels of one sum are computed before the next sum: as many as leave
+# FEWEST_CLAIMS claims for the threads, but at least ABREAST (groups.py).
 MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 
 
@@ -34,7 +34,7 @@ class Streams(Groups):
         return max(least, min(MOST_ABREAST, columns.const // self.tile.shape.columns // FEWEST_CLAIMS))
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Compute one sum of a tile in `acc`, with the groups in the order in which the weights store them."""
+        """Compute one sum of a tile in `acc`, with the groups in the order in which they are stored."""
         format, panels = s.format, s.panels
         assert isinstance(format, ScaledPanels), s
         num_streams, _, num_runs, _ = panels.shape[-format.num_indices :]

@@ -1,14 +1,14 @@
 """Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
 
-A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. While the
-unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The sum of
-a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, and no row needs two
-planes, the sums stay there over the whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors
-instead, because widening would take longer than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact,
-so a row has the same bits either way.
+A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by this part. While
+the unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The
+sum of a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, and no row needs
+two planes, the sums can stay in registers over the whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on
+vectors instead, because widening would take longer than reading the weights (compiler/machine/intrinsics/dot_widened.py). All three ways
+compute exact sums, so a row has the same bits in each.
 
-A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
-does not depend on the other rows of its tile.
+A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second plane, so a
+row does not depend on the other rows of its tile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-AWAKE_ROWS = 8  # rows that a thread stores between two instructions that keep the unit awake
+AWAKE_ROWS = 8  # number of rows that a thread stores between two `AmxStayAwake`, without which the idle unit's next product would be late
 PLANES = 2  # maximum number of planes of a row
 
 
@@ -88,7 +88,7 @@ class Widened:
 
     def write_many(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
         """Compute the exact sums of a claim on the matrix unit, one part of k for all panels, then the next part. The first part is widened
-        before, and each further part while the unit multiplies the one before it."""
+        before the unit starts, and each further part while the unit multiplies the previous one."""
         claim = registers.claim
         wide = k.local("wide", 2, blocks.size * self.tile.shape.columns, dtype=DType.I8)
         order = Order.of(k, blocks, claim)
@@ -101,7 +101,7 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
-        """Allocate memory for the results of a sum, for `together` panels. `number` is the number of the sum, which is a part of the
+        """Allocate memory for the results of a sum, for `together` panels. `number` is the number of the sum, and becomes a part of the
         arrays' names."""
         shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
@@ -195,7 +195,7 @@ class Widened:
             self.store_panel(k, sums, registers, panel)
 
     def store_panel(self, k: Kernel, sums: Sequence[WidenedSum], registers: Registers, panel: Dim) -> None:
-        """Store all rows of a panel, and keep the unit awake meanwhile."""
+        """Store all rows of a panel. Meanwhile, keep the unit awake (`AmxStayAwake`): after a pause, its next product would be late."""
         claim = registers.claim
         rows = claim.end - claim.first
         with k.serial("some", ceil_div(rows, AWAKE_ROWS)) as some:
@@ -219,8 +219,8 @@ class Widened:
                         self.add_few(k, s, begin, plane, panel - claim.panel, m, tile, part)
 
     def begin_groups(self, k: Kernel, s: WidenedSum, tile: TileOrigin) -> Array:
-        """Store the value with which the sum of each group begins, for each plane and row: the negative of what the offset of the stored
-        weights adds to the sum."""
+        """Store the value with which the sum of each group begins, for each plane and row. Weights are stored with an offset, and the value
+        is the negative of what this offset adds to the sum."""
         group = shared_multiplier(s.grouped)
         begin = k.local("begin", PLANES, tile.shape.rows, s.grouped.group // group, dtype=I32)
         with s.planes(k, s.num_planes[ZERO]) as plane, tile.lines(k) as (i, line):
@@ -234,7 +234,7 @@ class Widened:
         group, rows = shared_multiplier(s.grouped), tile.shape.rows
         eighths = k.local("eighths", rows, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         with k.serial("i", rows) as i:
-            offsets = total((part.depth // group,), lambda g: begin[plane, i, part.begin // group + g])  # -8 times the sum of the row
+            offsets = total((part.depth // group,), lambda g: begin[plane, i, part.begin // group + g])  # -8 times the sum of elements
             with tile.vectors(k) as (v, lane):
                 eighths[i, v, lane] = (offsets >> 1) * -1
         op = DotWidened(rows, tile.shape.columns, group)
@@ -258,7 +258,7 @@ class Widened:
             for s, second in zip(sums, seconds, strict=True):
                 node = s.grouped.node
                 exact = node.joined(cast(s.exact[0, beside, m, v, lane], F32), second[v, lane])
-                # A sum of groups begins with 0.0, to which -0.0 adds 0.0. So a product of -0.0 becomes 0.0 here, too.
+                # Add 0.0, as sums over several groups do (groups.py): a product of -0.0 becomes 0.0.
                 totals.append(fma(exact, s.at(node.factor, line.at(ZERO, v, lane)), const(0.0, F32)))
             line.store(k, (ZERO, v, lane), totals)
 
@@ -268,7 +268,7 @@ class WidenedSum:
     """One sum of the product, and where a thread stores its results for a block of rows."""
 
     grouped: GroupedSum
-    exact: Array  # exact sums by plane, panel, row of a register, vector and lane
+    exact: Array  # exact sums by plane, panel, row among those of all registers, vector and lane
     num_planes: Array  # number of planes that each register of rows needs
 
     def count_planes(self, k: Kernel, registers: Registers) -> None:
@@ -290,7 +290,7 @@ class WidenedSum:
             yield plane
 
     def places(self, point: Point, panel: Dim, begin: Dim) -> tuple[Load, Load]:
-        """Return the places of the weights of a panel from element `begin` along k, and of their multipliers."""
+        """Return the places at which the weights of a panel, from element `begin` along k on, and their multipliers are stored."""
         panels, multipliers = self.grouped.element.buffers
         corner = (*(d.substitute(point) for d in self.grouped.matrix), panel)
         depth, group = self.grouped.format.depth, shared_multiplier(self.grouped)
@@ -325,7 +325,7 @@ class Registers:
     claim: Claim
     height: Dim  # number of rows of a register
     count: Dim  # number of registers
-    num_tiles: Dim  # a tile has two registers of rows, the last may have one
+    num_tiles: Dim  # a tile has two registers of rows, but the last tile may have one
 
     @staticmethod
     def of(k: Kernel, claim: Claim) -> Registers:
@@ -361,7 +361,7 @@ class PanelPart:
     panel: Dim
     begin: Dim
     depth: Dim
-    is_over: Dim  # 1 if its number in the `Order` is greater than that of the claim's last part, else 0
+    is_over: Dim  # 1 if the claim's last part comes before this part in the `Order`, else 0
 
 
 @dataclass(frozen=True, slots=True)
