@@ -22,8 +22,8 @@ Responses = dict[int | str, Schema]
 
 
 def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> APIRouter:
-    """Return a router for endpoints that `/docs` shows under `tag`. `error_shape` is the shape of their errors. Routes of ADMINISTRATION
-    are only for admins."""
+    """Return a router for endpoints that `/docs` shows under `tag`. `error_shape` is the shape of their errors. Routes with the tag
+    ADMINISTRATION are only for admins."""
     error = gives(error_shape)[200]
     errors: Responses = {
         "4XX": {**error, "description": "The request is invalid or was refused."},
@@ -36,7 +36,7 @@ def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> 
         route_class=_StrictJsonRoute,
         dependencies=guards,
         responses=errors,
-        strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
+        strict_content_type=False,  # for Ollama's clients; it is safe, as the gateway refuses pages of other sites
     )
 
 
@@ -69,7 +69,7 @@ async def _only_for_admins(request: Request) -> None:
 
 
 class _StrictJsonRequest(Request):
-    """A request that refuses JSON with NaN or lone surrogates, because later steps would fail."""
+    """A request that refuses JSON with NaN or lone surrogates, because later steps would fail on these values."""
 
     async def json(self) -> Any:
         """Parse the body and return its value. Raise JSONDecodeError if it is not strict JSON, or is nested too deeply."""
@@ -95,5 +95,6 @@ class _StrictJsonRoute(APIRoute):
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Return whether the client has the version of a file with this tag: its header `If-None-Match` lists the tags of those it has."""
+    """Return whether the client has the version of a file with this tag. The request's header `If-None-Match` lists the tags of the
+    versions that the client has."""
     return etag in {text.strip().removeprefix("W/") for text in request.headers.get("if-none-match", "").split(",")}

@@ -71,7 +71,7 @@ WeightForm = Literal[
     "int4-64",
     "int4-128",
 ]
-# bits per weight on average, such as 4.6; the worker knows the range
+# bits per weight on average, such as 4.6; the worker checks the range
 Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$", max_length=10)]
 
 
@@ -119,7 +119,7 @@ class AliasBody(Options):
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
-ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each alias
+ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # JSON schema of an object: alias -> name of a model
 EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report of the operation at once and after each change."}}
 
 
@@ -129,8 +129,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
     async def load(request: Request, body: LoadBody) -> Response:
-        """Load a model. Answer 202 with an operation at once, or 200 if it has ended already. With `wait`, answer 200 when the model is
-        ready. With `dry_run`, load nothing, and answer with the memory that the load would take."""
+        """Load a model. Answer 202 with an operation at once, or 200 if the operation has already ended. With `wait`, answer 200 when the
+        model is ready. With `dry_run`, load nothing, and answer with the memory that the load would take."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, registry)
         if body.dry_run:
@@ -177,7 +177,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/forms", responses=gives(Forms))
     async def list_forms(request: Request, source: Annotated[str, Query(min_length=1, max_length=1024)]) -> Response:
         """Compare the formats in which a source can be served: bytes of the weights and rounding error. Nothing is compiled or loaded; a
-        source of the hub is downloaded first, if it is not on this machine. `cached`: a load has probably stored what it compiled."""
+        source of the hub is downloaded first, if it is not on this machine. `cached`: a load has probably stored the source's compiled
+        program and weights."""
         if registry.compare_forms is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a process that compares formats", param="source")
         try:
@@ -294,8 +295,8 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
-    # Read only declared fields: unknown fields of a body are attributes, too, and a client must not name a file of this machine by
-    # `calibrate`.
+    # Read only declared fields: unknown fields of a body are attributes, too, and a client must not name a file of this machine by the
+    # setting `calibrate`.
     declared = [field for field in LoadBody.model_fields if field in LoadSettings.__struct_fields__]
     asked = {field: value for field in declared if (value := getattr(body, field)) is not None}
     asked |= {"name": name, "source": source, "quantize": body.quantize or body.dtype or "auto"}
@@ -327,7 +328,7 @@ async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
 
 
 async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
-    """Return the memory that a load would take. Raise ApiError if it would be refused."""
+    """Return the memory that a load would take. Raise ApiError if the load would be refused."""
     footprint, free_bytes = await registry.budget.dry_run(spec)
     return {
         "object": "dry_run",

@@ -1,4 +1,4 @@
-"""Put a model to sleep for Ollama's `keep_alive: 0`. This frees the model's memory, and its next request wakes it."""
+"""Put a model to sleep for Ollama's `keep_alive: 0`. Sleep frees the model's memory, and the next request for the model wakes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Keeping:
-    """Answers and carries out what a request says with `keep_alive`."""
+    """Carries out the field `keep_alive` of requests, and answers requests that have nothing else to do."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -44,12 +44,13 @@ class Keeping:
 
     def after(self, model: Model, body: OllamaBody, who: Caller) -> Callable[[], None] | None:
         """Return a function that begins to put the model to sleep once its requests have ended, or None if the request does not ask for
-        that, if the caller may not, or if the model is pinned."""
+        that, if the caller may not put models to sleep, or if the model is pinned."""
         if not (body.lets_go and who.is_admin) or model.spec.pin:
             return None
 
         def begin() -> None:
-            """Begin to put the model to sleep. The set keeps a reference to the task, so that it is not collected before it ends."""
+            """Begin to put the model to sleep. The set keeps a reference to the task, so that the task is not garbage-collected before it
+            ends."""
             task = asyncio.create_task(self._sleep(model))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""POST /inference/v1/generate, as in vLLM: tokens in, tokens out. Routers and trainers that tokenise by themselves use it."""
+"""POST /inference/v1/generate, as in vLLM: tokens in, tokens out. Routers and trainers that tokenise texts themselves use this endpoint."""
 
 from __future__ import annotations
 
