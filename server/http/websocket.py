@@ -1,4 +1,4 @@
-"""Parse the WebSocket frames (RFC 6455) of a client, and write those of the server. Nothing here touches a connection."""
+"""Parse the WebSocket frames (RFC 6455) of a client, and write those of the server. This module does no input or output."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def accept_of(key: str) -> str:
 
 
 def frame(opcode: Opcode, data: bytes = b"") -> bytes:
-    """Return a frame of the server, which is a whole message."""
+    """Return a frame with a whole message of the server."""
     size = len(data)
     if size <= MAX_CONTROL_BYTES:
         length = bytes([size])
@@ -111,7 +111,7 @@ class Reader:
         self.begun_s: float | None = None  # when the incomplete message began; None: there is none
         self._received = bytearray()
         self._parts = bytearray()  # data of an incomplete message that has several frames
-        self._kind: Opcode | None = None  # opcode of that message
+        self._kind: Opcode | None = None  # opcode of the incomplete message that has several frames; None: there is none
 
     @property
     def num_bytes(self) -> int:
