@@ -81,7 +81,7 @@ class TranscriptDelta(TypedDict):
 
 
 class TranscriptDone(TypedDict):
-    """The end of a stream. If verbose_json is asked for, it also has the fields of VerboseTranscript."""
+    """The event at the end of a stream. If the request asks for verbose_json, the event also has the fields of VerboseTranscript."""
 
     type: Literal["transcript.text.done"]
     text: str
