@@ -35,7 +35,7 @@ async def stays() -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request, and its time of arrival. The gateway makes one for each request."""
+    """The sender of a request, and its time of arrival. The gateway makes a `Caller` for each request."""
 
     request_id: str
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
@@ -61,7 +61,7 @@ class Caller:
         return self.key_digest if self.tenant else ""
 
     def parts(self) -> Iterator[Caller]:
-        """Yield a caller for each part of a request that needs several generations, without end. The first is this caller. Each later
+        """Yield a caller for each part of a request that needs several generations, without end. The first caller is `self`. Each later
         caller has `has_begun`, and its time of arrival is the time when it is taken from the iterator."""
         yield self
         while True:
@@ -115,7 +115,7 @@ def caller(request: Request) -> Caller:
 
 
 def path_for(request: Request, path: str) -> str:
-    """Return the path by which the client reaches `path` of this server: after the prefix, if any, that a proxy left in the path of the
+    """Return the path by which the client reaches `path` of this server: with the prefix, if any, that a proxy left in the path of the
     request."""
     return request.scope[PREFIX] + path
 

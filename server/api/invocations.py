@@ -28,8 +28,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
-        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for it does. A field that is null counts as
-        absent."""
+        """Answer a request for chat, completions, rerank, scores or embeddings, as the endpoint for this kind of request does. A field that
+        is null counts as absent."""
         try:
             body: Any = await request.json()
         except ValueError as error:
@@ -55,7 +55,7 @@ class _Forwarded(Response):
         self._unread = [body]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the endpoint at `path` answer. The first message that it receives is the body, which was already read."""
+        """Let the endpoint at `path` answer. The first message that the endpoint receives is the body, which was already read."""
 
         async def replayed() -> MutableMapping[str, Any]:
             if self._unread:

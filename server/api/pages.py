@@ -36,7 +36,7 @@ def router(context: Context) -> APIRouter:
 
     def answer(name: str, request: Request) -> Response:
         """Return a file of the console, or an answer without content if the browser already has the file's present version. Raise ApiError
-        if there is no such file."""
+        if the console has no such file."""
         if name not in pages:
             raise ApiError(NOT_FOUND_PATH, f"the console has no file {name!r:.80}")
         data = pages[name]

@@ -43,8 +43,8 @@ def router(context: Context) -> APIRouter:
     async def give(request: Request) -> Response:
         """Send those pages of a prompt that this server holds and the other server lacks. If the body, which is an `Ask`, has the prompt's
         tokens, compute the prompt first. Raise ApiError if the ask has no valid proof or is invalid, if no model of this server matches it,
-        while this server answers MOST_GIVINGS other asks, if the model's queue is full, if the prompt cannot be computed, or if that takes
-        longer than the other server waits."""
+        while this server answers MOST_GIVINGS other asks, if the model's queue is full, or if the prompt cannot be computed while the other
+        server waits."""
         body = await request.body()
         digest = request.headers.get(PROOF_HEADER, "").partition(" ")[0]
         if caller(request).access is not Access.PEER or digest != digest_of(body):
@@ -67,8 +67,8 @@ def router(context: Context) -> APIRouter:
 
 
 class _Pages(StreamingResponse):
-    """A stream of frames. It ends when the other server no longer waits for pages, and at the latest after MOST_GIVING_S. Otherwise a
-    server that does not read its stream would count among MOST_GIVINGS forever."""
+    """A stream of frames. The stream ends when the other server no longer waits for pages, and at the latest after MOST_GIVING_S. Otherwise
+    a server that does not read its stream would count among MOST_GIVINGS forever."""
 
     def __init__(self, frames: AsyncGenerator[bytes, None], end_s: float) -> None:
         """`end_s`: the time of the monotonic clock until which the other server waits."""

@@ -209,9 +209,9 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query against each document, or each query against the document at the same index. A reranker scores each pair; of an
-    embedding model, compare the vectors. Return the scores and the number of tokens. Raise ApiError if the request has an instruction and
-    the model reads none."""
+    """Score one query against each document, or each query against the document at the same index. A reranker reads each pair; with an
+    embedding model, compare the vectors of each pair. Return the scores and the number of tokens. Raise ApiError if the request has an
+    instruction and the model reads none."""
     if body.instruction is not None and loaded.ready.pair_prompt is None:
         raise invalid("instruction", f"instruction is given, and model {model.spec.name!r} reads none with its texts; leave it out")
     if loaded.ready.scoring is Scoring.PAIRS:

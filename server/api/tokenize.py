@@ -114,7 +114,7 @@ async def _text(body: TokenizeBody, model: Model, loaded: Loaded, who: Caller, s
         return body.prompt or "", body.add_special_tokens is not False
 
     def make(chat: ChatBody) -> Conversation:
-        """Return the conversation. Raise ApiError if a part of it is too large."""
+        """Return the conversation. Raise ApiError if a part of the conversation is too large."""
         check_sizes(body.model_copy(update={"messages": chat.messages}))
         return conversation_of(chat, functions_among(body.tools), markers_of(loaded))
 

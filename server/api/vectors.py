@@ -46,8 +46,8 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
 
 
 def check_embedding(body: EmbeddingBody, model: Model, loaded: Loaded) -> None:
-    """Check the request apart from its inputs: raise ApiError if the model computes no embeddings, has fewer than `dimensions`, or lacks
-    the prompt that the request names."""
+    """Check the request apart from its inputs: raise ApiError if the model computes no embeddings, if its vectors have fewer than
+    `dimensions` values, or if it lacks the prompt that the request names."""
     require_embeddings(model, loaded)
     size = loaded.ready.embedding_size
     if body.dimensions is not None and body.dimensions > size:
@@ -86,7 +86,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
     )
     param = "input" if text is None else "messages"
     tokenizer = loaded.tokenizer
-    around = tokenizer.text_template  # truncation keeps these special tokens: the vector is often that of the first or last one
+    around = tokenizer.text_template  # truncation keeps these special tokens: an embedding is often the vector of the first or last token
     with without_answer():
         prompts = token_ids(given, tokenizer, param, special=special, context=context, keep=keep, side=side, around=around)
         for ids in prompts:
@@ -97,7 +97,7 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def num_tokens_of(prompts: Sequence[Sequence[int]], crops: Mapping[int, Crop], loaded: Loaded) -> int:
-    """Count the tokens of inputs. An image counts as many tokens as the encoder computes vectors for it. `crops` has the images by the
+    """Count the tokens of inputs. The tokens of an image are the vectors that the encoder computes for it. `crops` has the images by the
     index of their input."""
     return sum(_sizes(prompts, crops, loaded))
 
@@ -173,8 +173,8 @@ async def embed_all(
     not distinguish the two texts. `crops` has the images, by the index of the prompt that an image replaces. Raise ApiError if the queue is
     full, if the client leaves, if a prompt cannot be embedded, or if the vectors are not all ready in time.
 
-    The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
-    nor waits until the queue is empty.
+    The worker gets only some of the prompts at a time, and admission counts only these prompts. So a request of 2,048 texts neither fills
+    the queue nor waits until the queue is empty.
     """
     sizes, labels = _sizes(prompts, crops, loaded), (model.spec.name, ENGINE)
     num_tokens = sum(sizes)
@@ -218,7 +218,7 @@ async def _embed_all(
     turns = asyncio.Semaphore(num_at_once)
 
     async def embed(ids: Sequence[int], second: int | None, crop: Crop | None) -> Vector:
-        """Send one prompt to the worker, once fewer than `num_at_once` prompts are there, and return the prompt's vector."""
+        """Send one prompt to the worker, once the worker has fewer than `num_at_once` of the prompts, and return the prompt's vector."""
         async with turns:
             asked = Embed(
                 *(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt()),
@@ -250,8 +250,8 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """Return the first `dimensions` values, with `normalize` scaled to length 1 again. Models trained for several vector sizes are used in
-    this way."""
+    """Return the first `dimensions` values of a vector, with `normalize` scaled to length 1 again. Models trained for several vector sizes
+    are used in this way."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)

@@ -1,7 +1,7 @@
 """Serve published models: a page at /web/MODEL/ on which a browser runs the model itself. Requests for the page need no key; requests for
 the model's files do.
 
-The page is isolated from other origins, so that it may share memory between threads. It loads files of this server only.
+The page is isolated from other origins, so that it may share memory between threads. The page loads files of this server only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/web/{path:path}", include_in_schema=False)
     async def get_file(path: str, request: Request) -> Response:
         """Return a file of the page, or a file of a model. All published models have the same page. `path` is MODEL/NAME; without NAME, it
-        stands for the page. Raise ApiError if there is no such file, if the model is not exported yet, or if the key may not use it."""
+        stands for the page. Raise ApiError if there is no such file, if the model is not exported yet, or if the key may not use the
+        model."""
         model, name = publications.find(path)
         name = name or PAGE
         if name in page:

@@ -15,7 +15,7 @@ UPGRADED = "relaxserve.upgraded"  # key of a scope; true: the request asks to be
 def framed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
     """Return the application with a `send` that adapts the answer if the request asks to become a WebSocket or is of HTTP/1.0, or if the
     answer begins before the whole body has arrived. The cycle, uvicorn's object for a request, must not refer to this `send`, which refers
-    to the cycle: only the garbage collector could then free the two, and that pauses the event loop."""
+    to the cycle: only the garbage collector could then free the two, and its runs pause the event loop."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         send = _upgrading(cycle, send) if scope[UPGRADED] else _closing_early(cycle, send)

@@ -52,9 +52,9 @@ ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 INWARD = "relaxserve.inward"  # key of the scope of a request that a batch of this server makes; the value is its `Passed`
 SOCKET_KEY = "openai-insecure-api-key."  # precedes a key among the protocols of a WebSocket
 FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
-# Content types that Ollama's administration also accepts, because Ollama's clients send JSON under these types. This is safe: an HTML form
-# of another origin cannot send JSON under these types, and a browser names the origin of a script's request, which `Guard` checks if there
-# are no keys.
+# Content types that Ollama's administration also accepts, because Ollama's clients send JSON under these types. Accepting them is safe: an
+# HTML form of another origin cannot send JSON under these types, and a browser names the origin of a script's request, which `Guard` checks
+# if there are no keys.
 UNTYPED = ("", FORM)
 EMPTY = "application/octet-stream"  # aiohttp's type of requests without a body
 
@@ -151,8 +151,8 @@ class Guard:
         return self._api.short_digests
 
     def limits_of(self, passed: Passed) -> KeyLimits:
-        """Return the limits of the key that has passed earlier: as they are now, or as they were then if the key no longer exists or is no
-        API key."""
+        """Return the present limits of the key that has passed earlier. If the key no longer exists or is no API key, return the limits
+        that it had when it passed."""
         now = self._api.limits_of(passed.key_digest)
         return passed.limits if now is None else now
 

@@ -23,7 +23,7 @@ class Body(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole body was taken."""
+        """Whether `take` has removed the whole body."""
         ...
 
     def take(self, received: bytearray) -> bytes:
@@ -33,8 +33,8 @@ class Body(Protocol):
 
 
 def body_of(headers: Sequence[tuple[bytes, bytes]], version: str, max_framing_bytes: int) -> Body:
-    """Return the body that the headers declare. Its framing, if it is chunked, may have `max_framing_bytes` bytes. Raise ApiError for a
-    transfer encoding other than `chunked`, or for any transfer encoding before HTTP/1.1."""
+    """Return the body that the headers declare. If the body is in chunks, its framing may have `max_framing_bytes` bytes. Raise ApiError
+    for a transfer encoding other than `chunked`, or for any transfer encoding before HTTP/1.1."""
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return MeasuredBody(int(next((value for name, value in headers if name == b"content-length"), b"0")))

@@ -135,7 +135,7 @@ class Gateway:
                 if inward is None and counts and (use := self._rates.of(passed.key_digest, limits)) is not None:
                     use.begin()
                     has_begun, record.charge = True, use.charge
-                # Open paths use no body. Reading one costs time, and clients without a key must not be able to cause this cost.
+                # Open paths use no body. Reading a body costs time, and clients without a key must not be able to cause this cost.
                 is_upload = is_socket or (scope["method"] == "POST" and scope["path"] in UPLOADS)
                 body = b"" if passed.access is Access.OPEN or is_upload else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
@@ -236,8 +236,8 @@ class Gateway:
 
 
 def _head_only(send: Send) -> Send:
-    """Return a `send` for a HEAD request. It sends only the head of the answer that GET would get, and ends the answer with it. From then
-    on, `receive` returns a disconnect, so that an endpoint that streams stops."""
+    """Return a `send` for a HEAD request. The returned `send` passes on only the head of the answer that GET would get, and then ends the
+    answer. From then on, `receive` returns a disconnect, so that a streaming endpoint stops."""
 
     async def send_head(message: Message) -> None:
         if message["type"] == "http.response.start":

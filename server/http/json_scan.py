@@ -13,8 +13,8 @@ import numpy as np
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
 
-MAX_NUMBERS = 5 << 16  # numbers in a body; most of them are token ids
-MAX_PARTS = 3 << 13  # objects, lists, names and texts; each takes as long to decode as ten numbers
+MAX_NUMBERS = 5 << 16  # largest number of numbers in a body, which are mostly token ids
+MAX_PARTS = 3 << 13  # largest number of objects, lists, names and texts; each takes as long to decode as ten numbers
 MAX_ESCAPES = 1 << 21  # backslashes; 8 MiB of "\u00e9" have 1.4 million
 MAX_DEPTH = 64  # levels of nested lists and objects, limited because later steps are recursive
 
@@ -43,7 +43,7 @@ class JsonScan:
             self._check()
 
     def _feed(self, piece: bytes) -> None:
-        """Count the values of a piece. Raise ApiError if it nests too deeply."""
+        """Count the values of a piece. Raise ApiError if the JSON nests too deeply."""
         piece = self._carried + piece
         num_last = len(piece) - len(piece.rstrip(b"\\"))
         piece, self._carried = (piece[:-1], b"\\") if num_last % 2 else (piece, b"")

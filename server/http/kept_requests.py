@@ -1,5 +1,5 @@
-"""Append requests and their answers to a file, for `relaxserve replay`. Off unless the setting `keep_requests` names the file, since the
-file holds what users write.
+"""Append requests and their answers to a file, for `relaxserve replay`. No request is stored unless the setting `keep_requests` names the
+file, since the file holds what users write.
 
 The setting `keep_requests_of`, or the administration while the server runs, says for which models and keys requests are kept. Each line is
 a JSON object. Only requests that a model answered are kept, never headers, keys or the administration's requests. Another
@@ -126,8 +126,8 @@ class KeptRequests:
 
 
 def _open(path: Path) -> FileIO:
-    """Open the file to append to it. Begin a new line if the last one is torn, since a server may have been killed while it wrote. Only the
-    owner of a new file can read it. Raise SettingsError if the file cannot be opened or written."""
+    """Open the file to append to it. Begin a new line if the last line has no end, since a server may have been killed while it wrote. Only
+    the owner of a new file can read it. Raise SettingsError if the file cannot be opened or written."""
     try:
         file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
         if _is_torn(path, os.fstat(file.fileno())):

@@ -37,7 +37,7 @@ class KeyLimits:
     concurrent_requests: int | None = None
 
     def allow(self, name: str) -> bool:
-        """Return whether a request may use this name of a model."""
+        """Return whether requests with the key may use this name of a model."""
         return not self.models or any(fnmatchcase(name, pattern) for pattern in self.models)
 
     @property
@@ -77,7 +77,7 @@ class KeyRing:
 
     def find(self, key: str) -> Known | None:
         """Return what is known of `key`, or None if the key is not in the set. Every key is compared in constant time, so the time reveals
-        neither which key matches nor how much of it."""
+        neither which key matches nor how much of a key matches."""
         self._refresh()
         digest, found = digest_of(key), None
         for known in (*self._given, *self._read):
@@ -116,7 +116,7 @@ class KeyRing:
         try:
             status = self._file.stat()
             stamp = (status.st_mtime_ns, status.st_size)
-            if stamp == self._refused:  # reading it again takes long if it has many keys
+            if stamp == self._refused:  # reading the file again takes long if it has many keys
                 return
             if stamp == self._stamp:
                 self._refused, self._fault = None, ""
@@ -132,7 +132,7 @@ class KeyRing:
             if self._stamp is None:
                 reason = f"{error.strerror}; name a file that can be read" if isinstance(error, OSError) else str(error)
                 raise SettingsError(f"key file {self._file}: {reason}") from error
-            if isinstance(error, OSError):  # it may be readable the next time, with the same stamp
+            if isinstance(error, OSError):  # the file may be readable the next time, with the same stamp
                 self._refused = None
             if self._fault != str(error):
                 log.error("key file %s: %s; the keys read before stay valid", self._file, error)
@@ -192,7 +192,7 @@ def _limits(values: Mapping[str, list[str]], where: str) -> KeyLimits:
 
 
 def _checked(key: str, where: str) -> str:
-    """Return a key. Raise SettingsError if it is too short, or does not fit into a header."""
+    """Return a key. Raise SettingsError if the key is too short, or does not fit into a header."""
     if len(key) < MIN_KEY_CHARS:
         raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
     if not (key.isascii() and key.isprintable()):

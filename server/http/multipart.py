@@ -25,8 +25,8 @@ class Form:
     """The fields of a form. The bytes of its one file go to `sink` as they arrive."""
 
     def __init__(self, content_type: str, sink: Sink) -> None:
-        """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares none."""
-        self.values: dict[str, list[str]] = {}  # values by the name of the field, which may be repeated
+        """`content_type` is the header that declares the form's boundary. Raise ApiError if it declares no boundary."""
+        self.values: dict[str, list[str]] = {}  # values by the name of the field; a field may be repeated
         self.filename: str | None = None  # None: the file has not begun
         self._end = b"\r\n--" + _boundary_of(content_type).encode()
         self._sink = sink
@@ -41,7 +41,7 @@ class Form:
         return {name: values[-1] for name, values in self.values.items()}
 
     async def read(self, body: AsyncIterable[bytes], file_name: str) -> None:
-        """Read a whole body. The field `file_name` is its file. Raise ApiError if the form is malformed or exceeds a limit."""
+        """Read a whole body. The field `file_name` has the file. Raise ApiError if the form is malformed or exceeds a limit."""
         async for data in body:
             self._pending += data
             while self._advance(file_name):
@@ -86,7 +86,7 @@ class Form:
         return True
 
     def _part_of(self, headers: bytes, file_name: str) -> _Part:
-        """Return the part with these headers. Raise ApiError if it has no name, or if there are too many parts or two files."""
+        """Return the part with these headers. Raise ApiError if the part has no name, or if there are too many parts or two files."""
         given: dict[str, str] = {}
         for line in headers.decode(errors="replace").split("\r\n"):
             header, _, value = line.partition(":")
@@ -134,7 +134,7 @@ class _Part:
 
 
 def _boundary_of(content_type: str) -> str:
-    """Return the boundary that a content type declares. Raise ApiError if it declares none."""
+    """Return the boundary that a content type declares. Raise ApiError if it declares no boundary."""
     kind, boundary = content_type.partition(";")[0].strip().lower(), _parameters(content_type).get("boundary", "")
     if kind != FORM_TYPE or not BOUNDARY.fullmatch(boundary):
         raise ApiError(BAD_REQUEST, f"content-type is {content_type!r:.80}; expected {FORM_TYPE} with a boundary")

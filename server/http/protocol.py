@@ -39,14 +39,14 @@ LINGER_BODIES = 2  # a refused body is read up to this multiple of the largest a
 
 class _Transport(CoalescingTransport):
     """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no further,
-    but still reads up to `MAX_UNREAD_BYTES`. Otherwise it could not see the client leave."""
+    but still reads up to `MAX_UNREAD_BYTES`. Otherwise the protocol could not see the client leave."""
 
     def __init__(self, transport: asyncio.Transport, pending: PendingWrites, protocol: GuardedProtocol) -> None:
         super().__init__(transport, pending)
         self._protocol = proxy(protocol)  # a weak reference, so that reference counts free transport and protocol
 
     def close(self) -> None:
-        """Close the connection, unless it begins to linger, which reads what the client still sends."""
+        """Close the connection, unless it begins to linger, that is, to read and drop what the client still sends."""
         if not self._protocol.lingers():
             super().close()
 
@@ -62,8 +62,8 @@ class _Transport(CoalescingTransport):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection with limits. It is closed if no request arrives, if headers take too long or too much space, or if the client reads
-    nothing. Clients of HTTP/1.0 get answers that they understand."""
+    """A connection with limits. The connection is closed if no request arrives, if headers take too long or too much space, or if the
+    client reads nothing. Clients of HTTP/1.0 get answers that they understand."""
 
     limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
     pending: PendingWrites
@@ -92,7 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
-        """Count the connection, which may be closed if it sends no request in time."""
+        """Count the connection. It is closed if no request arrives in time."""
         self._socket = transport
         self._outgoing = _Transport(transport, self.pending, self)
         super().connection_made(self._outgoing)
@@ -148,10 +148,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing()
 
     def _probe(self) -> None:
-        """Find out whether a client that waits for its answer has left. Reading does not show this if the client has closed its sending
-        half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the connection. Write
-        nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats. To a client of
-        HTTP/1.0 nothing can be written before the answer, so `_give_up` follows instead."""
+        """Find out whether a client that waits for its answer has left. Reading does not show that a client has left if the client has
+        closed its sending half, or has sent so much that reading is paused. So write to it: a client that does not read any more resets the
+        connection. Write nothing once the answer has begun, because the answer itself is written then: a silent stream sends heartbeats. To
+        a client of HTTP/1.0 nothing can be written before the answer, so `_give_up` follows instead."""
         self._probe_timer = None
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._eof.is_set()):
             return
@@ -189,7 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
-        """Wait for the client to read, and close the connection if it does not within `write_timeout_s`."""
+        """Wait for the client to read, and close the connection if the client does not read within `write_timeout_s`."""
         super().pause_writing()
         self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
 
@@ -228,7 +228,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _advance(self, *, may_decode: bool = False) -> None:
         """Parse received bytes as far as possible. One piece of a chunked body is decoded if `may_decode`. Other pieces wait for turns,
-        because many small chunks take long. Then close the connection if the client has stopped sending and nothing waits. Otherwise read
+        because many small chunks take long. Then close the connection if the client has stopped sending and no bytes wait. Otherwise read
         on, unless too many bytes wait, and begin to probe whether the client has left."""
         while self._received and not (self._waits_for_turn or self._is_blocked or self.transport.is_closing()):
             num_before = len(self._received)
@@ -301,7 +301,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # the parser's calls
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Raise ApiError if there are too many."""
+        """Take a header. Raise ApiError if there are too many headers."""
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
             raise self._headers_too_large()

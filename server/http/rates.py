@@ -1,8 +1,8 @@
 """Hold each key to its rates: requests and tokens per minute, and requests at once.
 
 The rate per minute of requests or tokens is a bucket, which holds as many as the key may use in a minute, and fills steadily. A request
-takes 1 from the bucket of requests when it begins, and its tokens from the bucket of tokens when its answer ends, since only then they are
-known. A bucket may go below zero. While a bucket holds less than 1, requests are refused.
+takes 1 from the bucket of requests when it begins, and its tokens from the bucket of tokens when its answer ends, because they are not
+known before. A bucket may go below zero. While a bucket holds less than 1, requests are refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUSY_S = 1  # seconds after which to retry if too many requests run at once
 
 @dataclass(slots=True)
 class Bucket:
-    """A bucket with `level` units at the time `at_s`. It holds and gets `per_minute` units a minute."""
+    """A bucket with `level` units at the time `at_s`. The bucket holds at most `per_minute` units, and gets as many in a minute."""
 
     per_minute: int
     level: float

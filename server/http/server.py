@@ -35,9 +35,9 @@ CALM = 4  # iterations of the event loop within which an accepted connection is 
 
 
 class Server(uvicorn.Server):
-    """The server. At a signal to stop, it accepts no more requests and gives running requests `drain_s` to finish. After that time, or at
-    a second interrupt, it ends the remaining requests with an error. With `lame_duck_s`, a SIGTERM first only makes probes of readiness
-    fail for this time: routers learn late that a server stops, and until then they send it requests."""
+    """The server. At a signal to stop, the server accepts no more requests and gives running requests `drain_s` to finish. After that time,
+    or at a second interrupt, the server ends the remaining requests with an error. With `lame_duck_s`, a SIGTERM first only makes probes of
+    readiness fail for this time: routers learn late that a server stops, and until then they send it requests."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn, for example certificates. uvicorn's log lines go to this server's log."""
@@ -109,8 +109,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With
-        `lame_duck_s`, the first SIGTERM to a ready server only begins that time."""
+        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once. With the
+        setting `lame_duck_s`, the first SIGTERM to a ready server only begins this time, after which the server stops."""
         if sig == signal.SIGTERM and self._lame_duck_s and self._registry.ready and self._loop is not None:
             self._registry.leaving = True  # from now on `ready` is false, so that a second signal stops the server at once
             self._loop.call_soon_threadsafe(self._become_lame_duck)
@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._lame_duck_s, self.handle_exit, signal.SIGTERM, None)
 
     def _end_running(self) -> None:
-        """Cancel the running requests, which then send errors. Exit after HURRY_S even if some are left."""
+        """Cancel the running requests, which then send errors. Exit after HURRY_S even if some requests are left."""
         log.info("ending %d running requests", len(self.server_state.tasks))
         for task in self.server_state.tasks:
             task.cancel()

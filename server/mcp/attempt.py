@@ -36,8 +36,8 @@ class Attempt:
         return self._is_cancelled or not self.remaining_s
 
     def within(self, most_s: float) -> Attempt:
-        """Return an attempt for a part of the work. It ends after `most_s`, or earlier at the deadline of this attempt. Cancelling this
-        attempt does not cancel the returned one."""
+        """Return an attempt for a part of the work. The returned attempt ends after `most_s`, or earlier at the deadline of this attempt.
+        Cancelling this attempt does not cancel the returned one."""
         return Attempt(min(most_s, self.remaining_s))
 
     def cancel(self) -> None:

@@ -196,8 +196,8 @@ class HttpTransport:
         self, response: http.client.HTTPResponse, request: Request, attempt: Attempt, reader: EventReader
     ) -> tuple[Message | None, EventReader]:
         """Read a response up to the answer to `request`, and return the answer and the reader of events. The answer is None if a stream of
-        events ends before it. Raise McpError if the response is neither such a stream nor JSON with the answer. If the HTTP status is no
-        success, any error of JSON-RPC counts as the answer, whatever its id."""
+        events ends before the answer. Raise McpError if the response is neither such a stream nor JSON with the answer. If the HTTP status
+        is no success, any error of JSON-RPC counts as the answer, whatever its id."""
         kind = response.headers.get_content_type()
         if kind == "text/event-stream" and response.status == 200:
             return self._streamed(response, request, attempt, reader), reader
@@ -232,7 +232,7 @@ class HttpTransport:
         return None
 
     def _whole(self, response: http.client.HTTPResponse) -> bytes:
-        """Read the whole body. Raise McpLost if it is too large."""
+        """Read the whole body. Raise McpLost if the body is too large."""
         body = bytearray()
         while piece := response.read1(PIECE_BYTES):
             body += piece

@@ -58,7 +58,7 @@ class McpServers:
         return [entry.name for entry in self._entries]
 
     def find(self, name: str, url: str | None) -> Entry | None:
-        """Return the entry with a URL, or with a name if no URL is given; None if there is none. Slashes at the ends of URLs are
+        """Return the entry with a URL, or with a name if no URL is given; None if there is no such entry. Slashes at the ends of URLs are
         ignored."""
         if url is None:
             return next((entry for entry in self._entries if entry.name == name), None)

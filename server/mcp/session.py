@@ -64,7 +64,7 @@ class Session:
             return result_of_call(self._ask("tools/call", params, attempt, tool.headers_of(arguments)))
 
     def close(self) -> None:
-        """End the connection. The next call opens another."""
+        """End the connection. The next call opens another connection."""
         with self._lock:
             self._drop()
 
@@ -160,7 +160,8 @@ class Session:
     # --- the beginning ---------------------------------------------------------------------------------------------------
 
     def _opened(self, attempt: Attempt) -> Transport:
-        """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if that fails."""
+        """Return the open transport. If there is none, connect, and agree on the version. Raise McpError if connecting or agreeing
+        fails."""
         if self._transport is None:
             try:
                 self._open(attempt)
@@ -172,7 +173,7 @@ class Session:
         return self._transport
 
     def _open(self, attempt: Attempt) -> None:
-        """Connect, and agree on the version. Raise McpError if that fails."""
+        """Connect, and agree on the version. Raise McpError if connecting or agreeing fails."""
         if self._is_legacy is None:
             self._is_legacy = self._find_era(attempt)
         if self._is_legacy:

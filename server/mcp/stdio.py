@@ -46,7 +46,7 @@ class StdioTransport:
             raise McpLost(f"MCP server {name!r} does not start: {command[0]}: {error.strerror}") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # by request id; None: cancelled
+        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # by request id; None in one: cancelled
         self._lock = threading.Lock()  # guards `_waiting`, `_fault` and `_traffic`
         self._writing = threading.Lock()  # held while a message is written
         self._fault: McpError | None = None  # why no more messages come

@@ -72,8 +72,9 @@ def tool_of(described: object) -> McpTool:
 
 
 def result_of_call(result: Message) -> ToolResult:
-    """Return the result of `tools/call` as text for the model. Content without text is replaced by a text that names it. Structured content
-    comes first if there is no block of text. A tool that asks for further input gives an error, because this client does not answer."""
+    """Return the result of `tools/call` as text for the model. Content without text is replaced by a text that says what it is. Structured
+    content comes first if there is no block of text. A tool that asks for further input gives an error, because this client does not
+    answer."""
     if result.get("resultType", "complete") != "complete":
         asked = result.get("inputRequests")
         wanted = ", ".join(sorted(_methods(asked))) or "more input"

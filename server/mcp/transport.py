@@ -28,7 +28,7 @@ class Transport(Protocol):
         ...
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if it cannot be sent."""
+        """Send a message that has no answer. Raise McpError if the message cannot be sent."""
         ...
 
     def close(self) -> None:

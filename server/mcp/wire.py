@@ -75,7 +75,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def result_of(message: Message, name: str) -> Mapping[str, Any]:
-    """Return the result of an answer. Raise McpRefused if it is an error, or McpLost if it has no result."""
+    """Return the result of an answer. Raise McpRefused if the answer is an error, or McpLost if the answer has no result."""
     error = message.get("error")
     if isinstance(error, dict):
         told, code = cast("Message", error), cast("Message", error).get("code")

@@ -69,8 +69,8 @@ def router(context: Context) -> APIRouter:
 
     async def begun(name: str, source: str | None) -> Operation:
         """Begin to load a model, or wake it if it sleeps, and return the operation of its load. For a model that the server has, `name` is
-        enough, even if `name` is not the model's source. Raise ApiError if there is no such model, if it does not wake up, or if it is
-        being unloaded."""
+        enough, even if `name` is not the model's source. Raise ApiError if no model has this name or source, or if the model does not wake
+        up or is being unloaded."""
         model = next((one for one in registry.models() if one.spec.name == name), None)
         if model is not None and model.is_sleeping and not source:
             await wake_up(model)

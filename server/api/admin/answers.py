@@ -62,7 +62,7 @@ class ModelReport(ModelEntry):
     load_s: NotRequired[float]
     restarts: NotRequired[int]  # workers that were started in place of one that died
     restarting: NotRequired[RestartReport]
-    resubmitted: NotRequired[int]  # requests that ran in a worker when it died
+    resubmitted: NotRequired[int]  # requests that ran in a worker when the worker died
     tool_parser: NotRequired[str]  # name of the format in which calls and thoughts are parsed
     reasoning: NotRequired[bool]  # whether the model writes thoughts
     running: NotRequired[int]  # sequences that the worker runs
@@ -78,7 +78,7 @@ class ModelReports(TypedDict):
 
 
 class OfferedModel(TypedDict):
-    """A model below the model root that may be loaded. `loaded_as`: names under which it is loaded already."""
+    """A model below the model root that may be loaded. `loaded_as`: names under which the model is loaded already."""
 
     source: str
     bytes: int

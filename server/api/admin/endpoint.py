@@ -76,7 +76,8 @@ Bits = Annotated[str, Field(pattern=r"^[0-9](\.[0-9]{1,8})?$", max_length=10)]
 
 
 class LoadBody(Options):
-    """The body that loads a model: the settings of a `ModelSpec`, most of which `LoadSettings` describes, and how to load and to answer."""
+    """The body that loads a model. Most fields are settings of a `ModelSpec`, which `LoadSettings` describes; the last ones say how to
+    load, and when to answer."""
 
     name: Name | None = None
     source: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -113,7 +114,7 @@ class ProbeBody(Options):
 
 
 class AliasBody(Options):
-    """The model at which an alias is to point, and its probe."""
+    """The model at which an alias is to point, and the request that probes the model."""
 
     model: Name
     probe: ProbeBody = Field(default_factory=ProbeBody)
@@ -221,7 +222,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a running load, which frees its name and memory, or a running download, which a later download continues."""
+        """Cancel a running load or download. Cancelling a load frees its name and memory. A later download continues a cancelled one."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
@@ -311,7 +312,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
 
 
 def defaults_of(values: Mapping[str, Any], param: str) -> Defaults:
-    """Return the defaults that a request gives in the field `param`. Raise ApiError if they are not valid."""
+    """Return the defaults that a request gives in the field `param`. Raise ApiError if the defaults are not valid."""
     try:
         return read_values(values, param)
     except DefaultsError as error:
@@ -346,7 +347,8 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
 
 
 def describe_fully(model: Model, registry: Registry) -> ModelReport:
-    """Describe a model for administrators. Call `Measuring.measure` before, because the memory in the report is what was measured last."""
+    """Describe a model for administrators. Call `Measuring.measure` before this function, because the memory in the report is what was
+    measured last."""
     described: ModelReport = {
         **describe(model, registry),
         "state": model.condition,
@@ -401,7 +403,7 @@ def _stage_entry(stage: StageReport) -> StageEntry:
 
 
 def find_operation(operation_id: str, registry: Registry) -> Operation:
-    """Return an operation. Raise ApiError if it is unknown."""
+    """Return an operation. Raise ApiError if the operation is unknown."""
     operation = registry.operations.get(operation_id)
     if operation is None:
         raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load or download of the last hour")

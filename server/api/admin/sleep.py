@@ -22,7 +22,7 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 class Sleeping(TypedDict):
     """Whether the models of the request sleep."""
 
-    is_sleeping: bool  # all of them sleep, and there is at least one
+    is_sleeping: bool  # whether there are such models, and all of them sleep
     models: Sequence[str]  # names of the models that sleep
 
 

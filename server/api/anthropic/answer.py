@@ -50,7 +50,7 @@ class MessageUsage(TypedDict):
 
 
 class AnthropicAnswer(TypedDict):
-    """A message. At the beginning of a stream it has no content."""
+    """A message. At the beginning of a stream, the message has no content."""
 
     id: str
     type: Literal["message"]
@@ -90,7 +90,7 @@ class EndDelta(TypedDict):
 
 
 class MessageEvent(TypedDict):
-    """An event of a stream. `type` decides which of the other fields it has."""
+    """An event of a stream. `type` decides which of the other fields the event has."""
 
     type: str
     message: NotRequired[AnthropicAnswer]
@@ -114,8 +114,8 @@ encode = msgspec.json.encode
 class MessageAnswer(BlockAnswer):
     """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens. `is_empty`: the
     request's max_tokens is 0, so the token that was sampled is left out. `omits_thoughts`: blocks of thoughts have no text. `has_stops`:
-    the request has stop_sequences; otherwise, the stop strings are the model's defaults, and the answer does not name the one that ended
-    it."""
+    the request has stop_sequences; otherwise, the stop strings are the model's defaults, and the answer does not name the stop string that
+    ended it."""
 
     def __init__(
         self,

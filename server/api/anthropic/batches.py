@@ -83,7 +83,7 @@ def router(context: Context) -> APIRouter:
     routes, batches, strict = new_router("Anthropic"), context.batches, context.settings.strict
 
     def found(request: Request, batch_id: str) -> BatchRecord:
-        """Return a batch of the caller. Raise ApiError if there is none with this id."""
+        """Return a batch of the caller. Raise ApiError if the caller has no batch with this id."""
         return batches.batch(batch_id, caller(request).tenant, OF_ANTHROPIC)
 
     @routes.post("/v1/messages/batches", responses=gives(MessageBatch))

@@ -24,7 +24,7 @@ class ImageSource(Options):
 
 
 class ContentBlock(Options):
-    """A block of content. `type` decides which of the other fields it has."""
+    """A block of content. `type` decides which of the other fields the block has."""
 
     type: Label
     text: Text | None = None
@@ -146,7 +146,7 @@ class MessagesBody(PromptBody):
     top_k: Int | None = Field(default=None, ge=-1, lt=2**31)
     seed: Seed | None = None
     stop_sequences: Choices | None = None
-    thread: JsonObject | None = None  # refused: it refers to earlier messages, which this server does not store
+    thread: JsonObject | None = None  # refused: a thread stands for earlier messages, which this server does not store
 
     # The fields below have no effect.
     metadata: RequestMetadata | None = None

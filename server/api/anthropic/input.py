@@ -162,7 +162,7 @@ def with_type(path: str, kind: str) -> str:
 
 
 def _required(value: str | None, param: str) -> str:
-    """Return a value. Raise ApiError if it is absent."""
+    """Return a value. Raise ApiError if the value is absent."""
     if value is None:
         raise invalid(param, f"{param} is absent and required")
     return value
@@ -177,7 +177,8 @@ def _tool(tool: AnthropicTool) -> Tool:
 
 
 def _tool_choice(body: PromptBody) -> object:
-    """Convert the tool choice. Return None if there is none. Raise ApiError if the type is `tool` and the name is absent."""
+    """Convert the tool choice. Return None if the request has no tool choice. Raise ApiError if the type is `tool` and the name is
+    absent."""
     choice = body.tool_choice
     match choice.type if choice is not None else None:
         case "any":

@@ -65,8 +65,8 @@ class LlamaPart(TypedDict):
     tokens: Sequence[int]
     stop: bool  # True: the last event of the choice
     id_slot: int  # always -1: the answer does not say which slot its request has
-    tokens_predicted: int  # tokens of the answer so far
-    tokens_evaluated: int  # tokens of the prompt
+    tokens_predicted: int  # number of tokens of the answer so far
+    tokens_evaluated: int  # number of tokens of the prompt
     completion_probabilities: NotRequired[Sequence[LlamaProbabilities]]
 
 
@@ -80,7 +80,7 @@ class LlamaCompletion(LlamaPart):
     truncated: bool  # whether the context was full before the answer was complete
     stop_type: Literal["eos", "limit", "word"]  # a stop token, a limit on tokens or time, or a stop string
     stopping_word: str  # the stop string; empty for other types
-    tokens_cached: int  # tokens of the prompt that were in the prefix cache
+    tokens_cached: int  # number of tokens of the prompt that were in the prefix cache
     timings: LlamaTimings
 
 
@@ -92,9 +92,9 @@ class _Choice:
     text: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     probabilities: list[bytes] = field(default_factory=list[bytes])
-    num_tokens: int = 0  # tokens of the answer, including those that are not shown; 0 if `n_predict` is 0
+    num_tokens: int = 0  # number of tokens of the answer, including those that are not shown; 0 if `n_predict` is 0
     has_new_line: bool = False
-    first_s: float = 0.0  # time of the monotonic clock at the first step; 0: there was none
+    first_s: float = 0.0  # time of the monotonic clock at the first step; 0: no step has come
     stop_type: Literal["eos", "limit", "word"] | None = None  # None: the choice is not complete
     stopping_word: str = ""  # the stop string that has ended the choice
 

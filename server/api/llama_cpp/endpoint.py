@@ -60,7 +60,7 @@ class LlamaProps(TypedDict):
     default_generation_settings: LlamaDefaults
     total_slots: int
     model_alias: str  # the model's name
-    model_path: str  # the model's name too
+    model_path: str  # the model's name as well, instead of a path
     chat_template: str
     modalities: LlamaModalities
     media_marker: str  # stands for an image or a recording in prompts
@@ -69,7 +69,8 @@ class LlamaProps(TypedDict):
 
 
 class LlamaSlot(TypedDict):
-    """A place for a running sequence. Only the number of running sequences is known, so as many slots, the first ones, count as in use."""
+    """A place for a running sequence. The server does not report which sequence has which slot: the first slots count as in use, one for
+    each running sequence."""
 
     id: int
     id_task: int  # always -1
@@ -83,8 +84,8 @@ def router(context: Context) -> APIRouter:
     settings = context.settings
 
     async def complete(request: Request, body: LlamaSampling, write: Callable[[Model, Loaded], Awaitable[WrittenPrompts]]) -> Response:
-        """Answer a request. `write` makes the prompts for its model. The field `samplers`, the order of samplers, is ignored, or refused if
-        the server is strict. Raise ApiError if the model cannot answer, or if a field is not accepted."""
+        """Answer a request. `write` makes the prompts for the request's model. The field `samplers`, the order of samplers, is ignored, or
+        refused if the server is strict. Raise ApiError if the model cannot answer, or if a field is not accepted."""
         model, loaded, ignored = context.begin(request, body, body.model)
         if body.samplers:
             if settings.strict:

@@ -29,14 +29,14 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.templates.errors import TemplateError, TemplateUnavailable
 
-MARKER = "<__media__>"  # stands for a file in a text; /props names it
+MARKER = "<__media__>"  # stands for a file in a text; /props reports this marker
 HEAD_CHARS = 24  # characters of a file in base64 that are decoded to find its format
 EARLIER, LATER = "earlier", "later"  # texts of a test message, between which the chat template shows a file
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPrompts:
-    """The prompts of a request in the form that completions take, and the images and recordings of each (`Excerpt`)."""
+    """The prompts of a request in the form that completions take, and the images and recordings of each prompt, as excerpts."""
 
     prompts: object  # a text, token ids, or a list of texts and of lists of token ids
     excerpts: tuple[tuple[Excerpt, ...], ...] = ()  # empty: no prompt has files
@@ -51,9 +51,9 @@ class WrittenPrompts:
 
 @dataclass(frozen=True, slots=True)
 class _Divided:
-    """A prompt with files: texts and files in turn. It begins and ends with a text."""
+    """A prompt with files: texts and files in turn. The first and the last part are texts."""
 
-    where: str  # path of its text in the request
+    where: str  # path of the prompt's text in the request
     texts: list[str]
     files: list[Place]
 

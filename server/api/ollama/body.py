@@ -75,7 +75,7 @@ class OllamaCall(Options):
 
     id: Label | None = None
     type: Literal["function"] | None = None
-    index: Int | None = None  # no effect: some clients write OpenAI's field of this name
+    index: Int | None = None  # no effect: some clients send this field, because OpenAI's API has it
     function: OllamaCalled
 
 

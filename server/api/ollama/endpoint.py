@@ -43,8 +43,8 @@ from server.models.model import Loaded, Model, ModelState
 from server.models.sleep import wake_up
 
 encode = msgspec.json.encode
-# The first version of Ollama that has /v1/messages. Some clients refuse versions that are too low for them. Of a higher version, clients
-# may expect endpoints that this server does not have.
+# The first version of Ollama that has /v1/messages. Some clients refuse versions that are too low for them. If this version were higher,
+# clients might expect endpoints that this server does not have.
 OLLAMA = "0.14.0"
 
 
@@ -106,7 +106,7 @@ def router(context: Context) -> APIRouter:
         *,
         asked: ChatBody | None = None,
     ) -> Response:
-        """Return the response that generates the answer for a plan. `ignored`: fields of the request that have no effect; further ones are
+        """Generate the answer for a plan, and return the response. `ignored`: fields of the request that have no effect; further ones are
         added to this list. `asked`: the chat request, if the chat template made the prompt."""
         let_go = keeping.after(model, body, caller(request))
         ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])

@@ -109,7 +109,7 @@ def router(context: Context) -> APIRouter:
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         given = without_host(body.model)
         name = next((one for one in names_like(given) if _is_named(one, registry)), _plain(given))
-        if name in registry.aliases():  # the name is that of a copy
+        if name in registry.aliases():  # the name is an alias, such as /api/copy makes
             await registry.remove_alias(name)
             return Response(headers=headers)
         source = await _unloaded(name, registry, settings)
@@ -162,7 +162,7 @@ def _defaults(body: OllamaCreateBody, registry: Registry) -> tuple[Defaults, lis
         if name in OF_A_LOAD:
             ignored.append(f"parameters.{name}")
         elif name == "num_predict" and isinstance(value, int) and value < 0:
-            continue  # no limit, which is the default
+            continue  # no limit on the tokens of an answer, which is the default
         elif name in OURS:
             values[OURS[name]] = value
         else:

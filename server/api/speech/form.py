@@ -16,7 +16,7 @@ Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 GRANULARITIES, INCLUDE = "timestamp_granularities[]", "include[]"  # fields that are lists
-ITEM = re.compile(r"\[\d{0,3}\]$")  # brackets after the name of a list; PHP and axios write an index into them
+ITEM = re.compile(r"\[\d{0,3}\]$")  # brackets after the name of a list; PHP and axios write an index into the brackets
 LOGPROBS = "logprobs"
 CHUNKING = "chunking_strategy"  # no effect: the model's time stamps decide where a recording is divided
 KNOWN = ("model", "language", "prompt", "response_format", "temperature", "stream", "seed", "user", CHUNKING, GRANULARITIES, INCLUDE)
@@ -87,7 +87,7 @@ def _name_of(field: str) -> str:
 
 
 def _format(text: str) -> Format:
-    """Return the format of the answer. Raise ApiError if it is unknown."""
+    """Return the format of the answer. Raise ApiError if the format is unknown."""
     if text not in FORMATS:
         raise invalid("response_format", f"response_format is {text!r:.40}; expected one of {', '.join(FORMATS)}")
     return text
@@ -115,7 +115,7 @@ def _includes(asked: Sequence[str], format: Format) -> bool:
 
 
 def _temperature(text: str) -> float:
-    """Return the temperature. Raise ApiError unless it is a number from 0 to 1."""
+    """Return the temperature. Raise ApiError unless the text is a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -126,14 +126,14 @@ def _temperature(text: str) -> float:
 
 
 def _flag(name: str, text: str) -> bool:
-    """Return the value of a field that is true or false. Raise ApiError for anything else."""
+    """Return the value of a field that is true or false. Raise ApiError for any other text."""
     if text.lower() not in FLAGS:
         raise invalid(name, f"{name} is {text!r:.40}; expected true or false")
     return FLAGS[text.lower()]
 
 
 def _seed(text: str) -> int:
-    """Return the seed. Raise ApiError unless it is an integer that is not negative."""
+    """Return the seed. Raise ApiError unless the text is an integer that is not negative."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise invalid("seed", f"seed is {text!r:.40}; expected an integer from 0 to 10^18")
     return int(text)

@@ -65,7 +65,7 @@ class _Item:
 
     item_id: str
     samples: bytes  # 16-bit samples, RATE of them for each second
-    session: Session  # as it was when the item was committed
+    session: Session  # the session as it was when the item was committed
 
 
 class _Talk:
@@ -87,7 +87,7 @@ class _Talk:
         self._voice = self._new_voice()
 
     async def serve(self) -> None:
-        """Handle events and transcribe items until the connection ends. Raise WebSocketError if it must be closed."""
+        """Handle events and transcribe items until the connection ends. Raise WebSocketError if the connection must be closed."""
         await self._send("session.created", session=self._session.described(self._id))
         tasks = [asyncio.create_task(self._read_events()), asyncio.create_task(self._transcribe_items())]
         try:
@@ -101,8 +101,8 @@ class _Talk:
             self._share.hold(0)
 
     async def _read_events(self) -> None:
-        """Handle the events of the client until it leaves. If the server stops or the session has lasted too long, first wait for the items
-        that were committed."""
+        """Handle the events of the client until the client leaves. If the server stops or the session has lasted too long, first wait for
+        the items that were committed."""
         try:
             async with aclosing(self._connection.texts(self._hold_unread)) as texts:
                 async for text in texts:
@@ -132,7 +132,7 @@ class _Talk:
         await self._connection.send_text(msgspec.json.encode({"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **fields}))
 
     async def _handle(self, text: bytes) -> None:
-        """Handle an event. If it is not accepted, send an error."""
+        """Handle an event. If the event is not accepted, send an error."""
         event_id = None
         try:
             event = await _event_of(text)
@@ -142,7 +142,7 @@ class _Talk:
             await self._send("error", error={**_described(error), "event_id": event_id if isinstance(event_id, str) else None})
 
     async def _apply(self, event: Mapping[str, Any]) -> None:
-        """Do what an event asks for. Raise ApiError if it is not accepted."""
+        """Do what an event asks for. Raise ApiError if the event is not accepted."""
         match event["type"]:
             case "session.update":
                 session = updated(self._session, event)
@@ -204,7 +204,7 @@ class _Talk:
             self._drop(len(self._buffer) - _bytes(voice.kept_ms))
 
     def _drop(self, num_bytes: int) -> None:
-        """Remove the first bytes of the buffer, in whole samples. A negative number removes none."""
+        """Remove the first bytes of the buffer, in whole samples. A negative number removes nothing."""
         num_bytes = max(0, min(num_bytes, len(self._buffer))) // SAMPLE_BYTES * SAMPLE_BYTES
         del self._buffer[:num_bytes]
         self._num_dropped += num_bytes
@@ -288,8 +288,8 @@ class Speech:
 
     async def texts(self, item: _Item) -> AsyncGenerator[tuple[str, list[TranscriptLogprob] | None], None]:
         """Yield the texts of an item's segments, each with the log-probabilities of its tokens, or with None if the session does not ask
-        for them. Each item counts as a request toward the rates of the key, and from then on the limits apply that the key has now. Raise
-        ApiError if the key may send no more requests, or if the model cannot transcribe the item."""
+        for them. Each item counts as a request toward the rates of the key, and from then on, the limits apply that the key has at this
+        time. Raise ApiError if the key may send no more requests, or if the model cannot transcribe the item."""
         who = caller(self._request)
         self._request.scope["relaxserve.caller"] = replace(who, limits=who.readmit())
         model, loaded, tokens = self._model(item.session.model, has_begun=True)
@@ -331,8 +331,8 @@ def _form(session: Session) -> SpeechForm:
 
 
 async def _event_of(text: bytes) -> Mapping[str, Any]:
-    """Return the event in a message. Raise ApiError if it is not valid JSON, has too many or too deeply nested values, or is no object with
-    a type."""
+    """Return the event in a message. Raise ApiError if the message is not valid JSON, has too many or too deeply nested values, or is no
+    object with a type."""
     scan = JsonScan()
     for at in range(0, len(text), PIECE_BYTES):
         if at:
@@ -348,7 +348,7 @@ async def _event_of(text: bytes) -> Mapping[str, Any]:
 
 
 def _audio_of(event: Mapping[str, Any]) -> bytes:
-    """Return the samples in an event. Raise ApiError if there are none, or if they are not whole samples in base64."""
+    """Return the samples in an event. Raise ApiError if the event has no samples, or if they are not whole samples in base64."""
     try:
         data = b64decode(event.get("audio") or "?", validate=True)
     except (binascii.Error, TypeError, ValueError):

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Session:
     """The settings of a session."""
 
-    model: str | None = None  # None: the only model
+    model: str | None = None  # None: the server's only model
     language: str | None = None  # None: the model finds the language
     prompt: str = ""
     turns: TurnDetection | None = USUAL_TURNS  # None: the client commits the buffer
@@ -139,7 +139,8 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T], usual: T | None)
 
 
 def _number(values: Mapping[str, Any], name: str, usual: float, most: float) -> float:
-    """Return the number under the last part of `name`, or `usual` if it is absent or null. Raise ApiError unless it is from 0 to `most`."""
+    """Return the number under the last part of `name`, or `usual` if it is absent or null. Raise ApiError unless the number is from 0 to
+    `most`."""
     value = values.get(name.rpartition(".")[2])
     if value is None:
         return usual

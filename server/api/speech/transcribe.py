@@ -27,7 +27,7 @@ from server.speech.transcript import Segment, compression_of
 from server.speech.words import TimedWords, timed_words
 from server.text.detokenize import StopRules
 
-STAMP_HOPS = 2  # from one time stamp to the next; a hop is HOP samples
+STAMP_HOPS = 2  # hops, each of HOP samples, from one time stamp to the next
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried one after the other
 # A transcript whose compression exceeds the first limit repeats itself. A transcript whose mean log-probability is below the second limit
 # is improbable. A window whose probability of silence exceeds the third limit has no speech, if its transcript is also improbable.
@@ -107,7 +107,7 @@ async def segments_of(request: Request, recording: Recording, run: Run) -> Async
             num_seen += len(part.token_ids)
             text = request.decode([token for token in part.token_ids if token < request.tokens.end])
             if text.strip() and part.end_s > part.start_s:
-                earlier += part.token_ids  # with its stamps, as Whisper's authors do
+                earlier += part.token_ids  # including the stamps, as Whisper's authors do
                 facts = best.temperature, best.mean_logprob, best.compression, best.silence
                 yield Segment(seek, part.start_s, part.end_s, text, part.token_ids, *facts, part.words, logprobs)
         if best.temperature > FORGETFUL:
@@ -187,8 +187,8 @@ async def _transcribed(request: Request, audio: Audio, earlier: list[int], run: 
         attempts.append(_Attempt(token_ids, each, temperature, mean, _share(row, tokens.silence), text))
         if attempts[-1].is_good:
             return attempts[-1]
-    # If no attempt is good, take the most probable of those that do not repeat themselves or, if all do, of all. Report the last
-    # temperature for it, so that a text that was found at a high temperature is not given to the next window.
+    # If no attempt is good, take the most probable of those that do not repeat themselves or, if all do, of all. Its temperature becomes
+    # the last one that was tried, so that its text is not given to the next window if high temperatures were needed.
     best = max(attempts, key=lambda attempt: (attempt.compression <= MOST_COMPRESSION, attempt.mean_logprob))
     return replace(best, temperature=request.temperatures[-1])
 
