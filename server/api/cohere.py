@@ -23,7 +23,7 @@ from server.api.vectors import Vector, embed_all, plan_embedding
 
 encode = msgspec.json.encode
 Form = Literal["float", "base64"]
-NAMES = {  # fields of /v1/embeddings -> fields of this API; errors name the latter
+NAMES = {  # for errors: field of /v1/embeddings -> field of this API
     "input": "texts",
     "dimensions": "output_dimension",
     "truncate_prompt_tokens": "truncate",

@@ -39,8 +39,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready(request: Request) -> JSONResponse:
         """Answer 200 if the server is ready for requests. Answer 503 while the models load with which the server was started, while the
-        server is about to stop, and if none of its models works. A server without models is ready unless a load at its start has failed. If
-        some keys may not use all models, no model is named, since this endpoint needs no key."""
+        server is about to stop, and if none of its models works. A server without models is ready unless a load at its start has failed or
+        was cancelled. If some keys may not use all models, no model is named, since this endpoint needs no key."""
         named = [model for model in registry.models() if caller(request).limits.allow(model.spec.name)]
         models = {model.spec.name: model.condition for model in named}
         status = "ok" if registry.ready else "shutting down" if registry.leaving or registry.closing else "unavailable"

@@ -77,7 +77,7 @@ class _Pages(StreamingResponse):
         self._limit_s = min(end_s - time.monotonic(), MOST_GIVING_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, and end it when its time is over."""
+        """Send the stream, and end it once its time is over."""
         try:
             async with aclosing(self._frames), asyncio.timeout(self._limit_s):
                 await super().__call__(scope, receive, send)

@@ -205,9 +205,9 @@ class Gateway:
         return limits
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body, for an endpoint that needs it before it can begin; endpoints of UPLOADS read their bodies themselves. Limit
-        the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError if a limit is
-        exceeded, if the body cannot be decompressed, or if the client leaves."""
+        """Read the whole body, for an endpoint that needs the body before it can begin; endpoints of UPLOADS read their bodies themselves.
+        Limit the size of the body, the number and the nesting of its values, and the time until it has arrived. Raise ApiError if a limit
+        is exceeded, if the body cannot be decompressed, or if the client leaves."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")

@@ -155,7 +155,8 @@ def read_line(line: str, where: str) -> Known:
         values.setdefault(name, []).append(value)
     digest = digest_of(_checked(key, where))
     group = _group(values, where)
-    return Known(digest, GROUP + group if group else short(digest), _limits(values, where))  # a digest has no slash
+    # a digest has no slash, so it never equals the tenant of a group
+    return Known(digest, GROUP + group if group else short(digest), _limits(values, where))
 
 
 def _group(values: Mapping[str, list[str]], where: str) -> str:

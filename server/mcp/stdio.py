@@ -46,7 +46,7 @@ class StdioTransport:
             raise McpLost(f"MCP server {name!r} does not start: {command[0]}: {error.strerror}") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # by request id; None in one: cancelled
+        self._waiting: dict[int, queue.SimpleQueue[Message | McpError | None]] = {}  # request id -> its answer; None: cancelled
         self._lock = threading.Lock()  # guards `_waiting`, `_fault` and `_traffic`
         self._writing = threading.Lock()  # held while a message is written
         self._fault: McpError | None = None  # why no more messages come
@@ -82,7 +82,7 @@ class StdioTransport:
         return result_of(answer, self._name)
 
     def notify(self, message: bytes, attempt: Attempt) -> None:
-        """Send a message that has no answer. Raise McpError if the server does not read it, or has ended."""
+        """Send a message that has no answer. Raise McpError if the server does not read its input, or has ended."""
         self._write(message, attempt)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class StdioTransport:
         for end in (None, signal.SIGTERM, signal.SIGKILL):
             if end is not None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, end)  # end the processes that it has started, too
+                    os.killpg(process.pid, end)  # the process and those that it has started
             with suppress(subprocess.TimeoutExpired):
                 process.wait(CLOSE_S)
                 break

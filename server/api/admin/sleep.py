@@ -60,7 +60,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/is_sleeping", responses=gives(Sleeping))
     async def is_sleeping(model: ModelName = None) -> Response:
-        """Return whether all models sleep, and the names of those that do."""
+        """Return whether all models sleep, and the names of those that sleep."""
         return told(meant(model))
 
     return routes

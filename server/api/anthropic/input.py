@@ -33,7 +33,7 @@ BLOCK = re.compile(r"(messages\[\d+\]\.content\[\d+\])(\.content\[\d+\])?")
 
 def without_hash(text: str) -> str:
     """Return instructions with a constant in place of the hash that Claude Code puts into their first line. The hash is new in each
-    request, so the prefix cache would find no tokens after it."""
+    request, so the prefix cache would find no tokens after the hash."""
     found = BILLING.match(text)
     return text if found is None else f"{found[1]}0{text[found.end() :]}"
 
