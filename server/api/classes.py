@@ -106,8 +106,8 @@ def require_classes(model: Model, loaded: Loaded) -> None:
 
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
-    """Return an embedding request for the raw outputs of the classification head. Of the fields of `body` it has only the timeout, because
-    `embed_all` gets the inputs as tokens. Raise ApiError if `body` has `dimensions`."""
+    """Return an embedding request for the raw outputs of the classification head. Of the fields of `body`, the returned request has only
+    the timeout, because `embed_all` gets the inputs as tokens. Raise ApiError if `body` has `dimensions`."""
     if body.dimensions is not None:
         raise invalid("dimensions", "dimensions is given, and the scores of classes are never shortened; leave it out")
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)

@@ -103,7 +103,7 @@ class StdioTransport:
             os.killpg(process.pid, signal.SIGKILL)
         for thread, stream in zip(self._threads, (process.stdout, process.stderr), strict=True):
             thread.join(CLOSE_S)
-            if not thread.is_alive():  # if a process outside the group still has the stream open, closing it would never end
+            if not thread.is_alive():  # if a process outside the group still has the stream open, `close` would never return
                 stream.close()
 
     def _cancel(self, request: Request) -> None:

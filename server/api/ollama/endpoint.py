@@ -87,7 +87,8 @@ def router(context: Context) -> APIRouter:
     keeping = Keeping(settings)
 
     def ready(request: Request) -> list[tuple[str, Model, Loaded]]:
-        """Return each name of each ready model that the caller may use, as (name, model, `Loaded`): the model's own name before its aliases."""
+        """Return each name of each ready model that the caller may use, as (name, model, `Loaded`). A model's own name precedes its
+        aliases."""
         seen = context.models_for(request)
         return [
             (name, model, model.loaded.variants.get(name, model.loaded))
